@@ -31,6 +31,7 @@ from outpace._version import __version__
 from outpace.core import OutpaceError
 from outpace.embedded import cache_path
 from outpace.files import replace_text
+from outpace.targets.changes import hooks_of
 from outpace.targets.hardware import hardware
 
 _log = logging.getLogger(__name__)
@@ -105,7 +106,7 @@ def _write(path: Path, entry: Mapping[str, Any]) -> None:
 def _about(model: Any, options: Mapping[str, Any]) -> dict[str, str] | None:
     """All that an answer depends on, as digests and words; None if that is not known."""
     modules = list(model.modules())
-    if any("forward" in vars(one) or one._forward_hooks or one._forward_pre_hooks for one in modules):
+    if any("forward" in vars(one) or hooks_of(one) for one in modules):
         return None
     classes = {type(module) for module in modules}
     sources = [_source(sys.modules.get(kind.__module__)) for kind in classes]

@@ -30,10 +30,9 @@ def wider(dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
 def layers_of(model: Any) -> list[nn.Module]:
     """The layers of a model's decoder, in their order; empty if they are not told apart."""
     decoder: Any = model.get_decoder()
-    config: Any = config_of(decoder, model)
-    names = ["num_decoder_layers", "decoder_layers"]
+    config, names = config_of(decoder, model), ["num_decoder_layers", "decoder_layers", "num_hidden_layers"]
     if not model.config.is_encoder_decoder:
-        config, names = config.get_text_config(decoder=True), ["num_hidden_layers"]
+        config, names = config.get_text_config(decoder=True), names[2:]
     count = next((size for name in names if (size := getattr(config, name, None))), 0)
     lists = [one for one in decoder.modules() if isinstance(one, nn.ModuleList) and len(one) == count]
     inside = {id(part) for one in lists for part in one.modules() if part is not one}

@@ -45,7 +45,7 @@ from outpace.targets.inputs import embeddings_of
 from outpace.targets.kernels import using_threads
 from outpace.targets.layers import exchange, keep_layers
 from outpace.targets.replay import Replay, layers_of, wider
-from outpace.targets.tame import WINDOW, tame
+from outpace.targets.tame import ROWS, WINDOW, tame
 
 _log = logging.getLogger(__name__)
 
@@ -307,30 +307,42 @@ def _test_tame(target: TargetModel, stock: Stock, dtype: torch.dtype) -> bool:
     for place, before in enumerate((texts.until(texts.shape.kept), texts.paths()[-1][2])):
         _same_path(stock, model, sources[place], [*before, texts.last], after.logits_of(slots[place]))
     pad = getattr(model.config, "pad_token_id", None)
-    if other.chains_only and pad is not None and 0 <= pad < other.vocabulary:
-        _check_pad(other, sources[0], [texts.tree[0], pad, texts.tree[1]])
+    if other.chains_only and pad is not None and 0 <= pad < stock.embedded:
+        # The copy has no embedding of a pad with a large id.
+        own, given = (other, sources) if pad < ROWS else (target, stock.sources)
+        _check_pad(own, given[0], texts.tree, pad)
     return True
 
 
-def _check_pad(target: TargetModel, source: Source | None, text: list[int]) -> None:
+def _check_pad(target: TargetModel, source: Source | None, ids: Sequence[int], pad: int) -> None:
     """Compare a chain with a pad in it with the same tokens one at a time.
 
     A model that counts positions itself may count pads otherwise if they are alone.
     """
-    cache = target.new_cache(slots=2, length=64)
-    rows = []
-    for widths in ([len(text)], [1] * len(text)):
-        slot, start = target.open(cache, source), 0
-        for width in widths:
-            output = target.forward(cache, {slot: Rows(text[start : start + width])})
-            cache.keep({slot: range(width)})
-            start += width
-        rows.append(output.logits_of(slot)[-1:].double())
-    if not difference(rows[1], rows[0]) <= _limit(target.dtype, 0.0):
+    off, apart = (
+        difference(
+            *(_last_of(target, source, [ids[0], token, ids[1]], widths) for widths in ([3], [1, 1, 1]))
+        )
+        for token in (pad, ids[2])
+    )
+    if not off <= _limit(target.dtype, apart):
         raise UnsupportedModel(
-            f"{family(target.model)} counts the positions after a pad (token {text[1]}) otherwise in a chain "
+            f"{family(target.model)} counts the positions after a pad (token {pad}) otherwise in a chain "
             "than in plain decoding, and they cannot be set"
         )
+
+
+def _last_of(
+    target: TargetModel, source: Source | None, text: Sequence[int], widths: Sequence[int]
+) -> Tensor:
+    """Logits of a text's last row, [1, vocabulary], fed in forwards of these widths."""
+    cache = target.new_cache(slots=2, length=64)
+    slot, start = target.open(cache, source), 0
+    for width in widths:
+        output = target.forward(cache, {slot: Rows(text[start : start + width])})
+        cache.keep({slot: range(width)})
+        start += width
+    return output.logits_of(slot)[-1:].double()
 
 
 def _checked_subtree(target: TargetModel, cache: Cache, slots: Sequence[Slot], texts: _Texts) -> list[Tensor]:

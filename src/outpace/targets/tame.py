@@ -19,7 +19,7 @@ from outpace.targets.layers import exchange
 from outpace.targets.masks import TREE
 
 WINDOW = 8  # of sliding attention, at most: the test's texts reach past it
-_ROWS = 512  # of a table of embeddings, at most
+ROWS = 512  # of a table of embeddings, at most
 _OUTPUTS = 64  # of a head, at most
 # Implementations of attention that compute nothing in float32, or nothing on a CPU; they take sdpa's masks.
 _NARROW = (TREE, "flash_attention_2", "flash_attention_3", "flash_attention_4", "flex_attention")
@@ -43,7 +43,7 @@ def tame(model: Any, dtype: torch.dtype = torch.float32, gain: float = 0.5) -> A
     # A bias may be added to all outputs of an encoder-decoder model's head.
     head = None if model.config.is_encoder_decoder else copied.get_output_embeddings()
     for name, module in copied.named_modules():
-        most = _ROWS if isinstance(module, nn.Embedding) else _OUTPUTS if module is head else None
+        most = ROWS if isinstance(module, nn.Embedding) else _OUTPUTS if module is head else None
         own = vars(module)
         own["_parameters"] = {
             part: None if weight is None else made.weight(f"{name}.{part}", weight, module, most)
@@ -54,6 +54,8 @@ def tame(model: Any, dtype: torch.dtype = torch.float32, gain: float = 0.5) -> A
         }
         for size in {"out_features", "num_embeddings"}.intersection(own if most else ()):
             own[size] = len(own["_parameters"]["weight"])
+        if most and isinstance(pad := own.get("padding_idx"), int) and pad >= most:
+            own["padding_idx"] = None  # it matters to gradients alone, but must be in the table
         own.pop("forward", None)  # accelerate's, which runs the model's own module
         if isinstance(window := own.get("sliding_window"), int):
             own["sliding_window"] = min(window, WINDOW)

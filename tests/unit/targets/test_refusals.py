@@ -79,6 +79,20 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         },
         r"positions after a pad \(token 1\)",
     ),
+    (  # a pad that the self-test's copy with few embeddings does not have
+        "TrOCRForCausalLM",
+        "TrOCRConfig",
+        {
+            "vocab_size": 700,
+            "pad_token_id": 600,
+            "d_model": 32,
+            "decoder_layers": 2,
+            "decoder_attention_heads": 4,
+            "decoder_ffn_dim": 48,
+            "use_learned_position_embeddings": False,
+        },
+        r"positions after a pad \(token 600\)",
+    ),
     (
         "ProphetNetForConditionalGeneration",
         "ProphetNetConfig",

@@ -334,6 +334,32 @@ def test_a_copy_with_random_weights_takes_no_more_memory_than_a_layer() -> None:
     assert model.config.sliding_window == 4096 and tame(model).config.sliding_window == WINDOW
 
 
+def test_a_pad_that_the_copy_has_no_row_for() -> None:
+    """As of most published models, whose pad has one of the last ids."""
+    config = transformers.LlamaConfig(
+        vocab_size=700,
+        pad_token_id=600,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+    )
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    assert tame(model)(input_ids=torch.tensor([[3, 1, 4]])).logits.shape[2] == 64
+    target: Any = Target(model, check=False)
+    with planted("position"), pytest.raises(UnsupportedModel, match="with random weights"):
+        self_test(target, target.reference())
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_family_has_a_copy_with_random_weights(name: str) -> None:
+    """In both dtypes: without one the first question would be left to the model's own weights."""
+    model = FAMILIES[name].build(torch.bfloat16)
+    for dtype in (torch.float32, torch.float64):
+        logits = tame(model, dtype)(input_ids=torch.tensor([[3, 1, 4]]), use_cache=False).logits
+        assert logits.dtype == dtype and bool(logits.isfinite().all())
+
+
 def test_no_hooks_remain() -> None:
     model = built("gpt2", torch.float32)
     Target(model, check=True)
