@@ -127,7 +127,7 @@ def test_prompts_are_measured(model: Loaded) -> None:
 
 def test_weights_of_which_there_is_one_copy_are_not_released(folder: Path) -> None:
     ranks: Any = None  # not asked
-    with pytest.raises(OutpaceError, match="release is for transformers models, .* one copy of its weights"):
+    with pytest.raises(OutpaceError, match=r"release is for transformers models, .* one copy of its weights"):
         load("a.gguf", release=True)
     with pytest.raises(OutpaceError, match="release is for a model on one CPU, not for several processes"):
         load(str(folder), device=Shared(ranks, "draft"), release=True)
