@@ -1,5 +1,7 @@
 """Hypothesis tries the same examples in every run, and none is too slow on a busy machine.
 
+Self-tests are not recorded, except in the tests of the record.
+
 Where there is no GPU, Triton's kernels run in its interpreter.
 """
 
@@ -11,6 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 from hypothesis import settings
+
+os.environ["OUTPACE_TESTED"] = ""  # no test is spared because an earlier one passed
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported

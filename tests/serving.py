@@ -217,6 +217,7 @@ def served() -> Iterator[tuple[subprocess.Popen[str], str, float]]:
         "float64",
         "--memory",
         "0.2",
+        "--no-access-log",  # nobody reads it
     ]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None

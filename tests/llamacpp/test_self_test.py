@@ -155,7 +155,7 @@ THREE, SEVEN = Widths(1, 3, 4), Widths(1, 7, 8)
     [
         ([Widths()], None, True),  # nothing is better
         ([THREE, SEVEN], [1.0, 1.1], False),
-        ([THREE, SEVEN], [1.0, 1.5], True),  # clearly faster
+        ([THREE, SEVEN], [1.0, 2.0], True),  # clearly faster
         ([SEVEN, THREE], None, True),
         ([None, SEVEN], [1.0, 3.0], False),  # exact at any cost
         ([SEVEN, None], None, True),

@@ -179,10 +179,14 @@ def test_the_server_is_well_while_the_worst_is_sent() -> None:
             httpx2.AsyncClient(base_url=address, timeout=300) as http,
             httpx2.AsyncClient(base_url=address, timeout=300) as other,
         ):
-            await http.post(TEXT, json={"prompt": "a", "max_tokens": 1})
+            patterned = {"type": "string", "pattern": "^[ab]$"}
+            form = {"type": "json_schema", "json_schema": {"name": "a", "schema": patterned}}
+            for texts in ("a", "a " * 40_000):  # so that a worker of each kind is there
+                turns = [{"role": "user", "content": texts}]
+                await http.post(CHAT, json={"messages": turns, "max_tokens": 1, "response_format": form})
             before = held(pid)
             for path, body in WORST:
-                for rest in (2, 1, 0):
+                for rest in reversed(range(8)):
                     headers = {"content-type": "application/json"}
                     sending = asyncio.ensure_future(http.post(path, content=body, headers=headers))
                     longest = await watched(other, sending)

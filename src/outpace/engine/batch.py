@@ -261,7 +261,7 @@ class Batch:
     def end(self) -> None:
         """End every sequence after an exception that may have left anything half done.
 
-        Slots and the states of drafters are not given back: they may be in disorder, and are made anew.
+        Slots and the states of drafters are not freed: they may be in disorder, and are made anew.
         """
         for sequence in self.sequences:
             if sequence.finish_reason is None:

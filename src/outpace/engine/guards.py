@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import operator
 import sys
@@ -99,8 +100,8 @@ class Turn:
     def _take_back(self) -> None:
         for lent in list(self._lent):
             reference, held = lent
-            iterator: Any = reference()
-            if iterator is None or iterator.gi_frame is None:
+            iterator = reference()
+            if iterator is None or inspect.getgeneratorstate(iterator) == inspect.GEN_CLOSED:
                 for give_back in held:
                     give_back()
                 self._lent.remove(lent)

@@ -131,16 +131,21 @@ class Decoder:
             for row, source in zip(rows, request.sources.each, strict=True)
         ]
         sent = 0
-        while any(sequence.finish_reason is None for sequence in sequences):
-            engine.step()
+        try:
+            while any(sequence.finish_reason is None for sequence in sequences):
+                engine.step()
+                for sequence in sequences:
+                    sequence.check()
+                if self._streamer is not None:
+                    running = [s.output_length for s in sequences if s.finish_reason is None]
+                    ready = min(running) if running else _new_tokens(rows, sequences)
+                    for column in _columns(sequences, sent, ready, request.pad):
+                        self._streamer.put(torch.tensor(column))
+                    sent = ready
+        except Exception:  # of a streamer or a processor; what an interrupt leaves is renewed with the engine
             for sequence in sequences:
-                sequence.check()
-            if self._streamer is not None:
-                running = [s.output_length for s in sequences if s.finish_reason is None]
-                ready = min(running) if running else _new_tokens(rows, sequences)
-                for column in _columns(sequences, sent, ready, request.pad):
-                    self._streamer.put(torch.tensor(column))
-                sent = ready
+                engine.remove(sequence)
+            raise
         return sequences
 
 

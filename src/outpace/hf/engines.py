@@ -136,8 +136,8 @@ class Engines:
                 "the learner has made the target; give exact, pack, quantise or stock to its Target"
             )
         self.learner = learner
-        # Held by whoever borrows an engine, in a `with` of its own code: an interrupt cannot leave it held,
-        # as it could inside a context manager written in Python.
+        # Held by a call that borrows an engine, in a `with` statement of its own: an interrupt cannot leave
+        # it held, as it could inside a context manager written in Python.
         self.alone: AbstractContextManager[Any] = nullcontext() if learner is None else threading.Lock()
         self.drafter = drafter
         self.verifier = verifier
@@ -170,7 +170,8 @@ class Engines:
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
-                    self._target = Target(model, check=_passed.get(model) != state, **self._step)
+                    check = "auto" if _passed.get(model) != state else False
+                    self._target = Target(model, check=check, **self._step)
                 self._warn_if_inexact(self._target)
                 self._made_for = _passed[model] = state
                 self._revision = self._target.revision()

@@ -31,11 +31,13 @@ from outpace.serve.page import FILES, File
 from outpace.serve.responses import responses
 from outpace.serve.service import Service
 from outpace.serve.shapes import answer
+from outpace.serve.worker import return_memory
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _SMALL = 2**16  # bytes of a body that is parsed in the event loop
+_LONG = 2**20  # bytes of a body after which freed memory is returned
 _LEFT = 499  # nginx's status for a client that has disconnected, so it is never received
 
 
@@ -91,33 +93,47 @@ class _Request(Request):
         if len(body) <= _SMALL:
             return _parsed(body)
         reader: ThreadPoolExecutor = self.app.state.reader
-        return await asyncio.get_running_loop().run_in_executor(reader, _validated, body, self._kind)
+        found = await asyncio.get_running_loop().run_in_executor(reader, _validated, body, self._kind)
+        if isinstance(found, Refused):
+            raise found
+        return found
 
 
 def _parsed(body: bytes) -> Any:
     try:
-        return from_json(body, allow_inf_nan=False)
+        return from_json(body, allow_inf_nan=False, cache_strings="none")  # keys may be many
     except ValueError as error:
         raise Refused(400, f"the body is not JSON: {error}", code="invalid_json") from error
 
 
-def _validated(body: bytes, kind: type[wire.Wire]) -> wire.Wire:
-    """A long body as its type, which FastAPI then takes as it is; runs outside of the event loop."""
+def _validated(body: bytes, kind: type[wire.Wire]) -> wire.Wire | Refused:
+    """A long body as its type, which FastAPI then takes as it is; runs outside of the event loop.
+
+    A refusal is returned: the traceback of one that is raised would keep what was parsed.
+    """
     collects = gc.isenabled()
     gc.disable()  # a body of a million lists is parsed in a third of the time
     try:
-        found = _parsed(body)
+        return _as(kind, body)
     finally:
         if collects:
             gc.enable()
+        if len(body) > _LONG:
+            return_memory()
+
+
+def _as(kind: type[wire.Wire], body: bytes) -> wire.Wire | Refused:
     try:
+        found = _parsed(body)
         wire.check_size(found)
         return kind.model_validate(found)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
-        raise _invalid([{**one, "loc": ("body", *one["loc"])} for one in errors]) from None
+        return _invalid([{**one, "loc": ("body", *one["loc"])} for one in errors])
     except ValueError as error:
-        raise Refused(400, str(error)) from None
+        return Refused(400, str(error))
+    except Refused as error:
+        return error.with_traceback(None)
 
 
 class _Route(APIRoute):

@@ -25,6 +25,7 @@ _PARTS = 1024  # parts of a message
 _TEXTS = 1024  # texts of a completion
 _TOKENS = 2**20  # tokens of a text
 _PAIRS = 4096  # of a mapping
+_NESTED = 2**16  # objects and lists of a body
 
 
 def _whole(value: Any) -> Any:
@@ -86,14 +87,17 @@ class Wire(BaseModel):
 
 
 def check_size(value: Any) -> None:
-    """Refuse objects of very many fields, each of which may be an error.
+    """Refuse objects of very many fields, each of which may be an error, and very many objects and lists.
 
     Raises:
         ValueError: there is one.
     """
-    left = [value]
+    left, count = [value], 0
     while left:
         one = left.pop()
+        count += 1
+        if count > _NESTED:
+            raise ValueError(f"the body has more than {_NESTED} objects and lists")
         if isinstance(one, dict) and len(one) > _PAIRS:
             raise ValueError(f"an object has {len(one)} fields; the maximum is {_PAIRS}")
         if isinstance(one, dict | list):

@@ -7,6 +7,8 @@ second what its kind needs; then each piece is a job in JSON, answered by ``{"fo
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import pickle
@@ -21,6 +23,7 @@ from outpace.core import OutpaceError, first_line
 from outpace.reading import render, token_ids
 
 HEAD = struct.Struct("<Q")
+_LONG = 2**20  # bytes of a job after which freed memory is returned
 Job = Callable[[dict[str, Any]], Any]
 
 
@@ -36,6 +39,15 @@ def main() -> None:
     while (job := _read(jobs)) is not None:
         _limit_time(options["seconds"])
         _write(answers, _answer(work, json.loads(job)))
+        if len(job) > _LONG:
+            del job
+            return_memory()
+
+
+def return_memory() -> None:
+    """Return freed memory to the system, which glibc keeps otherwise."""
+    with contextlib.suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _answer(work: Job, job: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import copy
 import inspect
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -52,7 +53,8 @@ from outpace.targets.lines import WINDOW, Line, apart, line_attention
 from outpace.targets.masks import TREE, Mask, placed
 from outpace.targets.modules import Modules
 from outpace.targets.packed import check_pack, check_quantise, packing_wanted, unproven
-from outpace.targets.self_test import agree, bit_test, self_test
+from outpace.targets.record import Record, answer
+from outpace.targets.self_test import Stock, agree, bit_test, tested
 from outpace.targets.tree_attention import takes_no_tree
 
 _log = logging.getLogger(__name__)
@@ -108,7 +110,9 @@ class CausalTarget(TargetModel):
         stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
             engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
             the bits of transformers' generate(); drafted rows have others (docs/exactness.md).
-        check: run the self-test. Disable it only for a model that has passed it.
+        check: run the self-test. "auto" does not repeat it where the user's cache has the answer for this
+            model, these options and this machine (``record.py``); True always runs it. Disable it only for a
+            model that has passed it.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
@@ -133,7 +137,7 @@ class CausalTarget(TargetModel):
         self,
         model: PreTrainedModel,
         static: bool = False,
-        check: bool = True,
+        check: bool | Literal["auto"] = "auto",
         runner: Runner | None = None,
         compiled: Mapping[str, Any] | None = None,
         exact: bool | Literal["auto"] = "auto",
@@ -146,9 +150,7 @@ class CausalTarget(TargetModel):
         refuse_by_config(model)
         if release is True and self._needs_weights:
             raise self._keeps(model, self._needs_weights)
-        for name, value in (("exact", exact), ("fuse", fuse), ("release", release)):
-            if not isinstance(value, bool) and value != "auto":
-                raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
+        _check_choices(exact=exact, fuse=fuse, release=release)
         check_pack(pack, quantise)
         check_quantise(model, quantise)
         if stock:
@@ -160,9 +162,7 @@ class CausalTarget(TargetModel):
         self.quantised = quantise or ""
         self.chains_only = why_chains_only(model)
         if self.chains_only and (static or fuse is True):
-            raise UnsupportedModel(
-                f"{family(model)} takes chains only, since {self.chains_only}; leave static and fuse out"
-            )
+            raise _only_chains(model, self.chains_only)
         if not self.chains_only and takes_no_tree(model.config.get_text_config(decoder=True)):
             model = exchange(model, lambda _: None, TREE)
         self.model = model
@@ -174,7 +174,10 @@ class CausalTarget(TargetModel):
         self.device = device_of(model.get_input_embeddings())
         self._hidden_size: int = config.hidden_size
         self._scale = scale_of(config)
-        self._choose(check, exact, pack, fuse)
+        options: dict[str, Any] = {"exact": exact, "pack": pack, "fuse": fuse, "quantise": quantise}
+        about = {**options, "static": static, "compiled": compiled}
+        record = Record(model, about) if check == "auto" else None
+        self._choose(bool(check), record, exact, pack, fuse)
         if not static and (runner is not None or compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
         if static:
@@ -182,10 +185,11 @@ class CausalTarget(TargetModel):
             devices = caches | {weight.device for weight in model.parameters()}
             self._fixed = FixedShapes(runner or runner_for(self.device, devices), compiled)
             self._addresses = Places(model.modules())
-            if check and self.bit_exact and (reason := bit_test(self, self._modules.step, self._embedded)):
+            if check and self.bit_exact and (reason := self._bits(record)):
                 raise self._not_exact(reason)
         if check:
-            self_test(self, model, self._embedded, self._plain)
+            step, make = self._modules.step, partial(self._unchecked, **options)
+            answer(record, "steps", step, lambda: tested(self, self.reference(), make))
         self.released = bool(release) and not self._needs_weights and self._modules.release()
         if release is True and not self.released:
             raise self._keeps(model, "no layer's weights have a packed or rounded copy")
@@ -193,6 +197,7 @@ class CausalTarget(TargetModel):
     def _choose(
         self,
         check: bool,
+        record: Record | None,
         exact: bool | Literal["auto"],
         pack: bool | str,
         fuses: bool | Literal["auto"],
@@ -213,7 +218,7 @@ class CausalTarget(TargetModel):
                 reason = unproven(step) or (unproven_norm(step) if self._on_gpu else "")
                 # Without a check it is known to pass; fixed shapes are tested when they exist.
                 if not (reason or self.static) and (check or exact is not True):
-                    reason = bit_test(self, step, self._embedded)
+                    reason = self._bits(record)
             except UnsupportedModel as error:
                 reason = str(error)
         if reason and exact is True:
@@ -225,6 +230,12 @@ class CausalTarget(TargetModel):
             raise self._not_exact("no kernel of packed weights gives a row the same bits; or leave pack out")
         self.bit_exact, self.inexact = not reason, STOCK if self.stock else reason
         self._line_untried = True
+
+    def _bits(self, record: Record | None) -> str:
+        """The reason why steps are not bit-exact; empty if they are."""
+        step = self._modules.step
+        question = "bits of fixed shapes" if self._fixed else "bits"
+        return answer(record, question, step, lambda: bit_test(self, step, self._embedded))
 
     def _not_exact(self, reason: str) -> UnsupportedModel:
         return UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
@@ -276,9 +287,14 @@ class CausalTarget(TargetModel):
                 self._modules.line = None
                 continue
             expected, found = (torch.cat([o.logits_of(slot) for slot in rows]) for o in (padded, in_line))
-            if torch.equal(found, expected) if self.bit_exact else agree(self.model.dtype, found, expected):
+            if torch.equal(found, expected):
                 return
-        self._modules.line = None
+            self._modules.line = None
+            if not self.bit_exact:
+                alone = [self.forward(cache, {slot: own}).logits_of(slot) for slot, own in rows.items()]
+                if agree(found, expected, torch.cat(alone)):
+                    self._modules.line = line
+                    return
 
     def renew(self) -> None:
         """Copy the model's weights again, as is done when they are seen to have changed.
@@ -545,12 +561,12 @@ class CausalTarget(TargetModel):
         found._table = extra_rows(embeddings.weight, table)
         found.extra = len(found._table)
         answers = []
-        for target in (self, found):
-            # The second row makes ``found`` use embeddings; the first does not attend to it.
-            cache, own = target.new_cache(length=4), [1] if target is self else [1, self.vocabulary]
+        # The second row makes ``found`` use embeddings; the first does not attend to it.
+        for target, own in ((found, [1, self.vocabulary]), (self, [1, 1]), (self, [1])):
+            cache = target.new_cache(length=4)
             slot = cache.allocate()
-            answers.append(target.forward(cache, {slot: Rows(own)}).logits_of(slot)[:1])
-        if not agree(self.model.dtype, answers[1], answers[0]):
+            answers.append(target.forward(cache, {slot: Rows(own)}).logits_of(slot)[:1].clone())
+        if not agree(*answers):
             raise UnsupportedModel(
                 f"{family(self.model)} gives other logits when given embeddings in place of token ids; "
                 "use another drafter"
@@ -626,18 +642,47 @@ class CausalTarget(TargetModel):
         logits: Tensor = head(states.to(head.weight.dtype))
         return self._scale(logits)
 
-    def _plain(self, source: Source | None, text: list[int]) -> Tensor:
+    def reference(self) -> Stock:
+        """The model that the self-test compares with."""
+        step = self._modules.step
         model: Any = self.model
         if self.quantised:  # the rounded weights, with the model's own attention
-            model = exchange(self._modules.step, lambda _: None, self._attention)
-        logits: Tensor = model(input_ids=torch.tensor([text], device=self.device), use_cache=False).logits
-        return logits[0]
+            model = exchange(step, lambda _: None, self._attention)
+        bare = partial(self._unchecked, exact=False, pack=False, fuse=False)
+        pack = self._packs.name if isinstance(self._packs, Kernel) else bool(self.packed) and "auto"
+        same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.fused)
+        own = step is self.model or bool(self.quantised)
+        return Stock(model, _run, bare, self._embedded, (self.model, step), None if own else same)
+
+    def _unchecked(self, model: Any, **options: Any) -> CausalTarget:
+        """A target of another model, not tested."""
+        return type(self)(model, self.static, False, **options)
 
     @property
     def _attention(self) -> str:
         """The model's implementation of attention."""
         name: str = self.model.config.get_text_config(decoder=True)._attn_implementation
         return name
+
+
+def _run(model: Any, source: Source | None, ids: Tensor, **options: Any) -> Any:
+    """A plain forward over texts [B, n]."""
+    return model(input_ids=ids, use_cache=False, **options)
+
+
+def _check_choices(**options: Any) -> None:
+    """Refuse values of options other than True, False and "auto".
+
+    Raises:
+        OutpaceError: a value is another.
+    """
+    for name, value in options.items():
+        if not isinstance(value, bool) and value != "auto":
+            raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
+
+
+def _only_chains(model: Any, reason: str) -> UnsupportedModel:
+    return UnsupportedModel(f"{family(model)} takes chains only, since {reason}; leave static and fuse out")
 
 
 def scale_of(config: Any) -> Callable[[Tensor], Tensor]:

@@ -12,7 +12,7 @@ other rows, on their number, or on where its columns are in the cache.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from ctypes import POINTER
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple
@@ -96,11 +96,11 @@ def why_not_fused(model: Any) -> str:
     if any(map(hooks_of, stack.modules())):
         return "modules in it have hooks"
     linears = set(linears_of(model))
-    inner = [part for layer in stack.layers for part in (layer, layer.self_attn, layer.mlp)]
-    for part in (model, stack, *inner, *norms_of(model)):
-        kind = type(part)
-        if f"{kind.__module__}.{kind.__qualname__}" not in _KNOWN:
-            return f"there are no compiled steps for a {kind.__name__}"
+    if why := _unknown((model, stack, *stack.layers)):  # before the parts that only known layers have
+        return why
+    inner = [part for layer in stack.layers for part in (layer.self_attn, layer.mlp)]
+    if why := _unknown((*inner, *norms_of(model))):
+        return why
     for layer in stack.layers:
         if not linears.issuperset(_linears(layer)):
             return "some of its linear layers are quantised or replaced already"
@@ -112,6 +112,15 @@ def why_not_fused(model: Any) -> str:
         return f"its hidden size is not a multiple of {LANES}, or that of its heads of {_HEAD_SIZE}"
     found = functions(model.dtype)
     return found if isinstance(found, str) else ""
+
+
+def _unknown(parts: Iterable[Any]) -> str:
+    """The reason why these modules cannot be fused, by their classes; empty if they can."""
+    for part in parts:
+        kind = type(part)
+        if f"{kind.__module__}.{kind.__qualname__}" not in _KNOWN:
+            return f"there are no compiled steps for a {kind.__name__}"
+    return ""
 
 
 def fused_linears(model: Any) -> list[nn.Linear]:

@@ -23,7 +23,7 @@ from outpace.targets.base import Output, Rows
 from outpace.targets.causal import CausalTarget
 from outpace.targets.checks import family
 from outpace.targets.inputs import positions_of
-from outpace.targets.self_test import agree
+from outpace.targets.self_test import agree, shaken
 
 # Arguments of a language model for a prompt, besides flags; it must not need any others.
 _KNOWN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache", "cache_position"}
@@ -119,7 +119,11 @@ class MultimodalTarget(CausalTarget):
                 f"{self.chains_only}; pass text alone"
             )
         if logits is not None:
-            self._test(found[0], here["input_ids"][0, pads[0] :].tolist(), logits[0, -1:])
+            with shaken(self.model):
+                again, _ = self._captured(here, whole=True)
+            assert again is not None
+            ids = here["input_ids"][0, pads[0] :].tolist()
+            self._test(found[0], ids, logits[0, -1:], again[0, -1:])
         return found
 
     def _captured(self, inputs: Mapping[str, Any], whole: bool) -> tuple[Tensor | None, dict[str, Any]]:
@@ -146,8 +150,12 @@ class MultimodalTarget(CausalTarget):
             hook.remove()
         return output.logits, given
 
-    def _test(self, prompt: PromptStates, ids: list[int], logits: Tensor) -> None:
-        """Compare the logits after the first prompt with those of the model itself, [1, vocabulary]."""
+    def _test(self, prompt: PromptStates, ids: list[int], logits: Tensor, again: Tensor) -> None:
+        """Compare the logits after the first prompt with those of the model itself, [1, vocabulary].
+
+        Args:
+            again: the model's own, with embeddings that are rounded otherwise.
+        """
         cache = self.new_cache(length=len(ids))
         slot = self.open(cache, prompt)
         half = len(ids) // 2
@@ -155,7 +163,7 @@ class MultimodalTarget(CausalTarget):
             self.forward(cache, {slot: Rows(ids[:half])}, logits_from=None)
             cache.keep({slot: range(half)})
         found = self.forward(cache, {slot: Rows(ids[half:])}).logits_of(slot)[-1:]
-        if not agree(self.model.dtype, found, logits):
+        if not agree(found, logits, again):
             raise UnsupportedModel(
                 f"{family(self.model)} gives other logits for a prompt with images than for its embeddings "
                 "and positions, so that drafts cannot be verified; pass text alone"

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,8 @@ from outpace.targets.checks import (
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, embeddings_of, inputs_of, rows_of
 from outpace.targets.masks import Mask, MaskMaker, OwnMasks
 from outpace.targets.positions import ByBias, Placement, placement_of
-from outpace.targets.self_test import self_test
+from outpace.targets.record import Record, answer
+from outpace.targets.self_test import Stock, tested
 
 _TEXT, _FEATURES = "input_ids", "input_features"
 _TEST_LENGTHS = (7, 4)  # lengths of the self-test's two sources
@@ -117,7 +118,7 @@ class Seq2SeqTarget(TargetModel):
 
     Args:
         model: a loaded model in evaluation mode, on one device or spread over several.
-        check: run the self-test. Disable it only for a model that has passed it.
+        check: run the self-test; see ``CausalTarget``.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
@@ -126,7 +127,7 @@ class Seq2SeqTarget(TargetModel):
     has_encoder: ClassVar[bool] = True
     inexact = "steps of encoder-decoder models run on stock modules, whose sums depend on the other rows"
 
-    def __init__(self, model: PreTrainedModel, check: bool = True) -> None:
+    def __init__(self, model: PreTrainedModel, check: bool | Literal["auto"] = "auto") -> None:
         refuse_by_config(model, seq2seq=True)
         self._cache_argument = cache_argument(model)
         if model.main_input_name not in (_TEXT, _FEATURES):
@@ -150,8 +151,8 @@ class Seq2SeqTarget(TargetModel):
         self.device = device_of(embeddings_of(self._decoder))
         self._probe()
         if check:
-            embedded = embeddings_of(self._decoder).weight.shape[0]
-            self_test(self, model, embedded, self._plain, self._test_sources())
+            record = Record(model, {}) if check == "auto" else None
+            answer(record, "steps", model, lambda: tested(self, self.reference(), self._unchecked))
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Seq2SeqCache:
         return Seq2SeqCache(self._layers, self._cross, slots, length, capacity)
@@ -467,7 +468,9 @@ class Seq2SeqTarget(TargetModel):
             raise
         except Exception as error:
             # An error without outpace's inputs is raised as is.
-            self._plain(Source(states[0]), [0])
+            self._run(
+                self.model, Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device)
+            )
             raise UnsupportedModel(
                 f"{name} does not take a 4-D mask, an encoder's states and a cache object: {error!r}"
             ) from error
@@ -478,18 +481,34 @@ class Seq2SeqTarget(TargetModel):
         self._cross = list(cross.shapes.values())
         self.vocabulary: int = logits.shape[-1]
 
-    def _plain(self, source: Source | None, text: list[int]) -> Tensor:
+    @staticmethod
+    def _run(model: Any, source: Source | None, ids: Tensor, **options: Any) -> Any:
+        """A plain forward over texts [B, n] decoded from one source."""
         assert source is not None
         more: dict[str, Any] = {}
-        if not self.reads_features:  # without a cache FSMT masks later tokens only if it is given the source
-            more["input_ids"] = torch.zeros((1, len(source.states)), dtype=torch.long, device=self.device)
-        logits: Tensor = self.model(
-            encoder_outputs=_Encoded(last_hidden_state=source.states[None]),
-            decoder_input_ids=torch.tensor([text], device=self.device),
+        if (
+            model.main_input_name == _TEXT
+        ):  # without a cache FSMT masks later tokens only if it has the source
+            more["input_ids"] = torch.zeros(
+                (len(ids), len(source.states)), dtype=torch.long, device=ids.device
+            )
+        states = source.states.expand(len(ids), -1, -1)
+        return model(
+            encoder_outputs=_Encoded(last_hidden_state=states),
+            decoder_input_ids=ids,
             use_cache=False,
             **more,
-        ).logits
-        return logits[0]
+            **options,
+        )
+
+    def reference(self) -> Stock:
+        """The model that the self-test compares with."""
+        embedded, own = len(embeddings_of(self._decoder).weight), (self.model,)
+        return Stock(self.model, self._run, self._unchecked, embedded, own, sources=self._test_sources())
+
+    @classmethod
+    def _unchecked(cls, model: Any) -> Seq2SeqTarget:
+        return cls(model, check=False)
 
     def _test_sources(self) -> tuple[Source, Source]:
         """Sources of noise, of different lengths unless the encoder reads features."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 
 import torch
 from torch import Tensor
@@ -173,11 +172,16 @@ class SplitTarget(AroundTarget):
             if target is self:
                 for token in tree.tokens[:2]:
                     self.advance(cache, slots[:1], [token])
-            output = target.forward(cache, {slots[0]: tree, slots[1]: Rows(ids[9:12])})
-            answers.append([output.logits_of(slot) for slot in slots])
-        for expected, found in zip(*answers, strict=True):
-            same = torch.equal if self.bit_exact else partial(agree, self.inner.dtype)
-            if not same(found, expected):
+            fed = {slots[0]: tree, slots[1]: Rows(ids[9:12])}
+            output = target.forward(cache, fed)
+            answers.append([output.logits_of(slot).clone() for slot in slots])
+            if target is self.inner:
+                answers.append(
+                    [target.forward(cache, {slot: fed[slot]}).logits_of(slot).clone() for slot in slots]
+                )
+        for expected, again, found in zip(*answers, strict=True):
+            same = torch.equal(found, expected) if self.bit_exact else agree(found, expected, again)
+            if not same:
                 raise UnsupportedModel(
                     f"{family(self.model)} gives other logits when it continues from the hidden states of "
                     f"its layer {self.depth}: embeddings or logits are changed outside its layers, so it "

@@ -189,7 +189,7 @@ class _Check:
         for params in _PARAMS[:2]:
             for budgets in ((0, 1, 0, -1, 64, 2, 64, -1, 64, 0, 5), (64, 64, 64, 64, 64, 64, 0)):
                 watch = watch_of(self.drafter, self.target.vocabulary)
-                engine = Engine(self.target, watch, adaptive=_Budgets(cycle(budgets)))
+                engine = Engine(self.target, watch, adaptive=Budgets(cycle(budgets)))
                 found = engine.generate(self.prompts, params)
                 for prompt, one, plain in zip(
                     self.prompts, found, self.plain(self.prompts, params), strict=True
@@ -290,7 +290,7 @@ class _Untaken(Plan):
 
 
 @dataclasses.dataclass(frozen=True)
-class _Budgets:
+class Budgets:
     """A policy that plans given numbers of nodes; -1 is a draft of one node that is not taken."""
 
     budgets: Iterator[int]

@@ -34,7 +34,7 @@ PARAMS = [SamplingParams(max_new_tokens=8, ignore_eos=True), SAMPLED, SAMPLED]
 
 
 class Late(TimeoutError):
-    """What a signal's handler raises where a time limit has passed: an error like any other."""
+    """An error like any other, which a signal's handler raises where a time limit has passed."""
 
 
 class Watcher:
@@ -144,6 +144,17 @@ def test_an_error_of_a_handler_at_any_line(name: str, every: int) -> None:
         interrupt(lambda: use(engine), line, time, Late)
         remove_all(engine)
         check(engine, name, f"an error at {line}, the {time}. time")
+
+
+@pytest.mark.parametrize("error", [Interrupted, Late])
+def test_what_a_drafter_remembers_is_replaced(error: type[BaseException]) -> None:
+    """An index that is half changed fails in every later request."""
+    engine = ENGINES["suffix"]()
+    found = lines(lambda: decode(engine))
+    index = Counter({line: n for line, n in found.items() if line.file.endswith("suffix_automaton.py")})
+    for line, time in spread(index, 2):
+        interrupt(lambda: decode(engine), line, time, error)
+        check(engine, "suffix", f"{error} at {line}, the {time}. time")
 
 
 def test_an_interrupt_at_any_line_of_the_guards() -> None:

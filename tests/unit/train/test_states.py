@@ -29,17 +29,21 @@ ROWS = [[Document((5, 6, 7), 1), Document((3, 9), 0)], [Document((8, 2, 4, 1), 2
 class Counting(CausalTarget):
     """Records the number of tokens of each sequence of each forward."""
 
-    def __init__(self, seed: int = 0) -> None:
+    def __init__(self, *given: Any, **options: Any) -> None:
         self.fed: list[list[int]] = []
-        super().__init__(tiny_llama(vocabulary=40, seed=seed))
+        super().__init__(*given, **options)
 
     def forward(self, cache: Any, feeds: Mapping[Any, Rows], *more: Any, **named: Any) -> Output:
         self.fed.append([len(rows.tokens) for rows in feeds.values()])
         return super().forward(cache, feeds, *more, **named)
 
 
+def counting(seed: int = 0) -> Counting:
+    return Counting(tiny_llama(vocabulary=40, seed=seed))
+
+
 def test_kept_states_are_those_of_a_forward_and_each_row_is_run_once(tmp_path: Path) -> None:
-    target = Counting()
+    target = counting()
     plain = read_batch(target, ROWS, (1,))
     for run in range(2):
         kept = KeptStates(tmp_path, target)
@@ -54,7 +58,7 @@ def test_kept_states_are_those_of_a_forward_and_each_row_is_run_once(tmp_path: P
 
 
 def test_without_layers_the_target_runs_when_logits_are_asked_for_in_its_own_dtype() -> None:
-    target = Counting()
+    target = counting()
     expected = read_batch(target, ROWS, (1,)).logits
     before = len(target.fed)
     found = read_batch(target, ROWS, ())
@@ -65,9 +69,9 @@ def test_without_layers_the_target_runs_when_logits_are_asked_for_in_its_own_dty
 
 
 def test_states_of_another_target_or_of_other_layers_or_texts_are_not_taken(tmp_path: Path) -> None:
-    target = Counting()
+    target = counting()
     read_batch(target, ROWS, (1,), KeptStates(tmp_path, target))
-    others = [(Counting(seed=1), ROWS, (1,)), (target, ROWS, (0,)), (target, [[Document((5, 6, 8))]], (1,))]
+    others = [(counting(seed=1), ROWS, (1,)), (target, ROWS, (0,)), (target, [[Document((5, 6, 8))]], (1,))]
     for other, rows, layers in others:
         kept, before = KeptStates(tmp_path, other), len(other.fed)
         found = read_batch(other, rows, layers, kept)
@@ -77,7 +81,7 @@ def test_states_of_another_target_or_of_other_layers_or_texts_are_not_taken(tmp_
 
 
 def test_states_kept_for_more_layers_serve_those_who_read_fewer(tmp_path: Path) -> None:
-    target = Counting()
+    target = counting()
     kept = KeptStates(tmp_path, target)
     whole = read_batch(target, ROWS, (0, 1), kept)
     before = len(target.fed)
@@ -88,7 +92,7 @@ def test_states_kept_for_more_layers_serve_those_who_read_fewer(tmp_path: Path) 
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:
-    target = Counting()
+    target = counting()
     read_batch(target, ROWS, (), KeptStates(tmp_path, target))
     for file in tmp_path.iterdir():
         file.write_bytes(b"no states")
@@ -97,7 +101,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
 
 
 def test_training_from_kept_states_gives_the_same_weights(tmp_path: Path) -> None:
-    target = Counting()
+    target = counting()
     prompts = [Document((token, token + 3), 2, open=True) for token in range(1, 15)]
     texts = answer(target, prompts, SamplingParams(max_new_tokens=12, ignore_eos=True))
     rows, held_out = pack(texts[4:], 16), pack(texts[:4], 16)
@@ -121,7 +125,7 @@ def test_training_from_kept_states_gives_the_same_weights(tmp_path: Path) -> Non
 
 
 def test_text_of_the_drafter_itself_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    target = Counting()
+    target = counting()
     module = MedusaHeads.new(MedusaConfig(heads=2), target)
     monkeypatch.setattr("outpace.train.feed.own_text", lambda module, rows, seed: rows)
     feed = Feed(module, ROWS, 2, 0, on_policy=1.0, kept=KeptStates(tmp_path, target))
@@ -130,14 +134,14 @@ def test_text_of_the_drafter_itself_is_not_kept(tmp_path: Path, monkeypatch: pyt
 
 
 def test_as_one_answer_ends_another_begins() -> None:
-    target = Counting()
+    target = counting()
     prompts = [Document((token, token + 3, token + 1), 3, open=True) for token in range(1, 25)]
     params = SamplingParams(max_new_tokens=40)
     answers = answer(target, prompts, params, together=4)
     lengths = sorted(len(document.tokens) - document.prompt for document in answers)
     assert lengths[0] < lengths[-1]
     assert max(map(len, target.fed)) == 4
-    in_turns = Counting()
+    in_turns = counting()
     for start in range(0, len(prompts), 4):
         answer(in_turns, prompts[start : start + 4], params, together=4)
     assert len(target.fed) < len(in_turns.fed)  # not only those of one row: chunks depend on measured times
@@ -151,4 +155,4 @@ def test_a_target_whose_logits_are_not_its_heads_is_refused(tmp_path: Path) -> N
 def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(OutpaceError, match=r"states cannot be kept in .*file: File exists"):
-        KeptStates(tmp_path / "file", Counting())
+        KeptStates(tmp_path / "file", counting())

@@ -115,7 +115,8 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         state = LookaheadState(sequence, pool, Filler(sequence, self.seed), [])
         if self.pool_from_prompt:
             state.pool.add_text(sequence.tokens)
-        self._restart(state)
+        if self.window:
+            self._restart(state)
         return state
 
     def draft(self, state: LookaheadState) -> Draft:
@@ -134,7 +135,7 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         state.sequence.stats.count("guessed", sum(node >= state.cells for node in step.kept))
         if self.pool_from_output:
             state.pool.add_text(tokens, len(tokens) - len(step.tokens) - self.ngram + 1)
-        if state.nodes:
+        if self.window and state.nodes:
             self._roll(state, step)
         else:
             state.levels = []  # rebuilt at the next draft, which may be many steps away

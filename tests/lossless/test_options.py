@@ -1,0 +1,160 @@
+"""Every option at its extremes, and every pair of options: the tokens of plain decoding, or refused at once.
+
+The settings are generated from the registry of drafters. `make test` decodes with some of them, and
+`make test-slow` with all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import types
+import typing
+from dataclasses import replace
+from functools import lru_cache
+from itertools import cycle
+from typing import Any, Literal
+
+import pytest
+
+from lossless.conftest import Lab
+from lossless.datastore import with_datastore
+from lossless.trained import with_trained
+from outpace.core import OutpaceError, SamplingParams
+from outpace.drafters import DRAFTERS, load_drafter
+from outpace.engine.engine import Engine
+from outpace.testing.checks import Budgets
+
+# What drafters need besides their options.
+NEEDED = {
+    "blockwise": "path={trained}",
+    "cascade": "draft=(draft_model:num_speculative_tokens=3),inner=(prompt_lookup)",
+    "combined": "parts=(lookahead:window=2,ngram=3)+(prompt_lookup)",
+    "dflash": "path={trained}",
+    "hydra": "path={trained}",
+    "parallel_tokens": "path={trained}",
+    "retrieval": "path={datastore}",
+    "spec_drafter": "path={trained}",
+}
+# Options that name what is drafted with, not how.
+_NOT_TRIED = {"path", "model", "tokenizer", "target_tokenizer", "device", "seed", "draft", "inner", "parts"}
+# Values of options whose types do not tell their ends.
+_VALUES: dict[str, tuple[str, ...]] = {
+    "branching": ("1", "1x1x1", "4x2"),
+    "acceptance": ("0.5", "0.9+0.5+0.1"),
+    "layers": ("1", "5"),
+    "skip": ("0", "1+2+3+4"),
+}
+# Options without which others are refused.
+_COMPANY = ("min_ngram=1", "expand=2", "max_nodes=24", "layers=1", "num_speculative_tokens=1")
+_LARGE = 24  # of whole numbers: more than the longest prompt has tokens
+_FEW = 3  # settings of each drafter
+# Nodes to verify per step, of a second engine: none, which is a plain step, a few, or all.
+_BUDGETS = (0, 64, 0, 1, 64, 2)
+
+
+def values(name: str, option: str, hint: Any) -> list[str]:
+    """An option's values to try: all of a kind that has few, and the ends of a range."""
+    if option in _VALUES:
+        return list(_VALUES[option])
+    union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    found: list[str] = []
+    for kind in typing.get_args(hint) if union else (hint,):
+        if kind is bool:
+            found += ["true", "false"]
+        elif typing.get_origin(kind) is Literal:
+            found += typing.get_args(kind)
+        elif kind is int:
+            least = next(value for value in range(_LARGE) if accepted(name, option, value))
+            assert least == 0 or not accepted(name, option, least - 1)
+            found += [str(least), str(_LARGE)]
+        elif kind is float:
+            ends = [value for value in (0.0, 1e-3, 1.0, float(_LARGE)) if accepted(name, option, value)]
+            found += [str(ends[0]), str(ends[-1])]
+        elif kind is type(None):
+            found.append("none")
+    assert found, f"{name}: nothing is known of the option {option}"
+    return found
+
+
+def spec_of(name: str, *options: str) -> str:
+    return ":".join(filter(None, [name, ",".join([*filter(None, [NEEDED.get(name)]), *options])]))
+
+
+def accepted(name: str, option: str, value: Any) -> bool:
+    """True if an option takes a value while the others have their defaults, or with one that it needs."""
+    for others in ([], *([one] for one in _COMPANY if not one.startswith(option))):
+        try:
+            load_drafter(spec_of(name, f"{option}={value}", *others))
+        except OutpaceError:
+            continue
+        return True
+    return False
+
+
+def settings(name: str) -> list[str]:
+    """A drafter's spec with each value of each option, and with each pair of values of each two options."""
+    hints = typing.get_type_hints(DRAFTERS[name])
+    options = [
+        [f"{field.name}={value}" for value in values(name, field.name, hints[field.name])]
+        for field in dataclasses.fields(DRAFTERS[name])
+        if field.init and field.name not in _NOT_TRIED
+    ]
+    singles = [(one,) for one in itertools.chain(*options)]
+    pairs = [pair for two in itertools.combinations(options, 2) for pair in itertools.product(*two)]
+    return [spec_of(name, *chosen) for chosen in [*singles, *pairs]] or [name]
+
+
+def some(name: str) -> list[str]:
+    """Settings spread over all of a drafter's."""
+    found = settings(name)
+    return found[:: -(-len(found) // _FEW)]
+
+
+@pytest.mark.parametrize(
+    "spec", ["lookahead:window=0,ngram=2", *(spec for name in DRAFTERS for spec in some(name))]
+)
+def test_some_settings(exact: Lab, spec: str) -> None:
+    check(exact, spec)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_every_setting(exact: Lab, name: str) -> None:
+    wrong, refused = [], []
+    for spec in settings(name):
+        try:
+            if not check(exact, spec):
+                refused.append(spec)
+        except Exception as error:
+            wrong.append((spec, repr(error)))
+    print(f"{name}: {len(settings(name))} settings, {len(refused)} refused")
+    assert not wrong
+    assert len(refused) < len(settings(name))
+
+
+def check(lab: Lab, spec: str) -> bool:
+    """Decode with a drafter; return False if it is refused when it is made, with a reason."""
+    prompts, params, plain = decoded(lab)
+    try:
+        drafter = load_drafter(with_trained(with_datastore(spec)))
+        engines = [
+            Engine(lab.target, drafter, adaptive=policy) for policy in (False, Budgets(cycle(_BUDGETS)))
+        ]
+    except OutpaceError as error:
+        assert len(str(error)) > 20
+        return False
+    for engine in engines:
+        found = engine.generate(prompts, params)
+        assert [one.tokens for one in found] == plain, spec
+    return True
+
+
+@lru_cache(maxsize=1)
+def decoded(lab: Lab) -> tuple[list[list[int]], list[SamplingParams], list[list[int]]]:
+    """Prompts, greedy and sampled, and what plain decoding gives."""
+    prompts = [lab.prompts[0][:18], [5], lab.prompts[1][:9] * 2]
+    sampled = SamplingParams(max_new_tokens=14, temperature=0.7, seed=8, ignore_eos=True)
+    params = [replace(sampled, temperature=0), sampled, sampled]
+    found = Engine(lab.target).generate(prompts, params)
+    return prompts, params, [one.tokens for one in found]

@@ -1,0 +1,187 @@
+"""The record of self-tests: what spares a test, and what does not."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace import Target
+from outpace.core import UnsupportedModel
+from outpace.targets import causal, record, self_test
+from outpace.targets.record import Record
+from zoo.families import FAMILIES
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("OUTPACE_TESTED", str(tmp_path / "tested"))
+    return tmp_path / "tested"
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The questions that were not answered by the record."""
+    found: list[str] = []
+
+    def noted(name: str, ask: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            found.append(name)
+            return ask(*args)
+
+        return run
+
+    for name in ("bit_test", "tested"):
+        monkeypatch.setattr(causal, name, noted(name, getattr(causal, name)))
+    return found
+
+
+def half(name: str = "gpt-neox") -> Any:
+    return FAMILIES[name].build(torch.bfloat16)
+
+
+def test_what_passed_is_not_tested_again(folder: Path, asked: list[str]) -> None:
+    first = Target(half())
+    assert asked == ["bit_test", "tested"] and len(list(folder.iterdir())) == 2
+    again = Target(half())
+    assert asked == ["bit_test", "tested"]
+    assert (again.bit_exact, again.inexact) == (first.bit_exact, first.inexact)
+    Target(half(), check=True)
+    assert len(asked) == 4
+    Target(half(), check=False)
+    assert len(asked) == 5  # bits, since they choose the modules
+
+
+def test_inexact_is_remembered_with_its_reason(
+    folder: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(causal, "bit_test", lambda *_: "sums in any order")
+    first = Target(half())
+    monkeypatch.setattr(causal, "bit_test", lambda *_: "")
+    for target in (first, Target(half())):
+        assert (target.bit_exact, target.inexact) == (False, "sums in any order")
+    assert asked == ["tested"]
+
+
+def change_weight(model: Any) -> None:
+    model.get_output_embeddings().weight[0, 0] += 1
+
+
+def change_config(model: Any) -> None:
+    model.config.rope_parameters["rope_theta"] = 5e4
+
+
+def change_class(model: Any) -> None:
+    model.__class__ = type("Other", (type(model),), {"__module__": type(model).__module__})
+
+
+def change_number(model: Any) -> None:
+    model.base_model.layers[0].attention.scaling *= 2
+
+
+CHANGES = [change_weight, change_config, change_class, change_number]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_changed_model_is_tested(folder: Path, asked: list[str], change: Callable[[Any], None]) -> None:
+    Target(half(), exact=False)
+    model = half()
+    with torch.no_grad():
+        change(model)
+    Target(model, exact=False)
+    assert asked == ["tested"] * 2
+
+
+@pytest.mark.parametrize("name", ["__version__", "_own_source", "_instructions", "hardware", "_precisions"])
+def test_another_version_or_machine_is_tested(
+    folder: Path, asked: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Target(half(), exact=False)
+    monkeypatch.setattr(record, name, "other" if name == "__version__" else lambda *_: "other")
+    Target(half(), exact=False)
+    assert asked == ["tested"] * 2
+
+
+def test_other_options_and_settings_are_tested(
+    folder: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Target(half(), exact=False)
+    Target(half(), exact=False, static=True)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", "AVX2")
+    Target(half(), exact=False)
+    assert asked == ["tested"] * 3
+
+
+def test_a_model_with_hooks_is_tested_each_time(folder: Path, asked: list[str]) -> None:
+    for _ in range(2):
+        model = half()
+        model.get_decoder().register_forward_hook(lambda *_: None)
+        Target(model, exact=False)
+    assert asked == ["tested"] * 2 and not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"answer": ""}', '{"key": {}, "answer": ""}', "[" * 10**5, "\xff"]
+)
+def test_a_corrupted_record_is_ignored(folder: Path, asked: list[str], text: str) -> None:
+    Target(half(), exact=False)
+    (file,) = folder.iterdir()
+    file.write_bytes(text.encode("latin-1"))
+    Target(half(), exact=False)
+    Target(half(), exact=False)
+    assert asked == ["tested"] * 2  # and the new answer is kept
+
+
+def test_an_answer_to_something_else_is_ignored(folder: Path, asked: list[str]) -> None:
+    """One under the right name whose key differs, and one that is not a text."""
+    Target(half(), exact=False)
+    (file,) = folder.iterdir()
+    found = json.loads(file.read_text())
+    for other in (
+        {"key": {**found["key"], "torch": "0"}, "answer": ""},
+        {"key": found["key"], "answer": True},
+    ):
+        file.write_text(json.dumps(other))
+        Target(half(), exact=False)
+    assert asked == ["tested"] * 3
+
+
+def test_a_file_of_another_user_is_ignored(
+    folder: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Target(half(), exact=False)
+    monkeypatch.setattr(record.os, "getuid", lambda: 12345, raising=False)
+    Target(half(), exact=False)
+    assert asked == ["tested"] * 2
+
+
+def test_a_folder_that_cannot_be_written(folder: Path, asked: list[str]) -> None:
+    folder.write_text("a file")
+    for _ in range(2):
+        Target(half(), exact=False)
+    assert asked == ["tested"] * 2
+
+
+def test_a_refusal_is_not_recorded(folder: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: Any) -> None:
+        raise UnsupportedModel("no")
+
+    monkeypatch.setattr(self_test, "self_test", refuse)
+    for _ in range(2):
+        with pytest.raises(UnsupportedModel, match="no"):
+            Target(half(), exact=False)
+    assert asked == ["tested"] * 2 and not folder.exists()
+
+
+def test_the_number_of_files_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "_MOST", 3)
+    model = half()
+    kept = Record(model, {})
+    for question in range(5):
+        assert kept.answer(str(question), model, lambda: "yes") == "yes"
+    assert len(list(folder.iterdir())) == 3
+    assert kept.answer("4", model, lambda: "no") == "yes"
