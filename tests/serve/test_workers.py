@@ -52,7 +52,7 @@ def with_seconds(pool: Pool, seconds: float) -> None:
 
 
 async def until_working(pool: Pool, count: int) -> None:
-    """Wait until so many workers are at work on a job."""
+    """Wait until this number of workers are at work on a job."""
     while len(pool.pids) - len(pool._idle) < count or pool._starting:
         await asyncio.sleep(0.01)
 

@@ -29,6 +29,7 @@ from outpace.targets.base import (
     extra_rows,
     own_cache,
 )
+from outpace.targets.bit_test import bit_test
 from outpace.targets.changes import Places, Weights
 from outpace.targets.checks import (
     STOCK,
@@ -54,7 +55,7 @@ from outpace.targets.masks import TREE, Mask, placed
 from outpace.targets.modules import Modules
 from outpace.targets.packed import check_pack, check_quantise, packing_wanted, unproven
 from outpace.targets.record import Record, answer
-from outpace.targets.self_test import Stock, agree, bit_test, tested
+from outpace.targets.self_test import Stock, agree, tested
 from outpace.targets.tree_attention import takes_no_tree
 
 _log = logging.getLogger(__name__)

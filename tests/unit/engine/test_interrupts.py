@@ -74,7 +74,7 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "self_speculative": lambda: toy("self_speculative:skip=1,num_speculative_tokens=3", adaptive=False),
     "rejection": lambda: toy(DraftModel(ToyTarget(surprise=0.7), 3), verifier="rejection"),
 }
-MANY = 120  # every so many lines
+MANY = 120  # one line in this number
 
 
 @functools.cache

@@ -23,12 +23,12 @@ from models import tiny_llama
 from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
+from outpace.targets.bit_test import bit_test
 from outpace.targets.graphs import Eager, Made
 from outpace.targets.invariant import Norm, Triton, invariant_attention, invariant_norm
 from outpace.targets.kernels import row_step
 from outpace.targets.masks import in_order, packed, placed
 from outpace.targets.packed import Linear
-from outpace.targets.self_test import bit_test
 from paths import random_tree
 from replay import Replay
 

@@ -335,7 +335,7 @@ def test_a_copy_with_random_weights_takes_no_more_memory_than_a_layer() -> None:
 
 
 def test_a_pad_that_the_copy_has_no_row_for() -> None:
-    """As of most published models, whose pad has one of the last ids."""
+    """A pad with one of the last ids, as in most published models."""
     config = transformers.LlamaConfig(
         vocab_size=700,
         pad_token_id=600,
