@@ -14,3 +14,5 @@ INTERPRETER = pytest.param(
     "cpu", marks=pytest.mark.skipif(torch.cuda.is_available(), reason="kernels run on the CUDA device")
 )
 TRITON_DEVICES = [INTERPRETER, CUDA]
+# Whole models take a minute in the interpreter.
+TRITON_MODELS = [pytest.param(*INTERPRETER.values, marks=[*INTERPRETER.marks, pytest.mark.slow]), CUDA]

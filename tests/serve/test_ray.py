@@ -152,11 +152,19 @@ def test_an_entry_passes_a_request_to_a_replica_and_its_answer_back(module: Any)
         other = ask(app, BODY | {"model": "other"}, **key)
         assert "there is 'mine'" in await other.text() and other.status == 404
 
-        replica.check_health()
+        await replica.check_health()
         (hosted,) = replica.kept.values()
+        service, go_on = hosted.service, asyncio.Event()
+        service.engine.add = lambda prompt: go_on.wait()  # a step that does not end
+        await replica.check_health()
+        clock = service.admission.clock
+        service.admission.clock = lambda: clock() + service.admission.limits.stuck + 1
+        with pytest.raises(RuntimeError, match="has not answered"):
+            await replica.check_health()
+        go_on.set()
         hosted.service.engine._failed = ValueError("planted")
         with pytest.raises(RuntimeError, match="failed"):
-            replica.check_health()
+            await replica.check_health()
 
     plain = load()
     found = plain.engine("none").generate([plain.tokens(TEXT)], SamplingParams(max_new_tokens=12))[0]
@@ -209,7 +217,7 @@ def test_several_models(module: Any) -> None:
         assert not unloading.done()
         left.task.cancel()
         await unloading
-        replica.check_health()
+        await replica.check_health()
 
     load_model = module.load
     module.load = lambda name, *args, **options: load_model(None, *args, **options)

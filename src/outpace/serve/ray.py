@@ -310,11 +310,13 @@ class Replica:
         async for message in hosted.answer(scope, body):
             yield message
 
-    def check_health(self) -> None:
-        """Raise the error that ended an engine, so that Ray Serve replaces the replica."""
-        for hosted in self._hosted.values():
-            if hosted.service.engine.failed is not None:
-                raise RuntimeError("the engine has failed") from hosted.service.engine.failed
+    async def check_health(self) -> None:
+        """Raise what keeps an engine from answering, so that Ray Serve replaces the replica."""
+        for hosted in [*self._hosted.values()]:
+            try:
+                await hosted.service.check_health()
+            except Refused as error:
+                raise RuntimeError(str(error)) from hosted.service.engine.failed
 
 
 def build(config: Config) -> Application:

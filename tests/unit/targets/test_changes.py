@@ -64,8 +64,15 @@ def logits(of: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("exact", [False, True], ids=["", "exact"])
-@pytest.mark.parametrize("fused", [False, True], ids=["unfused", "fused"])
+@pytest.mark.parametrize(
+    ("fused", "exact"),
+    [
+        pytest.param(False, False, id="unfused"),
+        pytest.param(True, True, id="fused-exact"),
+        pytest.param(True, False, id="fused", marks=pytest.mark.slow),
+        pytest.param(False, True, id="unfused-exact", marks=pytest.mark.slow),
+    ],
+)
 @pytest.mark.parametrize(("kernel", "dtype"), NAMED)
 def test_a_write_of_any_kind_to_any_weight_takes_effect(
     kernel: Kernel, dtype: torch.dtype, fused: bool, exact: bool

@@ -18,7 +18,7 @@ from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
-from devices import CUDA, INTERPRETER, TRITON_DEVICES
+from devices import CUDA, INTERPRETER, TRITON_DEVICES, TRITON_MODELS
 from models import tiny_llama
 from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
@@ -320,7 +320,7 @@ def exact(device: str, dtype: torch.dtype = torch.float32, **options: Any) -> Ca
     return CausalTarget(llama(device, dtype), exact=True, **{**UNTESTED, **options})
 
 
-@pytest.mark.parametrize("device", TRITON_DEVICES)
+@pytest.mark.parametrize("device", TRITON_MODELS)
 def test_a_target_passes_the_bit_test(device: str) -> None:
     """And the self-test: its logits are the model's own, but for rounding."""
     target = CausalTarget(llama(device, torch.float32, 2), exact=True, fuse=False, pack=False)
@@ -331,7 +331,7 @@ def test_a_target_passes_the_bit_test(device: str) -> None:
     assert not any(isinstance(one, Linear | Norm) for one in target.model.modules())
 
 
-@pytest.mark.parametrize("device", TRITON_DEVICES)
+@pytest.mark.parametrize("device", TRITON_MODELS)
 def test_a_split_by_rows_fails_the_bit_test(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     linear = kernels.linear
 
@@ -372,7 +372,7 @@ def tokens_of(target: CausalTarget, drafter: str, **options: Any) -> list[list[i
     return [one.tokens for one in engine.generate(PROMPTS, params)]
 
 
-@pytest.mark.parametrize("device", TRITON_DEVICES)
+@pytest.mark.parametrize("device", TRITON_MODELS)
 def test_drafts_do_not_change_a_token_in_bfloat16(device: str) -> None:
     target = exact(device, torch.bfloat16)
     drafted = tokens_of(target, "lookahead:window=3,ngram=3,guesses=2", prefill_chunk=17)
@@ -403,7 +403,7 @@ class Off(Eager):
         return run
 
 
-@pytest.mark.parametrize("device", TRITON_DEVICES)
+@pytest.mark.parametrize("device", TRITON_MODELS)
 def test_fixed_shapes_are_tested_too(device: str) -> None:
     model = tiny_llama(dtype=torch.float32, layers=1).to(device)
     options: dict[str, Any] = {"exact": True, "fuse": False, "pack": False, "static": True}
@@ -423,7 +423,7 @@ def test_a_graph_gives_the_same_tokens(device: str) -> None:
     assert drafted == tokens_of(target, "none") == tokens_of(exact(device, torch.bfloat16), "none")
 
 
-@pytest.mark.parametrize("device", TRITON_DEVICES)
+@pytest.mark.parametrize("device", TRITON_MODELS)
 def test_soft_caps_windows_and_other_norms(device: str) -> None:
     options = {"sliding_window": 12, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 20.0}
     torch.manual_seed(0)

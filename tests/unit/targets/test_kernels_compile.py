@@ -12,7 +12,14 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "compile_kernels.py"
 
 
-@pytest.mark.parametrize(("capability", "dtype"), [(80, "fp16"), (90, "bf16"), (90, "fp32")])
+@pytest.mark.parametrize(
+    ("capability", "dtype"),
+    [
+        (90, "bf16"),
+        pytest.param(80, "fp16", marks=pytest.mark.slow),
+        pytest.param(90, "fp32", marks=pytest.mark.slow),
+    ],
+)
 def test_kernels_compile_for_a_gpu(capability: int, dtype: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")
     # In another process, since in this one kernels are for the interpreter.

@@ -42,8 +42,8 @@ _FLOAT32_FILE = "0"  # general.file_type in the metadata of a float32 file
 _TILED = ("Q4_0", "Q8_0")  # file types whose kernels multiply this many rows at once
 _TILE = 4
 _AMX = (
-    "this build of llama.cpp ends the process in its kernels for AMX; to use them, install it again with "
-    "CMAKE_ARGS=-DCMAKE_CXX_FLAGS=-mno-amx-int8, or a version that is mended"
+    "this build of llama.cpp ends the process in its kernels for AMX; to repack them for other instructions, "
+    "install it again with CMAKE_ARGS=-DCMAKE_CXX_FLAGS=-mno-amx-int8 and pip's --no-cache-dir"
 )
 _TRIES = 3  # texts of the self-test
 _FASTER = 1.5  # repacked weights are taken if a plain step with the others takes this many times as long
