@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import pickle
 import shutil
 import struct
 from pathlib import Path
@@ -26,6 +28,8 @@ from outpace.drafters import DraftModel
 from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
 from outpace.loading.placement import Spread
+from outpace.serve.pool import Share
+from outpace.serve.texts import Texts
 from outpace.targets import Rows, Target
 from outpace.targets.llamacpp.library import ROWS
 
@@ -51,6 +55,23 @@ def test_the_tokenizer_in_the_file_is_the_models_own(loaded: Any) -> None:
     assert loaded.target.eos_token_ids == {own.eos_token_id}
     turn = [{"role": "user", "content": "What is 2 + 3?"}]
     assert loaded.render(turn) == own.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
+
+
+def test_long_texts_are_read_in_a_process_that_reads_the_vocabulary_again(loaded: Any) -> None:
+    text = TEXT * 2000
+    spread = copy.deepcopy(loaded.tokenizer)
+    spread.chat_template = "{{ messages[0]['content'] }}"
+    again = pickle.loads(pickle.dumps(spread))
+    assert again.chat_template == spread.chat_template and again(TEXT).input_ids == loaded.tokens(TEXT)
+
+    async def read() -> Any:
+        texts = Texts(loaded, Share(60, 2**30, 1))
+        found = await texts.tokens(text, True, None)
+        assert texts._threads is None
+        await texts.close()
+        return found
+
+    assert asyncio.run(read()) == loaded.tokens(text)
 
 
 def test_a_loaded_file_decodes_text_and_says_what_it_is(loaded: Any) -> None:

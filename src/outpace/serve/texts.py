@@ -24,7 +24,7 @@ class Texts:
     """Reader of texts and conversations with a model's tokenizer and template.
 
     A tokenizer that cannot be sent to a process reads long texts in two threads of its own, which nothing
-    ends: llama.cpp's, and some of remote code.
+    ends: some of remote code.
     """
 
     def __init__(self, model: Loaded, share: Share) -> None:

@@ -150,6 +150,7 @@ class LlamaModel:
 
     Args:
         repack: repack weights for the processor as far as llama.cpp can, its default.
+        weights: load the weights; otherwise only the vocabulary and the metadata.
 
     Attributes:
         pointer: pointer to llama.cpp's model.
@@ -161,7 +162,7 @@ class LlamaModel:
         OutpaceError: the file cannot be loaded. UnsupportedModel: llama.cpp does not know its architecture.
     """
 
-    def __init__(self, path: Path, n_gpu_layers: int, repack: bool = True) -> None:
+    def __init__(self, path: Path, n_gpu_layers: int, repack: bool = True, weights: bool = True) -> None:
         lib = library()
         if n_gpu_layers and not lib.llama_supports_gpu_offload():
             raise OutpaceError(
@@ -170,6 +171,7 @@ class LlamaModel:
             )
         params = lib.llama_model_default_params()
         params.n_gpu_layers, params.use_extra_bufts = n_gpu_layers, repack
+        params.vocab_only = not weights
         log().errors.clear()
         log().buffers.clear()
         self.path, self.repack = path, repack

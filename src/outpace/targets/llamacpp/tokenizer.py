@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cached_property
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -40,6 +41,10 @@ class LlamaTokenizer:
         )
         template = lib.llama_model_chat_template(model.pointer, None)
         self.chat_template = None if template is None else template.decode(errors="replace")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process the vocabulary is read from the file again."""
+        return _of_file, (self._model.path,), {"chat_template": self.chat_template}
 
     @property
     def vocabulary(self) -> Any:
@@ -153,3 +158,7 @@ class LlamaTokenizer:
         )
         text: str = rendered[0][0]
         return self(text, add_special_tokens=False).input_ids if tokenize else text
+
+
+def _of_file(path: Path) -> LlamaTokenizer:
+    return LlamaTokenizer(LlamaModel(path, 0, weights=False))
