@@ -116,6 +116,8 @@ class Ranks:
     def telling(self, message: Any) -> Iterator[None]:
         """Send a message to all others, and run in this context the operation that they run.
 
+        An interrupt here ends the ranks: the next use raises RanksLost.
+
         Raises:
             RanksLost: a rank has failed, is gone, or did not answer in time; or what was done here failed.
         """
@@ -126,6 +128,9 @@ class Ranks:
                 yield
             except Exception as error:
                 raise self.lost(error) from error
+            except BaseException as interrupt:  # the others have done what was left here
+                self.lost(interrupt)
+                raise
 
     def _send(self, message: Any) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -213,7 +218,7 @@ class Ranks:
         if self._closed.is_set():
             raise RanksLost("the other ranks have ended; start them again")
 
-    def lost(self, error: Exception) -> RanksLost:
+    def lost(self, error: BaseException) -> RanksLost:
         """End all ranks because of an error here: report the reason if none is known, close connections."""
         if self._lost is not None:
             return self._lost
@@ -246,7 +251,7 @@ class Ranks:
             dist.destroy_process_group()
 
 
-def _by_peers(error: Exception) -> bool:
+def _by_peers(error: BaseException) -> bool:
     """True for an error of a collective, not of the work that this rank did."""
     text = str(error).lower()
     return isinstance(error, TimeoutError | dist.DistError) or (

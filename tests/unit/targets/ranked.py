@@ -65,6 +65,8 @@ class Faulty(CausalTarget):
         if self.count == 12:
             if self.fault == "raise":
                 raise ValueError("planted")
+            if self.fault == "interrupt":
+                raise KeyboardInterrupt
             if self.fault == "die":
                 os._exit(9)
             if self.fault == "slow":
@@ -84,7 +86,11 @@ def main(mode: str, rank: int, size: int, store: str, timeout: float, fault: str
         if not ranks.leads:
             follow(inner, ranks)
             return {"ended": True}
-        found = decoded(LedTarget(inner, ranks))
+        led = LedTarget(inner, ranks)
+        try:
+            found = decoded(led)
+        except KeyboardInterrupt:
+            found = decoded(led)
         expected = decoded(CausalTarget(tiny(size)))
         ranks.close()
         return {"equal": found == expected, "sent": ranks.sent}

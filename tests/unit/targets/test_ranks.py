@@ -68,6 +68,7 @@ def test_three_processes_decode_as_one(tmp_path: Path, mode: str) -> None:
     [
         ("raise", 1, "rank 1 failed: ValueError: planted"),
         ("raise", 0, "rank 0 failed: ValueError: planted"),
+        ("interrupt", 0, "rank 0 failed: KeyboardInterrupt"),
         ("die", 1, "has lost another rank"),
         ("die", 0, "has lost another rank"),
         ("slow", 1, "had no answer from another rank for 5 s"),
