@@ -240,17 +240,20 @@ BUGS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], int]] = [
     ("match", the_same_noise_at_each_place, 1_000),
     ("rejection of a chain", rejected_token_drawn_from_q, 1_000),
     ("rejection of a chain", accept_draws_from_the_drafts_stream, 1_000),
-    ("rejection with replacement", one_accept_draw_for_siblings, 4_000),
-    ("rejection without replacement", one_accept_draw_for_siblings, 4_000),
-    ("rejection without replacement", rejected_candidate_stays_in_p, 4_000),
     ("rejection without replacement", p_is_not_normalised, 4_000),
     ("rejection of a top-k tree", chosen_tokens_taken_for_sampled, 1_000),
-    ("block", accept_draws_keyed_by_position, 10_000),
     ("block", accept_draws_from_the_drafts_stream, 1_000),
 ]
 SLOW_BUGS = [
-    pytest.param(case, one_accept_draw_for_siblings, 4_000, marks=pytest.mark.slow)
-    for case in ("spectr", "traversal")
+    pytest.param(*bug, marks=pytest.mark.slow)
+    for bug in (
+        ("rejection with replacement", one_accept_draw_for_siblings, 4_000),
+        ("rejection without replacement", one_accept_draw_for_siblings, 4_000),
+        ("rejection without replacement", rejected_candidate_stays_in_p, 4_000),
+        ("block", accept_draws_keyed_by_position, 10_000),
+        ("spectr", one_accept_draw_for_siblings, 4_000),
+        ("traversal", one_accept_draw_for_siblings, 4_000),
+    )
 ]
 
 
