@@ -24,6 +24,7 @@ from outpace.train.data import Document
 from outpace.train.metric import Replay
 from outpace.train.objectives import objective
 from outpace.train.reading import read_batch
+from parts import first
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
 LONG = SamplingParams(max_new_tokens=41, ignore_eos=True)
@@ -146,7 +147,7 @@ def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: 
         assert 0 < sum(g.stats.accepted for g in found) < sum(g.stats.drafted for g in found)
 
 
-@pytest.mark.parametrize("drafted", [0, 30])
+@pytest.mark.parametrize("drafted", first(1, [0, 30]))
 def test_with_attention_it_keeps_the_contract(drafted: int, tmp_path: Path) -> None:
     model = target()
     adapter_of("attention", model, drafted).save(tmp_path)
