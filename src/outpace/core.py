@@ -91,7 +91,7 @@ def in_progress(call: FrameType) -> bool:
     return frame is not None
 
 
-_INTEGERS = ("max_new_tokens", "top_k", "seed", "logprobs")
+_INTEGERS = ("max_new_tokens", "top_k", "seed", "logprobs", "min_tokens")
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -154,9 +154,14 @@ class SamplingParams:
         seed: key of the noise, 0 <= seed < 2**64; None draws one, and the generation reports it. Prompts
             with the same seed use the same noise.
         stop: strings that end the output (the engine then needs a tokenizer). They are matched against
-            the text without special tokens; put special tokens into ``stop_token_ids``.
-        stop_token_ids: tokens that end the output, besides the model's end-of-sequence tokens.
+            the text without special tokens; put special tokens into ``stop_token_ids``. The one that is
+            complete first ends the output, and is not in its text.
+        stop_token_ids: tokens that end the output, besides the model's end-of-sequence tokens. The token
+            that ends an output is among its tokens, but not in its text.
         ignore_eos: continue past the model's end-of-sequence tokens.
+        min_tokens: number of tokens, at most ``max_new_tokens``, before which nothing of the above ends the
+            output: end-of-sequence tokens, also ignored ones, and ``stop_token_ids`` are excluded, and stop
+            strings that are complete by then do not count.
         logprobs: number of alternatives to report beside each emitted token's own log probability, from
             the raw distribution, before any processing; None reports no log probabilities.
         logits_processors: transformers' logits processors, called as
@@ -177,6 +182,7 @@ class SamplingParams:
     stop: str | Seq[str] = ()
     stop_token_ids: Seq[int] = ()
     ignore_eos: bool = False
+    min_tokens: int = 0
     logprobs: int | None = None
     logits_processors: Seq[LogitsProcessor] = ()
     speculation: Speculation | str | None = None
@@ -185,6 +191,8 @@ class SamplingParams:
         self._convert()
         stop = self.stop
         self._check("max_new_tokens", self.max_new_tokens >= 0, "at least 0")
+        most = self.max_new_tokens
+        self._check("min_tokens", 0 <= self.min_tokens <= most, f"between 0 and max_new_tokens, {most},")
         self._check("temperature", 0 <= self.temperature < math.inf, "a finite number of at least 0")
         self._check("top_k", self.top_k >= 0, "at least 0 (0 keeps every token)")
         self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")

@@ -13,7 +13,7 @@ from outpace.core import OutpaceError
 
 TOKENS_ONLY = (
     "ranks that share drafts exchange the target's tokens, not its logits: use verifier='match' without "
-    "logits processors and logprobs, or one rank"
+    "logits processors, min_tokens and logprobs, or one rank"
 )
 
 

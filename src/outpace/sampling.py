@@ -350,6 +350,27 @@ def penalised(
     return scores - torch.where(times > 0, presence + frequency * times, 0.0)
 
 
+@dataclass(frozen=True)
+class NoEnd:
+    """Logits processor that excludes the tokens which end an output from its first tokens.
+
+    Attributes:
+        start: number of tokens before the output.
+        least: number of tokens of the output before which none may end it.
+        ends: the tokens that end it.
+    """
+
+    start: int
+    least: int
+    ends: tuple[int, ...]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Scores [1, vocabulary] after input_ids [1, n]."""
+        if input_ids.shape[-1] - self.start >= self.least:
+            return scores
+        return scores.index_fill(-1, torch.tensor(self.ends, device=scores.device), -torch.inf)
+
+
 def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) -> Tensor:
     rows = scores[None]
     for processor in processors:

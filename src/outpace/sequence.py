@@ -138,10 +138,9 @@ class Sequence:
         self.tokens.append(token)
         self.steps.append(self.stats.steps + 1)
         self.processor.observe(token)
-        stop_string = self.text is not None and self.text.push(token)
-        if token in self.eos_token_ids:
+        if token in self.eos_token_ids:  # which is not in the text, nor is a stop token
             self.finish_reason = "eos"
-        elif stop_string or token in self.params.stop_token_ids:
+        elif token in self.params.stop_token_ids or (self.text is not None and self.text.push(token)):
             self.finish_reason = "stop"
         elif self.criteria is not None and self.criteria(self.tokens):
             self.finish_reason = "stop"

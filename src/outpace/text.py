@@ -23,11 +23,16 @@ class TextStream:
     character.
 
     With stop strings each token is decoded as it arrives; otherwise only when the text is read.
+
+    Args:
+        least: number of tokens whose text completes no stop string; later tokens may complete one that begins
+            in it.
     """
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()) -> None:
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), least: int = 0) -> None:
         self._tokenizer = tokenizer
         self._stops = tuple(stops)
+        self._least = least
         self._tokens: list[int] = []
         self._start = 0  # decodings begin at this token ...
         self._read = 0  # ... and the tokens before this one are in `_text`
@@ -70,17 +75,21 @@ class TextStream:
         self._text += new[len(old) :]
         self._read = len(self._tokens)
         self._start = max(self._start, self._read - _CONTEXT)
-        self._cut(searched)
+        if len(self._tokens) > self._least:
+            self._cut(searched)
 
     def _cut(self, searched: int) -> None:
-        """Cut the text at the earliest stop string that ends after the first ``searched`` characters."""
+        """Cut the text at the stop string that ends first after the first ``searched`` characters.
+
+        Of several that end there, at the longest: the text then contains no part of any.
+        """
         found = [
-            place
+            (place + len(stop), place)
             for stop in self._stops
             if (place := self._text.find(stop, max(0, searched - len(stop) + 1))) >= 0
         ]
         if found:
-            self._text = self._text[: min(found)]
+            self._text = self._text[: min(found)[1]]
             self.stopped = True
 
     def release(self, final: bool = False) -> str:

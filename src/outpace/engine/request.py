@@ -6,7 +6,7 @@ import operator
 import secrets
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from outpace.cache import Cache
@@ -15,7 +15,7 @@ from outpace.engine.drafting import Drafting
 from outpace.engine.observer import Observer
 from outpace.logits import TOKENS_ONLY
 from outpace.policy.governor import Policy
-from outpace.sampling import Key
+from outpace.sampling import Key, NoEnd
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.text import TextStream, Tokenizer
@@ -66,12 +66,12 @@ class Requests:
         tokens = token_ids(prompt)
         check_prompt(tokens, target)
         check_ids(params, target)
+        params = not_ending_early(params, len(tokens), target)
         check_processors(params, self.verifier)
         check_told_params(params, target)
         drafting = drafting_of(params, self.draftings)
         check_seed(params, self.verifier, drafting.policy, self.observer)
-        if params.stop and self.tokenizer is None:
-            raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
+        text = self._text(params)
         seed = secrets.randbits(64) if params.seed is None else params.seed
         texts = reference_ids(references, target, drafting.drafter.reads_references)
         began = self.clock()
@@ -87,7 +87,7 @@ class Requests:
             Key(seed, coupled=self.verifier.coupled),
             limit=output_limit(len(tokens), params, target, cache),
             eos_token_ids=frozenset() if params.ignore_eos else target.eos_token_ids,
-            text=None if self.tokenizer is None else TextStream(self.tokenizer, params.stop),
+            text=text,
             criteria=criteria,
             references=texts,
             output=output_ids(output, target),
@@ -100,6 +100,18 @@ class Requests:
             sequence.stats.promise, sequence.stats.inexact = target.promise, target.inexact
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
+
+    def _text(self, params: SamplingParams) -> TextStream | None:
+        """The decoder of an output, if there is a tokenizer.
+
+        Raises:
+            OutpaceError: there is none, and stop strings need one.
+        """
+        if self.tokenizer is not None:
+            return TextStream(self.tokenizer, params.stop, params.min_tokens)
+        if params.stop:
+            raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
+        return None
 
 
 def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]) -> Drafting:
@@ -195,11 +207,20 @@ def check_ids(params: SamplingParams, target: TargetModel) -> None:
     check_vocabulary(params.stop_token_ids, target, "stop_token_ids: ")
 
 
+def not_ending_early(params: SamplingParams, prompt_length: int, target: TargetModel) -> SamplingParams:
+    """The parameters with a processor that keeps ``min_tokens``, if it is given."""
+    ends = tuple(sorted({*params.stop_token_ids, *target.eos_token_ids}))
+    if not (params.min_tokens and ends):
+        return params
+    keep = NoEnd(prompt_length, params.min_tokens, ends)
+    return replace(params, logits_processors=(*params.logits_processors, keep))
+
+
 def check_processors(params: SamplingParams, verifier: Verifier) -> None:
     if params.logits_processors and verifier.ahead:
         raise OutpaceError(
-            f"logits_processors see emitted tokens only, but verifier={verifier.name!r} looks further ahead; "
-            "use verifier='match' or 'rejection'"
+            f"logits_processors see emitted tokens only, and min_tokens is one, but "
+            f"verifier={verifier.name!r} looks further ahead; use verifier='match' or 'rejection'"
         )
 
 

@@ -206,13 +206,19 @@ def _endpoint(api: Callable[..., Awaitable[Response]], kind: type[Any]) -> Calla
 async def _tokenize(service: Service, body: wire.Tokenize, tenant: str | None) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise Refused(400, "give prompt or messages", "prompt")
+    if body.messages is not None and body.add_special_tokens:
+        raise Refused(400, "the template adds the special tokens; leave it out", "add_special_tokens")
+    if body.prompt is not None and body.add_generation_prompt:
+        raise Refused(400, "a prompt has none; give messages, or leave it out", "add_generation_prompt")
 
     async def read() -> Response:
         if body.prompt is not None:
-            tokens = await service.tokens(body.prompt, body.add_special_tokens)
+            tokens = await service.tokens(body.prompt, body.add_special_tokens is not False)
         else:
             turns = await asyncio.to_thread(lambda: [template_message(one) for one in body.messages or ()])
-            tokens = await service.conversation(turns, add_generation_prompt=body.add_generation_prompt)
+            tokens = await service.conversation(
+                turns, add_generation_prompt=body.add_generation_prompt is not False
+            )
         return await asyncio.to_thread(written, tokens)
 
     def written(tokens: list[int]) -> Response:

@@ -27,7 +27,6 @@ class Ask:
         n: number of choices per prompt.
         schema: the JSON schema of the text; None for any text.
         prediction: a text that the output may repeat, as token ids.
-        min_tokens: minimum number of tokens of the output.
         salt: requests with the same salt share cached rows and drafters' memory.
         trace: record the steps.
     """
@@ -37,7 +36,6 @@ class Ask:
     n: int = 1
     schema: dict[str, Any] | None = None
     prediction: Seq[int] | None = None
-    min_tokens: int = 0
     salt: str | None = None
     trace: bool = False
 
@@ -101,7 +99,14 @@ class Defaults:
 
 
 def openai_params(body: wire.OpenAI, defaults: Defaults, room: int, logprobs: int | None) -> SamplingParams:
-    """Sampling parameters of a request to chat or completions."""
+    """Sampling parameters of a request to chat or completions.
+
+    Raises:
+        Refused: there is a wrong bias, or more tokens must be emitted than may be.
+    """
+    if body.min_tokens > room:
+        message = f"min_tokens is {body.min_tokens}, but at most {room} tokens are emitted; lower it"
+        raise Refused(400, message, "min_tokens")
     return defaults.params(
         body,
         max_new_tokens=room,
@@ -112,6 +117,7 @@ def openai_params(body: wire.OpenAI, defaults: Defaults, room: int, logprobs: in
         stop=body.stop,
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,
+        min_tokens=body.min_tokens,
         logprobs=logprobs,
     )
 

@@ -57,7 +57,6 @@ async def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
         body.n or 1,
         schema,
         prediction,
-        body.min_tokens,
         salted(salt, body),
         body.trace,
     )
@@ -125,9 +124,11 @@ def _called(body: wire.Chat) -> list[wire.Function]:
     """The functions of which the answer must call one.
 
     Raises:
-        Refused: it is not among the tools, or its name is none.
+        Refused: it is not among the tools, there are none, or its name is none.
     """
     choice, tools = body.tool_choice, [tool.function for tool in body.tools or ()]
+    if choice == "auto" and not tools:
+        raise Refused(400, "tool_choice needs tools; leave it out", "tool_choice")
     if choice in (None, "none", "auto"):
         return []
     if isinstance(choice, wire.NamedTool):
@@ -247,6 +248,8 @@ class _Writer(Writer):
             _tool_call(new_id("call_"), call["function"]["name"], json.dumps(call["function"]["arguments"]))
             for call in parsed.get("tool_calls") or ()
         ]
+        if self._body.parallel_tool_calls is False:
+            calls = calls[:1]
         return found | ({"tool_calls": calls} if calls else {})
 
     def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:

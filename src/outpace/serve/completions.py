@@ -75,7 +75,6 @@ async def _ask(service: Service, body: wire.Completions, salt: str | None) -> As
         prompts,
         openai_params(body, service.defaults, room, body.logprobs),
         body.n or 1,
-        min_tokens=body.min_tokens,
         salt=salted(salt, body),
         trace=body.trace,
     )
@@ -94,6 +93,7 @@ class _Writer(Writer):
         self._prompts = _prompts(service, body)
         self._decode = service.model.tokenizer.decode
         self._offsets = dict[int, int]()
+        self._begun = set[int]()
 
     def _echo(self, index: int) -> str:
         """The prompt's text, if requested."""
@@ -146,7 +146,7 @@ class _Writer(Writer):
     def _first(self) -> Iterator[dict[str, Any]]:
         if self._body.echo:
             for index in range(len(self._run.choices)):
-                piece = _piece(index, self._echo(index))
+                piece = _piece(index, self._echo(index)) | self._prompt_ids(index)
                 if self._scores:
                     piece["logprobs"] = self._logprobs(index, self._echoed(index))
                 yield {"choices": [piece]}
@@ -155,7 +155,14 @@ class _Writer(Writer):
         more = self._details(one, self._body.logprobs is not None)
         if one.text or more or one.end is not None:
             reason = None if one.end is None else FINISH[one.end.finish_reason]
-            yield _piece(one.index, one.text, reason) | more
+            yield _piece(one.index, one.text, reason) | self._prompt_ids(one.index) | more
+
+    def _prompt_ids(self, index: int) -> dict[str, Any]:
+        """The prompt's token ids in the first chunk of a choice, if requested."""
+        if not self._body.return_token_ids or index in self._begun:
+            return {}
+        self._begun.add(index)
+        return {"prompt_token_ids": self._run.ask.prompts[index // self._run.ask.n]}
 
 
 def _piece(index: int, text: str, reason: str | None = None) -> dict[str, Any]:

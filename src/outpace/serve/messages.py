@@ -56,8 +56,25 @@ def error_body(refused: Refused) -> dict[str, Any]:
 
 
 async def _prompt(service: Service, body: wire.Messages | wire.CountTokens) -> list[int]:
+    """Token ids up to the answer, which continues a last message of the assistant."""
+    turns = await asyncio.to_thread(_turns, body)
+    if turns[-1]["role"] != "assistant":
+        return await service.conversation(turns)
+    if not turns[-1]["content"]:
+        return await service.conversation(turns[:-1])
+    return await service.conversation(turns, add_generation_prompt=False, continue_final_message=True)
+
+
+def _turns(body: wire.Messages | wire.CountTokens) -> list[dict[str, str]]:
+    """The conversation, of which messages of one role that follow one another are one turn."""
     system = None if body.system is None else plain_text(body.system)
-    return await service.conversation(await asyncio.to_thread(turns_of, body.messages, system))
+    turns = list[dict[str, str]]()
+    for turn in turns_of(body.messages, system):
+        if turns and turns[-1]["role"] == turn["role"]:
+            turns[-1]["content"] += f"\n{turn['content']}"
+        else:
+            turns.append(turn)
+    return turns
 
 
 def _head(service: Service, body: wire.Messages) -> dict[str, Any]:
@@ -79,7 +96,7 @@ def _stop(service: Service, body: wire.Messages, one: Generation) -> dict[str, A
         return {"stop_reason": "max_tokens" if one.finish_reason == "length" else "end_turn"}
     whole = service.model.tokenizer.decode(one.tokens, skip_special_tokens=True)
     rest = whole[len(one.text or "") :]
-    found = next((stop for stop in body.stop_sequences or () if rest.startswith(stop)), None)
+    found = min((stop for stop in body.stop_sequences or () if rest.startswith(stop)), key=len, default=None)
     return {"stop_reason": "stop_sequence", "stop_sequence": found}
 
 

@@ -20,8 +20,6 @@ from outpace.serve.shapes import Stream, answer, event, extras, new_id, usage
 
 async def responses(service: Service, body: wire.Responses, salt: str | None) -> Response:
     """Handle a request for a response."""
-    if body.store:
-        raise Refused(400, "nothing is stored here; leave store out, or give false", "store")
     run = await service.start(1, lambda: _ask(service, body, salt))
     writer = _Writer(service, body, run)
     if body.stream:

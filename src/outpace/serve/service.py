@@ -11,10 +11,9 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 import anyio
-from transformers import MinNewTokensLengthLogitsProcessor
 
 from outpace._version import __version__
-from outpace.core import OutpaceError, SamplingParams
+from outpace.core import OutpaceError
 from outpace.drafters.none import NoDraft
 from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
@@ -275,8 +274,6 @@ class Service:
                 params, speculation=replace(drafts, drafter=name, memory=drafts.memory or ask.salt)
             )
             criteria = None
-            if ask.min_tokens:
-                params = replace(params, logits_processors=[self._at_least(ask, len(prompt), params)])
             if matcher is not None:
                 grammar = Grammar(matcher, len(prompt))
                 params = replace(params, logits_processors=[grammar])
@@ -319,10 +316,6 @@ class Service:
             f"the drafter {name!r} cannot draft from a prediction; leave speculation out, for drafts of "
             f"{own!r} and of the prediction"
         )
-
-    def _at_least(self, ask: Ask, prompt: int, params: SamplingParams) -> MinNewTokensLengthLogitsProcessor:
-        ends = sorted({*params.stop_token_ids, *self.model.target.eos_token_ids})
-        return MinNewTokensLengthLogitsProcessor(prompt, ask.min_tokens, ends, device=self.model.device)
 
     # -- ending ------------------------------------------------------------------------------------------
 

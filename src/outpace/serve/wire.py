@@ -10,6 +10,7 @@ from itertools import islice
 from typing import Annotated, Any, Literal
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -46,6 +47,17 @@ def _text_alone(content: Any) -> Any:
         if isinstance(kind, str) and kind.startswith(_NOT_TEXT):
             raise PydanticCustomError("not_text", "this server takes text, not {kind}", {"kind": repr(kind)})
     return content
+
+
+def _off(remedy: str) -> AfterValidator:
+    """A check that refuses true, for what a client would rely on and this server does not do."""
+
+    def check(given: bool | None) -> bool | None:
+        if given:
+            raise PydanticCustomError("not_done", remedy)
+        return given
+
+    return AfterValidator(check)
 
 
 _NOT_TEXT = ("image", "input_image", "input_audio", "audio", "video", "file", "input_file", "document")
@@ -135,7 +147,7 @@ class AnthropicFailure(Wire):
 class StreamOptions(Wire):
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: bool = False
+    include_obfuscation: Annotated[bool, _off("not done here; leave it out, or give false")] = False
 
 
 class Speculate(Wire):
@@ -151,7 +163,7 @@ class Sampled(Wire):
 
     model: str | None = None
     stream: bool | None = False
-    temperature: Annotated[float, Field(ge=0)] | None = None
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[Int, Field(ge=-1, le=2**31)] | None = None
     # outpace's own
@@ -163,7 +175,7 @@ class Labelled(Sampled):
     """Fields of OpenAI's requests that have no effect on the text."""
 
     user: str | None = None
-    store: bool | None = None
+    store: Annotated[bool | None, _off("nothing is stored here; leave store out, or give false")] = None
     metadata: Object | None = None
     service_tier: str | None = None
     safety_identifier: str | None = None
@@ -188,7 +200,7 @@ class OpenAI(Labelled):
     min_tokens: Count = 0
     stop_token_ids: EndTokens | None = None
     return_token_ids: bool | None = False
-    cache_salt: str | None = None
+    cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     # outpace's own
     trace: bool = False
     prompt_cache_retention: str | None = None  # without an effect on the text
@@ -300,7 +312,7 @@ class Chat(OpenAI):
     logprobs: bool | None = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     response_format: Format | None = None
-    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
@@ -315,8 +327,8 @@ class Tokenize(Wire):
     model: str | None = None
     prompt: str | None = None
     messages: Conversation | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
+    add_special_tokens: bool | None = None  # by default to a prompt, since templates contain them
+    add_generation_prompt: bool | None = None  # of messages, by default
     return_token_strs: bool | None = False
 
 
@@ -349,6 +361,7 @@ class Messages(Sampled):
     messages: AnthropicTurns
     system: str | TextParts | None = None
     max_tokens: Most
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     stop_sequences: Stops | None = None
     metadata: Object | None = None
     service_tier: str | None = None
