@@ -5,7 +5,6 @@ Imports nothing from outpace, so that every module may import it.
 
 from __future__ import annotations
 
-import math
 import operator
 import re
 import sys
@@ -101,6 +100,7 @@ _NUMBERS = (
     "frequency_penalty",
 )
 _OPTIONAL = ("seed", "logprobs")
+_LARGE = 1e30  # with which float32 can still be multiplied and divided
 
 
 @dataclass(frozen=True)
@@ -193,15 +193,16 @@ class SamplingParams:
         self._check("max_new_tokens", self.max_new_tokens >= 0, "at least 0")
         most = self.max_new_tokens
         self._check("min_tokens", 0 <= self.min_tokens <= most, f"between 0 and max_new_tokens, {most},")
-        self._check("temperature", 0 <= self.temperature < math.inf, "a finite number of at least 0")
+        self._check("temperature", 0 <= self.temperature <= _LARGE, f"between 0 and {_LARGE:g}")
         self._check("top_k", self.top_k >= 0, "at least 0 (0 keeps every token)")
         self._check("top_p", 0 < self.top_p <= 1, "above 0 and at most 1")
         self._check("min_p", 0 <= self.min_p <= 1, "between 0 and 1")
-        self._check("repetition_penalty", 0 < self.repetition_penalty < math.inf, "a finite number above 0")
-        self._check("presence_penalty", math.isfinite(self.presence_penalty), "a finite number")
-        self._check("frequency_penalty", math.isfinite(self.frequency_penalty), "a finite number")
+        repetition = 1 / _LARGE <= self.repetition_penalty <= _LARGE
+        self._check("repetition_penalty", repetition, f"above 0, between {1 / _LARGE:g} and {_LARGE:g}")
+        for name in ("presence_penalty", "frequency_penalty"):
+            self._check(name, abs(getattr(self, name)) <= _LARGE, f"between {-_LARGE:g} and {_LARGE:g}")
         bias = (self.logit_bias or {}).values()
-        self._check("logit_bias", all(value < math.inf for value in bias), "numbers below infinity")
+        self._check("logit_bias", all(value <= _LARGE for value in bias), f"numbers of at most {_LARGE:g}")
         self._check("seed", self.seed is None or 0 <= self.seed < 2**64, "None or at least 0 and below 2**64")
         self._check(
             "stop", all(isinstance(text, str) and text for text in stop), "strings that are not empty"
