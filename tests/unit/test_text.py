@@ -85,6 +85,17 @@ def test_a_stop_string_in_the_middle_of_a_token_cuts_there() -> None:
     assert stream.text == "one "
 
 
+@pytest.mark.parametrize(
+    ("stops", "text"), [(["END m", "ND"], "one E"), (["ND", "END m"], "one E"), (["D", "ND", "END"], "one ")]
+)
+def test_which_stop_string_ends_the_text_does_not_depend_on_its_tokens(stops: list[str], text: str) -> None:
+    words, letters = TextStream(Words(), stops), TextStream(Bytes(), stops)
+    words.push(0)
+    assert words.push(1) and words.text == text
+    _feed(letters, "one END more")
+    assert letters.text == text
+
+
 class Counting(Bytes):
     """Counts what is decoded."""
 
