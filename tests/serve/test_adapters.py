@@ -98,7 +98,10 @@ def test_a_call_is_read_from_pieces_of_any_size(size: int) -> None:
 def test_tools_are_read_by_the_tokenizers_own_template(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         tokenizer = model().tokenizer
-        calls = [{"type": "function", "function": {"name": "time", "arguments": {"zone": "utc"}}}]
+        calls = [
+            {"type": "function", "function": {"name": "time", "arguments": {"zone": zone}}}
+            for zone in ("utc", "cet")
+        ]
         parsed = {"role": "assistant", "content": "Well.", "tool_calls": calls}
         seen = []
 
@@ -113,13 +116,16 @@ def test_tools_are_read_by_the_tokenizers_own_template(monkeypatch: pytest.Monke
             (found,) = (await client.chat(**asked).json())["choices"]
             assert found["message"]["content"] == "Well." and found["finish_reason"] == "tool_calls"
             assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"]) == {"zone": "utc"}
+            assert len(found["message"]["tool_calls"]) == 2
+            (alone,) = (await client.chat(parallel_tool_calls=False, **asked).json())["choices"]
+            assert len(alone["message"]["tool_calls"]) == 1
             *chunks, _ = await client.chat(stream=True, **asked).events()
             (delta,) = [c["choices"][0]["delta"] for c in chunks if "tool_calls" in c["choices"][0]["delta"]]
             assert delta["content"] == "Well." and delta["tool_calls"][0]["function"]["name"] == "time"
             assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
             text = (await client.chat(tool_choice="none", **asked).json())["choices"][0]
             assert text["finish_reason"] == "length"
-        assert seen == [(5, True, "weather")] * 2
+        assert seen == [(5, True, "weather")] * 3
 
     run(main)
 

@@ -1,0 +1,230 @@
+"""Fields borrowed from OpenAI, vLLM and Anthropic keep their owners' rules, at the edges too."""
+
+from __future__ import annotations
+
+from itertools import chain
+from typing import Any
+
+import pytest
+
+from outpace.core import SamplingParams
+from outpace.engine.engine import Engine
+from serving import STORY, Client, model, run, serving
+
+CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
+TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    (CHAT, {"temperature": 2.1}, "temperature"),
+    (CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
+    (CHAT, {"presence_penalty": 2.1}, "presence_penalty"),
+    (CHAT, {"frequency_penalty": -2.1}, "frequency_penalty"),
+    (CHAT, {"min_p": 1.1}, "min_p"),
+    (CHAT, {"top_k": -2}, "top_k"),
+    (CHAT, {"top_p": 1.1}, "top_p"),
+    (CHAT, {"n": 0}, "n"),
+    (CHAT, {"seed": 2**64}, "seed"),
+    (CHAT, {"seed": 0.5}, "seed"),
+    (CHAT, {"max_tokens": 0}, "max_tokens"),
+    (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
+    (CHAT, {"min_tokens": -1}, "min_tokens"),
+    (CHAT, {"min_tokens": None}, "min_tokens"),
+    (CHAT, {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
+    (CHAT, {"min_tokens": 4096}, "min_tokens"),
+    (CHAT, {"min_tokens": 1, "response_format": {"type": "json_object"}}, "min_tokens"),
+    (CHAT, {"stop": ""}, "stop"),
+    (CHAT, {"stop": ["a", ""]}, "stop"),
+    (CHAT, {"stop": [None]}, "stop"),
+    (CHAT, {"stop": 5}, "stop"),
+    (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids"),
+    (CHAT, {"stop_token_ids": ["5"]}, "stop_token_ids"),
+    (CHAT, {"ignore_eos": None}, "ignore_eos"),
+    (CHAT, {"logit_bias": {"5": 101}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"5": -101}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"5.0": 1}}, "logit_bias"),
+    (CHAT, {"logit_bias": {"-5": 1}}, "logit_bias"),
+    (CHAT, {"logit_bias": [5]}, "logit_bias"),
+    (CHAT, {"logprobs": 1}, "logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+    (CHAT, {"logprobs": True, "top_logprobs": -1}, "top_logprobs"),
+    (CHAT, {"logprobs": False, "top_logprobs": 0}, "top_logprobs"),
+    (CHAT, {"tools": []}, "tools"),
+    (CHAT, {"tool_choice": "auto"}, "tool_choice"),
+    (CHAT, {"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
+    (CHAT, {"stream": True, "stream_options": {"include_obfuscation": True}}, "stream_options"),
+    (CHAT, {"stream_options": {"include_usage": True}}, "stream_options"),
+    (CHAT, {"store": True}, "store"),
+    (CHAT, {"cache_salt": ""}, "cache_salt"),
+    (CHAT, {"verbosity": "low"}, "verbosity"),
+    (CHAT, {"modalities": ["text", "audio"]}, "modalities"),
+    (CHAT, {"prediction": {"type": "content", "content": None}}, "prediction"),
+    (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
+    (CHAT, {"reasoning_effort": "low"}, "reasoning_effort"),
+    (CHAT, {"include_stop_str_in_output": True}, "include_stop_str_in_output"),
+    (CHAT, {"continue_final_message": True}, "continue_final_message"),
+    (CHAT, {"n_predict": 4}, "n_predict"),
+    (TEXT, {"prompt": "a", "best_of": 0}, "best_of"),
+    (TEXT, {"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
+    (TEXT, {"prompt": "a", "logprobs": -1}, "logprobs"),
+    (TEXT, {"prompt": "a", "logprobs": 21}, "logprobs"),
+    (TEXT, {"prompt": "a", "logprobs": True}, "logprobs"),
+    (TEXT, {"prompt": "a", "max_tokens": 0, "min_tokens": 1}, "min_tokens"),
+    (TEXT, {"prompt": "a", "store": True}, "store"),
+    ("/v1/responses", {"input": "a", "store": True}, "store"),
+    ("/v1/responses", {"input": "a", "truncation": "auto"}, "truncation"),
+    ("/v1/responses", {"input": "a", "max_output_tokens": 0}, "max_output_tokens"),
+    ("/tokenize", {"messages": STORY, "add_special_tokens": True}, "add_special_tokens"),
+    ("/tokenize", {"prompt": "a", "add_generation_prompt": True}, "add_generation_prompt"),
+]
+TAKEN: list[tuple[str, dict[str, Any]]] = [
+    (CHAT, {"temperature": 2, "seed": -1, "top_k": -1, "top_p": 0, "min_p": 1}),
+    (CHAT, {"stop": [], "logit_bias": {}, "stop_token_ids": [], "n": None, "seed": None}),
+    (CHAT, {"stop": None, "logit_bias": None, "stop_token_ids": None, "tools": None, "tool_choice": None}),
+    (CHAT, {"logit_bias": {"5": -100, "6": 100.0}, "presence_penalty": -2, "frequency_penalty": 2.0}),
+    (CHAT, {"logprobs": True, "top_logprobs": 0}),
+    (CHAT, {"logprobs": None, "top_logprobs": None, "response_format": {"type": "text"}, "store": False}),
+    (CHAT, {"tool_choice": "none", "parallel_tool_calls": True}),
+    (CHAT, {"user": "x", "service_tier": "priority", "metadata": {"a": "b"}, "prompt_cache_key": "y"}),
+    (CHAT, {"min_tokens": 2, "max_tokens": 2.0, "ignore_eos": True}),
+    (TEXT, {"prompt": "a", "suffix": "", "best_of": 1, "max_tokens": 0, "logprobs": 0}),
+    (TEXT, {"prompt": "a", "suffix": None, "best_of": None, "max_tokens": None, "echo": None}),
+    (MESSAGES, {"messages": STORY, "temperature": 1, "top_k": 0, "metadata": {"user_id": "x"}}),
+    ("/tokenize", {"messages": STORY, "add_special_tokens": False, "add_generation_prompt": False}),
+    ("/tokenize", {"prompt": "a", "add_special_tokens": False}),
+]
+
+
+def _send(client: Client, path: str, body: dict[str, Any]) -> Any:
+    own = {CHAT: {"messages": STORY, "max_tokens": 2}, MESSAGES: {"max_tokens": 2}}.get(path, {})
+    if "max_completion_tokens" not in body and body.get("min_tokens") == 4096:
+        own = {"messages": STORY}
+    return client.send(path, {**own, **body})
+
+
+def test_values_at_the_bounds_and_beyond() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            for path, body, param in REFUSED:
+                exchange = _send(client, path, body)
+                error = (await exchange.json())["error"]
+                assert (exchange.status, error["param"]) == (400, param), (body, error)
+            for body, field in (({"temperature": 1.1}, "temperature"), ({"max_tokens": 0}, "max_tokens")):
+                exchange = _send(client, MESSAGES, {"messages": STORY, **body})
+                assert field in (await exchange.json())["error"]["message"] and exchange.status == 400
+            for path, body in TAKEN:
+                exchange = _send(client, path, body)
+                assert exchange.status == 200 or "error" not in await exchange.json(), body
+
+    run(main)
+
+
+def _story(**params: Any) -> Any:
+    engine = Engine(model().target, tokenizer=model().tokenizer)
+    (found,) = engine.generate([model().encode_chat(STORY)], SamplingParams(**params))
+    return found
+
+
+def test_a_stop_string_before_min_tokens_does_not_count_drafted_and_plain() -> None:
+    async def main() -> None:
+        whole = _story(max_new_tokens=20, ignore_eos=True)
+        early, late = (str(model().tokenizer.decode(whole.tokens[at : at + 2])) for at in (2, 15))
+        asked = {"max_tokens": 20, "ignore_eos": True, "stop": [early, late], "return_token_ids": True}
+        prediction = {"type": "content", "content": whole.text}
+        async with serving() as client:
+            for least, end in ((0, early), (3, early), (4, late), (16, late), (17, None), (20, None)):
+                for how in ({"speculation": "off"}, {"prediction": prediction}):
+                    (choice,) = (await client.chat(min_tokens=least, **asked, **how).json())["choices"]
+                    text, tokens = choice["message"]["content"], choice["token_ids"]
+                    assert whole.tokens[: len(tokens)] == tokens
+                    assert text == (whole.text if end is None else whole.text[: whole.text.index(end)]), least
+                    assert choice["finish_reason"] == ("length" if end is None else "stop")
+
+    run(main)
+
+
+@pytest.mark.parametrize("field", ["stop", "stop_token_ids"])
+def test_what_ends_a_text_is_not_in_it_but_in_its_tokens(field: str) -> None:
+    async def main() -> None:
+        whole = _story(max_new_tokens=12)
+        word = str(model().tokenizer.decode(whole.tokens[6:7]))
+        cut = whole.text[: whole.text.index(word)]
+        ends = {field: [whole.tokens[6]] if field == "stop_token_ids" else [word]}
+        asked = {"max_tokens": 12, "logprobs": True, "return_token_ids": True, **ends}
+        async with serving() as client:
+            (choice,) = (await client.chat(**asked).json())["choices"]
+            assert choice["message"]["content"] == cut and choice["finish_reason"] == "stop"
+            assert choice["token_ids"] == whole.tokens[:7]
+            assert len(choice["logprobs"]["content"]) == 7
+            *chunks, _ = await client.chat(stream=True, **asked).events()
+            deltas = [chunk["choices"][0] for chunk in chunks]
+            assert "".join(one["delta"].get("content", "") for one in deltas) == cut
+            assert list(chain(*(one.get("token_ids", ()) for one in deltas))) == whole.tokens[:7]
+
+    run(main)
+
+
+@pytest.mark.parametrize("echo", [False, True])
+def test_a_streams_first_chunk_has_the_prompts_tokens(echo: bool) -> None:
+    async def main() -> None:
+        prompts = [model().tokens(text) for text in ("The dog", "A cat sat")]
+        async with serving() as client:
+            asked = {"n": 2, "max_tokens": 4, "stream": True, "return_token_ids": True, "echo": echo}
+            *chunks, _ = await client.complete(prompts, **asked).events()
+            for index in range(4):
+                own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+                assert own[0].get("prompt_token_ids") == prompts[index // 2]
+                assert not any("prompt_token_ids" in one for one in own[1:])
+
+    run(main)
+
+
+# -- Anthropic's -----------------------------------------------------------------------------------------
+
+
+def test_a_last_message_of_the_assistant_is_continued() -> None:
+    async def main() -> None:
+        rendered = model().render([*STORY, {"role": "assistant", "content": "Once upon a"}])
+        ids = model().plain_tokens(rendered[: rendered.index("Once upon a") + len("Once upon a")])
+        engine = Engine(model().target, tokenizer=model().tokenizer)
+        (whole,) = engine.generate([ids], SamplingParams(max_new_tokens=8))
+        async with serving() as client:
+            for begun, prompt, text in (
+                ("Once upon a", ids, whole.text),
+                ("", model().encode_chat(STORY), _story(max_new_tokens=8).text),
+            ):
+                said = [*STORY, {"role": "assistant", "content": begun}]
+                asked = {"messages": said, "max_tokens": 8, "temperature": 0}
+                found = await client.send(MESSAGES, asked).json()
+                assert found["content"][0]["text"] == text
+                assert found["usage"]["input_tokens"] == len(prompt)
+                counted = await client.send(f"{MESSAGES}/count_tokens", {"messages": said}).json()
+                assert counted == {"input_tokens": len(prompt)}
+
+    run(main)
+
+
+def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
+    async def main() -> None:
+        said = [{"role": "user", "content": text} for text in ("Tell me a story.", "About a dog.")]
+        joined = [{"role": "user", "content": "Tell me a story.\nAbout a dog."}]
+        async with serving() as client:
+            found = await client.send(f"{MESSAGES}/count_tokens", {"messages": said}).json()
+            assert found == {"input_tokens": len(model().encode_chat(joined))}
+            assert (
+                len(model().encode_chat(said)) > found["input_tokens"]
+            )  # the template would tell them apart
+
+    run(main)
+
+
+def test_the_stop_sequence_that_was_complete_first_is_named() -> None:
+    async def main() -> None:
+        text = _story(max_new_tokens=12).text
+        place = text.index(" ", 4)
+        first, longer = text[place : place + 2], text[place : place + 3]
+        async with serving() as client:
+            asked = {"messages": STORY, "max_tokens": 12, "temperature": 0}
+            stopped = await client.send(MESSAGES, {**asked, "stop_sequences": [longer, first]}).json()
+            assert stopped["stop_reason"] == "stop_sequence" and stopped["stop_sequence"] == first
+            assert stopped["content"][0]["text"] == text[:place]
+
+    run(main)
