@@ -261,7 +261,7 @@ function form() {
   return html`<form @submit=${submit} aria-label="Request">
     ${tab === "edit" ? editFields() : promptFields()}
     <div class="row">
-      ${number("max_tokens", "Tokens", 1, 100000, 1)} ${number("temperature", "Temperature", 0, 5, "any")}
+      ${number("max_tokens", "Tokens", 1, 100000, 1)} ${number("temperature", "Temperature", 0, 2, "any")}
       ${number("seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1)}
     </div>
     <label class="field">
