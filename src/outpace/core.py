@@ -428,7 +428,9 @@ class TokenLogprobs:
 
 @dataclass(frozen=True)
 class Generation:
-    """The result of one request. ``tokens`` includes an end-of-sequence token and those of a stop string.
+    """The result of one request.
+
+    ``tokens`` includes the token that ends the output and those of a stop string; ``text`` has neither.
 
     If ``finish_reason`` is ``"error"``, ``error`` is the exception that ended the request, and ``tokens`` are
     those emitted before it.

@@ -177,6 +177,20 @@ def test_a_streams_first_chunk_has_the_prompts_tokens(echo: bool) -> None:
     run(main)
 
 
+def test_a_refusal_of_the_assistant_is_its_text() -> None:
+    async def main() -> None:
+        text = {"role": "assistant", "content": "No."}
+        refusal = {"role": "assistant", "content": None, "refusal": "No."}
+        async with serving() as client:
+            found = [
+                (await client.send("/tokenize", {"messages": [*STORY, said, *STORY]}).json())["tokens"]
+                for said in (text, refusal)
+            ]
+            assert found[0] == found[1]
+
+    run(main)
+
+
 # -- Anthropic's -----------------------------------------------------------------------------------------
 
 

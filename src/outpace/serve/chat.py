@@ -94,7 +94,7 @@ def template_message(message: wire.Message) -> dict[str, Any]:
     """Convert a message to the format of chat templates."""
     found: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": plain_text(message.content),
+        "content": plain_text(message.refusal if message.content is None else message.content),
     }
     if message.name is not None:
         found["name"] = message.name

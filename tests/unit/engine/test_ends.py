@@ -1,4 +1,4 @@
-"""What ends an output, by the rules of the fields' owners, and before ``min_tokens`` nothing does."""
+"""Ends of outputs by vLLM's rules for ``stop``, ``stop_token_ids``, ``ignore_eos`` and ``min_tokens``."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def ended(tokens: list[int], stops: list[str], least: int) -> tuple[int, str, st
 
 
 def stop_strings() -> list[list[str]]:
-    """Of the text: inside a token, across several, one in another, two that end together, one never."""
+    """Stop strings inside a token, across several, one in another, two that end together, one never."""
     whole = TEXT(plain().tokens)
     one, several = whole[4], whole[3:8]
     return [[one], [several], [several[1:], several], [several, one], [several[-1], several], ["never"]]
