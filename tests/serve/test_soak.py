@@ -1,4 +1,4 @@
-"""A soak: many mixed requests at 32 streams, of which some leave, some are wrong, some too large.
+"""A soak: many mixed requests at 32 streams, of which some leave, some are hostile, some too large.
 
 Texts to complete, chats, and chats that must call a tool.
 
@@ -41,6 +41,32 @@ TOOL = {
         },
     },
 }
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+SLOW_SCHEMA = {"allOf": [{"pattern": f"a.*{number}.*"} for number in range(200)], "type": "string"}
+CALL = {"id": "1", "type": "function", "function": {"name": "paint", "arguments": "[" * 5000}}
+# What would run, stall, fill the memory or fail inside the server.
+HOSTILE: list[tuple[str, bytes | dict[str, Any]]] = [
+    (TEXT, b'{"prompt": "a", '),
+    (TEXT, b'{"prompt":[' + b",".join([b"{}"] * 150_000) + b"]}"),
+    (TEXT, b'{"prompt":' + b"[" * 200_000),
+    (TEXT, {"prompt": "a", "logit_bias": {"9" * 5000: 1}}),
+    (CHAT, {**ASK, "messages": ASK["messages"] * 10_000}),
+    (
+        CHAT,
+        {**ASK, "messages": [*ASK["messages"], {"role": "assistant", "content": "", "tool_calls": [CALL]}]},
+    ),
+    (CHAT, {**ASK, "chat_template_kwargs": {"chat_template": "{% for a in range(99999) %}{% endfor %}"}}),
+    (CHAT, {**ASK, "chat_template_kwargs": {"messages": [], "self": 1}}),
+    (CHAT, {**ASK, "tools": [{"type": "function", "function": {"name": "a", "parameters": {"$defs": 5}}}]}),
+    (
+        CHAT,
+        {
+            **ASK,
+            "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": SLOW_SCHEMA}},
+        },
+    ),
+]
 OTHERS = {"copy": "prompt_lookup:branches=1", "jacobi": "jacobi", "look": "lookahead:window=3,guesses=3"}
 
 
@@ -88,16 +114,17 @@ async def one(client: Client, number: int, texts: dict[int, tuple[dict[str, Any]
         "speculation": chance.choice(["off", True, *OTHERS]),
         "stream": chance.random() < 0.5,
     }
-    path, form = "/v1/completions", chance.random()
+    path, form = TEXT, chance.random()
     if form < 0.4:
-        path = "/v1/chat/completions"
+        path = CHAT
         asked["messages"] = [{"role": "user", "content": asked.pop("prompt")}]
         if form < 0.1:
             asked |= {"tools": [TOOL], "tool_choice": "required", "max_tokens": 48}
     kind = chance.random()
     if kind < 0.05:
-        exchange = client.send("/v1/completions", b'{"prompt": "a", ', method="POST")
-        assert "error" in await exchange.json() and exchange.status == 400
+        place, body = HOSTILE[number % len(HOSTILE)]
+        exchange = client.send(place, body, method="POST")
+        assert "error" in await exchange.json() and exchange.status in (400, 413), (place, exchange.status)
     elif kind < 0.07:
         exchange = client.send(path, {**asked, "user": "a" * 2**20})
         assert "error" in await exchange.json() and exchange.status == 413
