@@ -86,6 +86,8 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
         )
     if any(_without_weights(module) for module in model.modules()):
         raise UnsupportedModel(f"{name} has released weights to another target; load it again")
+    if not getattr(model.config, "return_dict", True):
+        raise UnsupportedModel(f"{name} returns tuples; set model.config.return_dict = True")
     _refuse_state(model)
     needed = (*(_NEEDED_OF_SEQ2SEQ if seq2seq else ()), cache_argument(model))
     if missing := _not_taken(model, needed):
@@ -230,7 +232,13 @@ def _refuse_state(model: PreTrainedModel) -> None:
             f"{name} runs layers in loops of which the last alone keeps its keys and values "
             "(recurrent_kv_cache_mode='last_loop'); the others read them from a cache unlike outpace's"
         )
-    for layer in DynamicCache(config=config).layers:
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedModel(
+            f"{name}: transformers cannot make a cache from its config: {described(error)}"
+        ) from error
+    for layer in layers:
         kind = type(layer).__name__
         # By name: layers without rows of their own (shared keys and values) have no public class.
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and kind != "DummyLayer":
@@ -307,6 +315,18 @@ def _mappings(tree: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(tree, list | tuple):
         for branch in tree:
             yield from _mappings(branch)
+
+
+def size_in(config: Any, name: str, model: Any) -> int:
+    """A size that a model's config must have.
+
+    Raises:
+        UnsupportedModel: it has none.
+    """
+    size = getattr(config, name, None)
+    if not isinstance(size, int):
+        raise UnsupportedModel(f"{family(model)} has no {name} in its config, but {size!r}")
+    return size
 
 
 def context_of(config: Any) -> int | None:

@@ -33,6 +33,7 @@ from outpace.targets.checks import (
     family,
     refuse_by_config,
     refuse_unprobed,
+    size_in,
     why_chains_only,
 )
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, embeddings_of, inputs_of, rows_of
@@ -461,7 +462,7 @@ class Seq2SeqTarget(TargetModel):
     def _probe(self) -> None:
         """Determine the shape of each layer's rows, and the vocabulary."""
         name, config = family(self.model), config_of(self._encoder, self.model)
-        self._size: int = config.get_text_config().hidden_size
+        self._size = size_in(config.get_text_config(), "hidden_size", self.model)
         states = torch.zeros((1, 1, self._size), dtype=self.model.dtype, device=self.device)
         try:
             own, cross, logits = self._start_of(states)
