@@ -200,7 +200,7 @@ CHAIN_FAMILIES: dict[str, Seq2SeqFamily] = {
         "T5Gemma2Config",
         {
             "encoder": {"text_config": _GEMMA, "vision_config": _VISION, "image_token_index": 90},
-            "decoder": _GEMMA,
+            "decoder": {**_GEMMA, "eos_token_id": None, "bos_token_id": None},
             "image_token_index": 90,
             "eoi_token_index": 91,
         },

@@ -19,7 +19,7 @@ from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMI
 
 SEQ2SEQ = {**SEQ2SEQ_FAMILIES, **COUNTING_FAMILIES, **CHAIN_FAMILIES}
 ALL = [*FAMILIES, *CHAINS, *SEQ2SEQ, *image_families.IMAGE_FAMILIES]
-DEFAULT = ["gpt2", "gemma2", "mpt", "bart", "t5gemma2"]
+DEFAULT = ["gpt2", "mpt"]
 SLOW = [pytest.param(name, marks=pytest.mark.slow) for name in ALL if name not in DEFAULT]
 LACKING = [
     "eos_token_id",
@@ -54,7 +54,7 @@ def without(model: Any, name: str, absent: bool) -> bool:
     return bool(owners)
 
 
-@pytest.mark.parametrize("absent", [False, True], ids=["none", "absent"])
+@pytest.mark.parametrize("absent", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("name", [*DEFAULT, *SLOW])
 def test_what_a_config_lacks(name: str, absent: bool) -> None:
     """accelerate, then a call as a user would make it; the stock one may refuse it too."""
@@ -96,7 +96,7 @@ DORY: dict[str, Any] = {
 
 
 @pytest.mark.skipif(not hasattr(transformers, "DoryConfig"), reason="transformers has no Dory yet")
-@pytest.mark.parametrize("loops", [1, 3])
+@pytest.mark.parametrize("loops", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_layers_in_loops(loops: int) -> None:
     """Each loop has rows of its own in the cache; where the last alone keeps them, the model is refused."""
     model: Any = transformers.DoryForCausalLM(transformers.DoryConfig(**DORY, n_recurrent_loops=loops))
