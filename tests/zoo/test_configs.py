@@ -111,5 +111,5 @@ def test_layers_in_loops(loops: int) -> None:
     if loops == 1:
         outpace.Target(model)
     else:
-        with pytest.raises(UnsupportedModel, match="dory.*'last_loop'"):
+        with pytest.raises(UnsupportedModel, match=r"dory.*'last_loop'"):
             outpace.Target(model)

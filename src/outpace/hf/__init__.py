@@ -66,10 +66,9 @@ def accelerate(
       (``past_key_values`` before transformers 5.24), a DynamicCache (or two in an EncoderDecoderCache);
     - generation ends at the model's context with a warning, where the stock loop continues; a prompt that
       fills the context is refused;
-    - calls that cannot be decoded are refused with the remedy: beams, assistant_model,
-      prompt_lookup_num_tokens, DoLa, contrastive search, inputs_embeds, a filled cache,
-      output_attentions, output_hidden_states, guidance_scale, synced_gpus, Whisper's
-      return_token_timestamps.
+    - calls that cannot be decoded are refused with the remedy: beams, assistants, DoLa, contrastive search,
+      inputs_embeds, a filled cache, output_attentions, output_hidden_states, guidance_scale, synced_gpus,
+      Whisper's return_token_timestamps. docs/transformers.md lists every argument.
 
     generate() has no argument for references, so the drafter ``reference`` copies from the prompt, or from an
     encoder's input whose vocabulary is the decoder's.
@@ -163,10 +162,11 @@ def decode(
 
     Equivalent to ``accelerate``, except for streamers and stop strings: transformers passes neither
     ``streamer`` nor ``tokenizer`` to a callable. A streamer would receive only the prompt, not even the end,
-    and ``stop_strings`` and ``token_healing`` fail without a tokenizer. ``assistant_model`` and ``synced_gpus`` are not passed
-    either, and therefore ignored. Use ``accelerate`` for any of these. Each call makes an engine, which costs
-    a forward over one token and, once per model, a self-test; ``accelerate`` keeps its engine, packs weights
-    and tests for bit-exactness, which does not pay for a single call.
+    and ``stop_strings`` and ``token_healing`` fail without a tokenizer. ``assistant_model`` and
+    ``synced_gpus`` are not passed either, and therefore ignored. Use ``accelerate`` for any of these. Each
+    call makes an engine, which costs a forward over one token and, once per model, a self-test;
+    ``accelerate`` keeps its engine, packs weights and tests for bit-exactness, which does not pay for a
+    single call.
 
     Args:
         drafter: a drafter or its spec string; "none" decodes plainly. By default as for ``accelerate``.

@@ -5,6 +5,8 @@ Arguments of the model's forward (``attention_mask``, images, a cache) are in ``
 
 from __future__ import annotations
 
+from typing import Any
+
 from transformers import GenerationConfig
 
 # The tokens are those that the stock generate() means by them.
@@ -89,7 +91,7 @@ def fields() -> set[str]:
 def unknown(config: GenerationConfig) -> list[str]:
     """The fields of a config that are set, and of which outpace does not know what they do."""
     unlisted = fields().difference(HONOURED, REFUSED, WITHOUT_EFFECT)
-    defaults = getattr(GenerationConfig, "_get_default_generation_params", dict)()
+    defaults: dict[str, Any] = getattr(GenerationConfig, "_get_default_generation_params", dict)()
     return sorted(
         name for name in unlisted if getattr(config, name, None) not in (None, False, defaults.get(name))
     )

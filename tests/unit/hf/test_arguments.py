@@ -32,13 +32,13 @@ from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 DOCS = Path(__file__).parents[3] / "docs" / "transformers.md"
 NEW = 14
 DRAWS = {"do_sample": True, "top_k": 0}
-E, N, O = map(ord, "eno")
+E, N, OH = map(ord, "eno")
 # Arguments of the call with a value that changes its result; of those of sampling one that leaves one token.
 CALLS: dict[str, dict[str, Any]] = {
     "generation_config": {"generation_config": GenerationConfig(max_new_tokens=9, repetition_penalty=3.0)},
     "logits_processor": {"logits_processor": LogitsProcessorList([MinLengthLogitsProcessor(30, E, "cpu")])},
     "stopping_criteria": {"stopping_criteria": StoppingCriteriaList([After(E, 2)])},
-    "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: [E, O, N][len(ids) % 2 :]},
+    "prefix_allowed_tokens_fn": {"prefix_allowed_tokens_fn": lambda row, ids: [E, OH, N][len(ids) % 2 :]},
     "max_length": {"max_new_tokens": None, "max_length": 19},
     "max_new_tokens": {"max_new_tokens": 7},
     "min_length": {"min_length": 24, "eos_token_id": E},
@@ -61,10 +61,10 @@ CALLS: dict[str, dict[str, Any]] = {
     "encoder_repetition_penalty": {"encoder_repetition_penalty": 9.0},
     "no_repeat_ngram_size": {"no_repeat_ngram_size": 2},
     "encoder_no_repeat_ngram_size": {"encoder_no_repeat_ngram_size": 1},
-    "bad_words_ids": {"bad_words_ids": [[E], [O, N]]},
-    "sequence_bias": {"sequence_bias": [[[N, E], -9.0], [[O], 2.0]]},
-    "suppress_tokens": {"suppress_tokens": [E, O]},
-    "begin_suppress_tokens": {"begin_suppress_tokens": [E, O, N]},
+    "bad_words_ids": {"bad_words_ids": [[E], [OH, N]]},
+    "sequence_bias": {"sequence_bias": [[[N, E], -9.0], [[OH], 2.0]]},
+    "suppress_tokens": {"suppress_tokens": [E, OH]},
+    "begin_suppress_tokens": {"begin_suppress_tokens": [E, OH, N]},
     "exponential_decay_length_penalty": {"exponential_decay_length_penalty": (3, 1.4)},
     "watermarking_config": {"watermarking_config": WatermarkingConfig(bias=9.0)},
 }

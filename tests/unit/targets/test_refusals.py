@@ -294,7 +294,7 @@ def test_a_model_that_fails_by_itself() -> None:
     """The refusal says that this is not outpace's doing, and has the model's own error."""
     model = llama()
     model.model.layers[1].mlp.down_proj.weight.data = torch.zeros(3, 3)
-    with pytest.raises(UnsupportedModel, match="by itself, without outpace: .*shapes cannot be multiplied"):
+    with pytest.raises(UnsupportedModel, match=r"by itself, without outpace: .*shapes cannot be multiplied"):
         Target(model)
 
 
