@@ -1,4 +1,4 @@
-"""What becomes of each argument of transformers' ``generate()``; docs/transformers.md has the same lists.
+"""Lists of the arguments of transformers' ``generate()`` by what becomes of them, as in docs/transformers.md.
 
 Arguments of the model's forward (``attention_mask``, images, a cache) are in ``checks.py``.
 """
@@ -53,7 +53,7 @@ _ASSISTANT = "is about assistants, which are refused"
 _CACHE = "is about transformers' cache; outpace has its own"
 _COMPILED = "is about transformers' forwards; outpace has its own steps"
 
-# These change no token, nor do they in the stock generate() without what they are about.
+# Taken and unused, as the stock generate() leaves them unused without what they are about.
 WITHOUT_EFFECT = {
     "early_stopping": _BEAMS,
     "length_penalty": _BEAMS,

@@ -127,7 +127,7 @@ def model(fast: bool) -> Any:
 
 
 def both(one: Any, **options: Any) -> tuple[Any, Any]:
-    """What the stock generate() returns, and what the accelerated one does."""
+    """The results of the stock generate() and of the accelerated one."""
     given = {**one, "max_new_tokens": NEW, **options}
     return model(False).generate(**given), model(True).generate(**given)
 
