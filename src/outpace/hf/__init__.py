@@ -290,11 +290,11 @@ def _take_healing(model: Any, arguments: dict[str, Any]) -> Any:
     tokenizer = arguments.get("tokenizer")
     if not wanted or tokenizer is None:
         return None  # without a tokenizer generate() raises its own error
-    if config is not None:
+    if config is None or "token_healing" in arguments:
+        arguments["token_healing"] = False
+    else:
         arguments["generation_config"] = config = copy.copy(config)
         config.token_healing = False
-    else:
-        arguments["token_healing"] = False
     return tokenizer
 
 

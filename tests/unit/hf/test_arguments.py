@@ -259,7 +259,7 @@ class Merging:
         return NEVER if token == "th" else self._inner.convert_tokens_to_ids(token)
 
 
-@pytest.mark.parametrize("where", ["call", "config", "model"])
+@pytest.mark.parametrize("where", ["call", "both", "config", "model"])
 def test_token_healing(where: str, tokenizer: Any) -> None:
     """A last "t" becomes "th" where that is likelier; a streamer gets the healed prompt first."""
     outputs, tapes = [], (Tape(), Tape())
@@ -271,6 +271,8 @@ def test_token_healing(where: str, tokenizer: Any) -> None:
         given: dict[str, Any] = {"max_new_tokens": 9, "token_healing": True}
         if where == "config":
             given = {"generation_config": GenerationConfig(**given)}
+        if where == "both":
+            given = {"generation_config": GenerationConfig(max_new_tokens=9), "token_healing": True}
         if where == "model":
             del given["token_healing"]
             made.generation_config.token_healing = True

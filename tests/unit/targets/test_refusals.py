@@ -298,11 +298,16 @@ def test_a_model_that_fails_by_itself() -> None:
         Target(model)
 
 
-def test_a_model_that_is_out_of_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_model_that_is_out_of_memory(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With outpace's inputs, or without them."""
     model = llama()
 
-    def full(**_: Any) -> Any:
-        raise MemoryError("no more")
+    def full(**given: Any) -> Any:
+        if alone != ("use_cache" in given):
+            raise MemoryError("no more")
+        if alone:
+            raise RuntimeError("something else")
 
     full.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
     monkeypatch.setattr(model, "forward", full)
