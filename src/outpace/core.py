@@ -8,10 +8,12 @@ from __future__ import annotations
 import operator
 import re
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
@@ -76,6 +78,14 @@ def first_line(error: BaseException) -> str:
     """The first line of an error's message, or the name of its type."""
     lines = str(error).strip().splitlines()
     return lines[0].rstrip(" :") if lines else type(error).__name__
+
+
+def described(error: BaseException) -> str:
+    """The type and message of an error; where it has no message, as an assert's, the line that raised it."""
+    if str(error).strip() or error.__traceback__ is None:
+        return repr(error)
+    raised = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__} at {Path(raised.filename).name}:{raised.lineno}, {raised.line!r}"
 
 
 def in_progress(call: FrameType) -> bool:

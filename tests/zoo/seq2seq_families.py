@@ -138,6 +138,15 @@ _GEMMA: dict[str, Any] = {
     "layer_types": ["sliding_attention", "full_attention"],
 }
 
+_VISION = {
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "patch_size": 4,
+    "image_size": 16,
+}
+
 # Families whose decoder's table counts positions from the cache, or whose layers are of several kinds.
 COUNTING_FAMILIES: dict[str, Seq2SeqFamily] = {
     "m2m-100": Seq2SeqFamily("M2M100ForConditionalGeneration", "M2M100Config", _BART),
@@ -185,6 +194,16 @@ CHAIN_FAMILIES: dict[str, Seq2SeqFamily] = {
         "NllbMoeForConditionalGeneration",
         "NllbMoeConfig",
         {**_BART, "num_experts": 4, "encoder_sparse_step": 2, "decoder_sparse_step": 2},
+    ),
+    "t5gemma2": Seq2SeqFamily(
+        "T5Gemma2ForConditionalGeneration",
+        "T5Gemma2Config",
+        {
+            "encoder": {"text_config": _GEMMA, "vision_config": _VISION, "image_token_index": 90},
+            "decoder": {**_GEMMA, "eos_token_id": None, "bos_token_id": None},
+            "image_token_index": 90,
+            "eoi_token_index": 91,
+        },
     ),
     "encoder-decoder": Seq2SeqFamily(
         "EncoderDecoderModel",

@@ -17,6 +17,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.generation import GenerationMixin
 
+import outpace
 from outpace import Engine, SamplingParams, Target
 from outpace.cache import KVCache
 from outpace.core import OutpaceError, UnsupportedModel
@@ -114,6 +115,23 @@ def test_a_batch_that_others_leave_and_join(name: str) -> None:
     while engine.sequences:
         engine.step()
     assert [sequence.output for sequence in (late, *first[1:])] == expected
+
+
+@pytest.mark.parametrize(
+    "name", ["mpt", *(pytest.param(name, marks=pytest.mark.slow) for name in CHAINS if name != "mpt")]
+)
+def test_accelerate_without_a_drafter(name: str) -> None:
+    """The default drafts what such a model takes, and lookahead with a window is still refused."""
+    model = CHAINS[name].build(torch.float32)
+    for make in (outpace.accelerate, lambda model: model):
+        options: dict[str, Any] = {} if make is outpace.accelerate else {"custom_generate": outpace.decode()}
+        ids = torch.tensor([TEXTS[0]])
+        given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": NEW}
+        expected = type(model).generate(model, **given, do_sample=False)
+        assert make(model).generate(**given, do_sample=False, **options).tolist() == expected.tolist()
+        outpace.restore(model)
+    with pytest.raises(OutpaceError, match="give window=0"):
+        outpace.accelerate(model, "lookahead")
 
 
 @pytest.mark.parametrize("drafter", ["jacobi", "suffix", "lookahead:window=0", "token_recycling"])

@@ -114,8 +114,10 @@ def profiled(
         remark: called with a message if the profile was tuned for another number.
     """
     if profile is None:
-        spec = drafter or DEFAULT_DRAFTER
-        return source.load(spec, verifier, references), spec
+        from outpace.engine.parts import usual_drafter
+
+        loaded = source.load(drafter or DEFAULT_DRAFTER, verifier, references)
+        return loaded, drafter or usual_drafter(loaded.target)
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")
     from outpace.engine.profile import load_profile, other_batch, read_profiles

@@ -23,6 +23,11 @@ _log = logging.getLogger(__name__)
 Adaptive = Literal["auto"] | bool | Policy
 
 
+def usual_drafter(target: TargetModel) -> str:
+    """The drafter where none is named: ``lookahead``, whose window is a tree, so without it for chains."""
+    return "lookahead:window=0" if target.chains_only else "lookahead"
+
+
 def drafter_of(given: Drafter[Any] | str | None) -> Drafter[Any]:
     """The given drafter, the drafter of a spec string, or for None the one that proposes nothing.
 

@@ -66,10 +66,9 @@ def accelerate(
       (``past_key_values`` before transformers 5.24), a DynamicCache (or two in an EncoderDecoderCache);
     - generation ends at the model's context with a warning, where the stock loop continues; a prompt that
       fills the context is refused;
-    - calls that cannot be decoded are refused with the remedy: beams, assistant_model,
-      prompt_lookup_num_tokens, DoLa, contrastive search, inputs_embeds, a filled cache,
-      output_attentions, output_hidden_states, guidance_scale, synced_gpus, Whisper's
-      return_token_timestamps.
+    - calls that cannot be decoded are refused with the remedy: beams, assistants, DoLa, contrastive search,
+      inputs_embeds, a filled cache, output_attentions, output_hidden_states, guidance_scale, synced_gpus,
+      Whisper's return_token_timestamps. docs/transformers.md lists every argument.
 
     generate() has no argument for references, so the drafter ``reference`` copies from the prompt, or from an
     encoder's input whose vocabulary is the decoder's.
@@ -90,7 +89,8 @@ def accelerate(
 
     Args:
         model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder.
-        drafter: a drafter or its spec string; "none" decodes plainly. By default "lookahead".
+        drafter: a drafter or its spec string; "none" decodes plainly. By default "lookahead", and
+            "lookahead:window=0" for a model that takes chains only (BLOOM, MPT; docs/models.md).
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
             "spectr", "block" or "traversal" (their distribution), or a lossy one.
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing if
@@ -127,7 +127,7 @@ def accelerate(
         alone = Engines("none", "match", exact=exact, pack=pack, quantise=quantise, stock=stock)
         known = load_profile(profile, alone.target(model))
         drafter, costs = known.drafter, known.costs
-    spec = "lookahead" if drafter is None else drafter
+    spec: str | Drafter[Any] | None = drafter
     if learner is not None:
         if drafter is not None or profile is not None:
             raise OutpaceError("give a learner, or a drafter or profile: a learner has its own drafter")
@@ -154,7 +154,7 @@ def restore(model: Model) -> Model:
 
 
 def decode(
-    drafter: str | Drafter[Any] = "lookahead",
+    drafter: str | Drafter[Any] | None = None,
     verifier: str | Verifier = "match",
     adaptive: Adaptive = "auto",
 ) -> Callable[..., Any]:
@@ -162,13 +162,14 @@ def decode(
 
     Equivalent to ``accelerate``, except for streamers and stop strings: transformers passes neither
     ``streamer`` nor ``tokenizer`` to a callable. A streamer would receive only the prompt, not even the end,
-    and ``stop_strings`` fails without a tokenizer. ``assistant_model`` and ``synced_gpus`` are not passed
-    either, and therefore ignored. Use ``accelerate`` for any of these. Each call makes an engine, which costs
-    a forward over one token and, once per model, a self-test; ``accelerate`` keeps its engine, packs weights
-    and tests for bit-exactness, which does not pay for a single call.
+    and ``stop_strings`` and ``token_healing`` fail without a tokenizer. ``assistant_model`` and
+    ``synced_gpus`` are not passed either, and therefore ignored. Use ``accelerate`` for any of these. Each
+    call makes an engine, which costs a forward over one token and, once per model, a self-test;
+    ``accelerate`` keeps its engine, packs weights and tests for bit-exactness, which does not pay for a
+    single call.
 
     Args:
-        drafter: a drafter or its spec string; "none" decodes plainly.
+        drafter: a drafter or its spec string; "none" decodes plainly. By default as for ``accelerate``.
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
             "spectr", "block" or "traversal" (their distribution), or a lossy one.
         adaptive: as for ``accelerate``, but measurements are forgotten after the call, and so are the earlier
@@ -228,11 +229,14 @@ class Generate:
         if arguments.get("custom_generate") is not None:
             return method(model, **arguments)
         refuse_arguments(arguments)
+        healer = _take_healing(model, arguments)
         _take_stop_strings(model, arguments)
         if (cache := arguments.get(CACHE, arguments.get("past_key_values"))) is not None:
             cache._is_user_defined = True  # makes transformers fill an empty one, as newer versions do
         streamer = arguments.get("streamer")
-        arguments["custom_generate"] = Decoder(self._engines, streamer)
+        arguments["custom_generate"] = Decoder(self._engines, streamer, healer)
+        if healer is not None:
+            arguments["streamer"] = None  # it gets the healed prompt, from the decoder
         try:
             # The streamer is passed along: transformers puts only the prompt into it.
             return method(model, **arguments)
@@ -272,6 +276,26 @@ def _by_name(method: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, A
         if parameter.kind is parameter.VAR_KEYWORD:
             arguments.update(arguments.pop(name, {}))
     return arguments
+
+
+def _take_healing(model: Any, arguments: dict[str, Any]) -> Any:
+    """The tokenizer for token healing, which is then left to the decoder; None if there is nothing to heal.
+
+    generate() would look for a tokenizer that it does not pass on.
+    """
+    config: Any = arguments.get("generation_config")
+    wanted = arguments.get("token_healing")
+    for own in (config, model.generation_config):
+        wanted = getattr(own, "token_healing", None) if wanted is None else wanted
+    tokenizer = arguments.get("tokenizer")
+    if not wanted or tokenizer is None:
+        return None  # without a tokenizer generate() raises its own error
+    if config is None or "token_healing" in arguments:
+        arguments["token_healing"] = False
+    else:
+        arguments["generation_config"] = config = copy.copy(config)
+        config.token_healing = False
+    return tokenizer
 
 
 def _take_stop_strings(model: Any, arguments: dict[str, Any]) -> None:

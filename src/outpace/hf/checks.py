@@ -16,6 +16,7 @@ from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from outpace.core import OutpaceError
+from outpace.hf.arguments import unknown
 from outpace.targets.checks import CACHE, is_multimodal
 
 # What generate() itself puts into model_kwargs for a text model. Anything other than these changes the
@@ -63,14 +64,20 @@ def refuse_arguments(arguments: dict[str, Any]) -> None:
     """Refuse the arguments that generate() does not pass to a callable, so that only the wrapper sees them.
 
     Raises:
-        OutpaceError: there is an assistant model, synced_gpus, or return_token_timestamps.
+        OutpaceError: there is an assistant model, synced_gpus, a paged cache, or return_token_timestamps.
     """
+    if arguments.get("cache_implementation") == "paged":  # generate() would call generate_batch()
+        raise _paged()
     if arguments.get("assistant_model") is not None:
         raise refusal("assistant_model", "name a drafter instead, in outpace.accelerate(model, drafter)")
     if arguments.get("synced_gpus"):
         raise refusal("synced_gpus", "pass synced_gpus=False and run one whole model in each process")
     if arguments.get("return_token_timestamps"):  # refused before Whisper switches the model's attention
         raise refusal("return_token_timestamps, which need attentions", "pass return_timestamps=True")
+
+
+def _paged() -> OutpaceError:
+    return refusal("a paged cache (continuous batching)", "leave cache_implementation out")
 
 
 def refuse_request(
@@ -89,6 +96,8 @@ def refuse_request(
     Raises:
         OutpaceError: the message names the remedy.
     """
+    for name in unknown(config):
+        raise refusal(f"{name}, which it does not know", "leave it out")
     _refuse_mode(config)
     _refuse_model(model)
     guided = any(isinstance(p, UnbatchedClassifierFreeGuidanceLogitsProcessor) for p in processors)
@@ -106,7 +115,7 @@ def refuse_request(
         known, remedy = _KNOWN | IMAGES, "pass input_ids, attention_mask and images only"
     for name, value in model_kwargs.items():
         # transformers passes an empty dict for a prompt without images.
-        if name not in known and not (value is None or isinstance(value, bool) or value == {}):
+        if name not in known and not (value is None or value is False or value == {}):
             raise refusal(f"the model argument {name}", remedy)
     _refuse_cache(config, model_kwargs.get(CACHE))
 
@@ -115,6 +124,8 @@ def _refuse_mode(config: GenerationConfig) -> None:
     mode = config.get_generation_mode()
     if config.prompt_lookup_num_tokens is not None:
         raise refusal("prompt_lookup_num_tokens", "leave it out; a drafter does its work")
+    if config.is_assistant:
+        raise refusal("is_assistant", "leave it out; it is for a model that drafts for another")
     if mode in _BEAMS:
         raise refusal("beam search or constraints", "pass num_beams=1 and no constraints")
     if mode == GenerationMode.DOLA_GENERATION:
@@ -138,6 +149,8 @@ def _sharded(model: Any) -> bool:
 
 
 def _refuse_cache(config: GenerationConfig, cache: Any) -> None:
+    if config.cache_implementation == "paged":
+        raise _paged()
     if config.cache_implementation == "quantized":
         raise refusal("a quantized cache, which changes the tokens", "leave cache_implementation out")
     # A cache made for cache_implementation is transformers' own and still empty: it is left unused.

@@ -17,7 +17,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.hf.caches import filled
-from outpace.hf.checks import refuse_request
+from outpace.hf.checks import refusal, refuse_request
 from outpace.hf.engines import Engines, RowEngine
 from outpace.hf.rows import Recording, Row, for_row, split_criteria, split_warpers
 from outpace.hf.sources import Sources, sources_of
@@ -60,11 +60,14 @@ class Decoder:
     Args:
         engines: lends an engine.
         streamer: receives new tokens, [rows] each time, and the end. The caller passes the prompt.
+        healer: a tokenizer, to replace the prompt's last tokens by longer ones (``token_healing``); the
+            streamer then receives the prompt too.
     """
 
-    def __init__(self, engines: Engines, streamer: Any = None) -> None:
+    def __init__(self, engines: Engines, streamer: Any = None, healer: Any = None) -> None:
         self._engines = engines
         self._streamer = streamer
+        self._healer = healer
 
     def __call__(
         self,
@@ -85,6 +88,10 @@ class Decoder:
             OutpaceError: the request is not supported; the message names the remedy.
         """
         refuse_request(model, generation_config, logits_processor, model_kwargs)
+        if self._healer is not None:
+            input_ids = _healed(model, input_ids, self._healer)
+            if self._streamer is not None:
+                self._streamer.put(input_ids.cpu())
         cache = model_kwargs.get(CACHE)
         # Marks a caller's own cache; set by newer transformers and always by `Generate`.
         wanted = generation_config.return_dict_in_generate or getattr(cache, "_is_user_defined", False)
@@ -147,6 +154,21 @@ class Decoder:
                 engine.remove(sequence)
             raise
         return sequences
+
+
+def _healed(model: Any, input_ids: Tensor, tokenizer: Any) -> Tensor:
+    """Prompts [rows, length] healed by transformers; its masks and lengths are those from before.
+
+    Raises:
+        OutpaceError: their length changes.
+    """
+    healed: Tensor = model.heal_tokens(input_ids, tokenizer)
+    if healed.shape != input_ids.shape:
+        raise refusal(
+            f"token_healing that makes {healed.shape[1]} tokens of a prompt of {input_ids.shape[1]}",
+            "leave it out and pass model.heal_tokens(input_ids, tokenizer) as the prompt",
+        )
+    return healed
 
 
 def _request(

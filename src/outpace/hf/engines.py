@@ -19,7 +19,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
-from outpace.engine.parts import Adaptive
+from outpace.engine.parts import Adaptive, usual_drafter
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
@@ -108,7 +108,7 @@ class Engines:
     """Pool of engines for a model, rebuilt when the model changes.
 
     Args:
-        drafter: a drafter or its spec string.
+        drafter: a drafter or its spec string; None for the usual one of the target.
         verifier: a verifier or its spec string.
         adaptive: as for ``Engine``.
         costs: measured costs from a profile, the initial costs of governors.
@@ -121,7 +121,7 @@ class Engines:
 
     def __init__(
         self,
-        drafter: Drafter[Any] | str,
+        drafter: Drafter[Any] | str | None,
         verifier: str | Verifier,
         adaptive: Adaptive = "auto",
         costs: Mapping[str, Any] | None = None,
@@ -216,7 +216,7 @@ class Engines:
     def _engine(self, target: TargetModel) -> RowEngine:
         engine = RowEngine(
             target,
-            self.drafter,
+            usual_drafter(target) if self.drafter is None else self.drafter,
             self.verifier,
             adaptive=self.adaptive,
             observer=self.learner,

@@ -39,6 +39,7 @@ from outpace.targets.checks import (
     family,
     refuse_by_config,
     runs_on_gpu,
+    size_in,
     untouchable,
     why_chains_only,
     why_not_exact,
@@ -173,7 +174,7 @@ class CausalTarget(TargetModel):
         self.eos_token_ids = end_tokens(model)
         self._keep_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.device = device_of(model.get_input_embeddings())
-        self._hidden_size: int = config.hidden_size
+        self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
         options: dict[str, Any] = {"exact": exact, "pack": pack, "fuse": fuse, "quantise": quantise}
         about = {**options, "static": static, "compiled": compiled}
@@ -535,8 +536,7 @@ class CausalTarget(TargetModel):
 
     @property
     def layers(self) -> int:
-        count: int = self.model.config.get_text_config(decoder=True).num_hidden_layers
-        return count
+        return size_in(self.model.config.get_text_config(decoder=True), "num_hidden_layers", self.model)
 
     def some_layers(self, layers: Sequence[int], bare: bool = False) -> CausalTarget:
         """See ``TargetModel``. With ``bare``, norm and head are omitted: the logits are hidden states."""

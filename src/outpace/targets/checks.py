@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch import nn
@@ -14,7 +14,7 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 from transformers.generation.utils import GenerateDecoderOnlyOutput
 
-from outpace.core import OutpaceError, UnsupportedModel
+from outpace.core import OutpaceError, UnsupportedModel, described, out_of_memory
 from outpace.targets.masks import TREE, unknown_kinds
 from outpace.targets.tree_attention import takes_no_tree
 
@@ -29,6 +29,7 @@ _KINDS_OF_CHAINS = {"chunked_attention"}
 # Families that misuse a mask that they are given.
 _MISUSED = {
     "led": "its decoder leaves out the mask of a single row, which texts of different lengths need",
+    "t5gemma2": "its decoder joins the masks of its own rows and of its source's",
     "nllb-moe": "its experts take a row of the decoder's mask for one of pads",
 }
 _NEEDED_OF_SEQ2SEQ = ("attention_mask", "encoder_outputs", "decoder_input_ids")
@@ -41,7 +42,7 @@ CACHE = "cache" if "cache" in inspect.signature(GenerateDecoderOnlyOutput).param
 
 def family(model: Any) -> str:
     """Name of a model in errors."""
-    return f"{type(model).__name__} ({model.config.model_type})"
+    return f"{type(model).__name__} ({getattr(model.config, 'model_type', None) or 'no model_type'})"
 
 
 def cache_argument(model: Any) -> str:
@@ -85,6 +86,8 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
         )
     if any(_without_weights(module) for module in model.modules()):
         raise UnsupportedModel(f"{name} has released weights to another target; load it again")
+    if not getattr(model.config, "return_dict", True):
+        raise UnsupportedModel(f"{name} returns tuples; set model.config.return_dict = True")
     _refuse_state(model)
     needed = (*(_NEEDED_OF_SEQ2SEQ if seq2seq else ()), cache_argument(model))
     if missing := _not_taken(model, needed):
@@ -224,7 +227,18 @@ def _refuse_state(model: PreTrainedModel) -> None:
         raise UnsupportedModel(
             f"{name} keeps a recurrent state, which cannot be undone when a draft is rejected"
         )
-    for layer in DynamicCache(config=config).layers:
+    if getattr(config, "recurrent_kv_cache_mode", "") == "last_loop" and config.n_recurrent_loops > 1:
+        raise UnsupportedModel(
+            f"{name} runs layers in loops of which the last alone keeps its keys and values "
+            "(recurrent_kv_cache_mode='last_loop'); the others read them from a cache unlike outpace's"
+        )
+    try:
+        layers = DynamicCache(config=config).layers
+    except (AttributeError, TypeError) as error:
+        raise UnsupportedModel(
+            f"{name}: transformers cannot make a cache from its config: {described(error)}"
+        ) from error
+    for layer in layers:
         kind = type(layer).__name__
         # By name: layers without rows of their own (shared keys and values) have no public class.
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and kind != "DummyLayer":
@@ -303,6 +317,18 @@ def _mappings(tree: Any) -> Iterator[Mapping[str, Any]]:
             yield from _mappings(branch)
 
 
+def size_in(config: Any, name: str, model: Any) -> int:
+    """A size that a model's config must have.
+
+    Raises:
+        UnsupportedModel: it has none.
+    """
+    size = getattr(config, name, None)
+    if not isinstance(size, int):
+        raise UnsupportedModel(f"{family(model)} has no {name} in its config, but {size!r}")
+    return size
+
+
 def context_of(config: Any) -> int | None:
     """A model's maximum number of positions, limited to those at which rows do not depend on the length."""
     context: int | None = getattr(config, "max_position_embeddings", None)
@@ -316,9 +342,33 @@ def context_of(config: Any) -> int | None:
     return context
 
 
+def refuse_unprobed(model: Any, taken: str, error: Exception, plain: Callable[[], Any]) -> NoReturn:
+    """Refuse a model whose first forward with outpace's inputs failed.
+
+    Args:
+        taken: what those inputs are.
+        error: that of the forward.
+        plain: the model's own forward without them. If it fails too, the reason is the model itself.
+
+    Raises:
+        UnsupportedModel: named by family, with the reason. The error itself, if it means out of memory.
+    """
+    try:
+        if out_of_memory(error):
+            raise error
+        plain()
+    except Exception as own:
+        if out_of_memory(own):
+            raise
+        raise UnsupportedModel(
+            f"{family(model)} cannot run on a single token by itself, without outpace: {described(own)}"
+        ) from own
+    raise UnsupportedModel(f"{family(model)} does not take {taken}: {described(error)}") from error
+
+
 def end_tokens(model: PreTrainedModel) -> frozenset[int]:
     """Tokens that end a sequence: those of the generation config, otherwise of the config."""
-    eos = model.generation_config.eos_token_id if model.generation_config is not None else None
+    eos = getattr(model.generation_config, "eos_token_id", None)
     if eos is None:
         eos = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
     return frozenset([eos] if isinstance(eos, int) else eos or ())

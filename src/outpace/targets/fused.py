@@ -108,7 +108,8 @@ def why_not_fused(model: Any) -> str:
     heads = stack.layers[0].self_attn.head_dim
     if config.hidden_act not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
-    if config.hidden_size % LANES or config.intermediate_size < LANES or heads % _HEAD_SIZE:
+    between = getattr(config, "intermediate_size", None) or 0
+    if config.hidden_size % LANES or between < LANES or heads % _HEAD_SIZE:
         return f"its hidden size is not a multiple of {LANES}, or that of its heads of {_HEAD_SIZE}"
     found = functions(model.dtype)
     return found if isinstance(found, str) else ""

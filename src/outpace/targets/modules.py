@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor, nn
 from outpace.core import UnsupportedModel
 from outpace.targets.attention import EXACT
 from outpace.targets.changes import Structure, Weights
-from outpace.targets.checks import cache_argument, family, runs_on_gpu
+from outpace.targets.checks import cache_argument, family, refuse_unprobed, runs_on_gpu
 from outpace.targets.fused import fuse_layers, fused_linears, norms_of
 from outpace.targets.inputs import Probe, device_of
 from outpace.targets.invariant import TRITON, invariant_norm
@@ -178,11 +179,9 @@ class Modules:
                     self.masks.by_kind = False
                     continue
                 device = device_of(self.model.get_input_embeddings())
-                # An error without outpace's inputs is raised as is.
-                self.model(input_ids=torch.zeros((1, 1), dtype=torch.long, device=device))
-                raise UnsupportedModel(
-                    f"{family(self.model)} does not take a 4-D mask, positions and a cache object: {error!r}"
-                ) from error
+                token = torch.zeros((1, 1), dtype=torch.long, device=device)
+                taken = "a 4-D mask, positions and a cache object"
+                refuse_unprobed(self.model, taken, error, partial(self.model, input_ids=token))
         if not probe.rows:
             raise UnsupportedModel(
                 f"{family(self.model)} does not keep its keys and values in the cache it is given"

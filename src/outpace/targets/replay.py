@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.core import UnsupportedModel
 from outpace.targets.checks import config_of
 from outpace.targets.layers import exchange
 
@@ -72,9 +73,14 @@ class Replay:
         Args:
             run: the logits of a copy of the model.
             given: input of each layer, [B, n, hidden size].
+
+        Raises:
+            UnsupportedModel: the model runs some layer several times, as Dory does, or not at all.
         """
         self.given, self.found = given, []
         logits = run(self._model)
+        if len(self.found) != len(given):
+            raise UnsupportedModel(f"{len(given)} layers ran {len(self.found)} times in one forward")
         return [*self.found, logits]
 
 

@@ -37,7 +37,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.cache import Cache, Slot
-from outpace.core import OutpaceError, Source, UnsupportedModel, out_of_memory
+from outpace.core import OutpaceError, Source, UnsupportedModel, described, out_of_memory
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.bit_test import distinct_ids
 from outpace.targets.checks import family
@@ -199,7 +199,7 @@ def self_test(target: TargetModel, stock: Stock) -> None:
         if out_of_memory(error):
             raise
         raise UnsupportedModel(
-            f"{family(target.model)} fails on a {_shape_of(target).name} of tokens: {error!r}"
+            f"{family(target.model)} fails on a {_shape_of(target).name} of tokens: {described(error)}"
         ) from error
 
 
@@ -449,10 +449,10 @@ def _compare(target: TargetModel, stock: Stock, texts: _Texts) -> None:
     if layers:
         try:
             found = [_replayed(stock, layers, traces, dtype) for dtype in (None, wide)]
-        except Exception as error:  # modules that cannot be copied to another dtype, as quantised ones
+        except Exception as error:  # as of quantised modules, which cannot be copied to another dtype
             if out_of_memory(error):
                 raise
-            _log.debug("%s has no copy in %s", family(target.model), wide, exc_info=True)
+            _log.debug("%s cannot be replayed in %s", family(target.model), wide, exc_info=True)
     if not found:
         return _compare_logits(target, stock, traces)
     worst = _worst(traces, *found)

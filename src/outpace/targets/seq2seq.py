@@ -11,7 +11,7 @@ import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch
@@ -32,6 +32,8 @@ from outpace.targets.checks import (
     end_tokens,
     family,
     refuse_by_config,
+    refuse_unprobed,
+    size_in,
     why_chains_only,
 )
 from outpace.targets.inputs import CacheAdapter, Probe, device_of, embeddings_of, inputs_of, rows_of
@@ -460,20 +462,16 @@ class Seq2SeqTarget(TargetModel):
     def _probe(self) -> None:
         """Determine the shape of each layer's rows, and the vocabulary."""
         name, config = family(self.model), config_of(self._encoder, self.model)
-        self._size: int = config.hidden_size
+        self._size = size_in(config.get_text_config(), "hidden_size", self.model)
         states = torch.zeros((1, 1, self._size), dtype=self.model.dtype, device=self.device)
         try:
             own, cross, logits = self._start_of(states)
         except UnsupportedModel:
             raise
         except Exception as error:
-            # An error without outpace's inputs is raised as is.
-            self._run(
-                self.model, Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device)
-            )
-            raise UnsupportedModel(
-                f"{name} does not take a 4-D mask, an encoder's states and a cache object: {error!r}"
-            ) from error
+            source, token = Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device)
+            taken = "a 4-D mask, an encoder's states and a cache object"
+            refuse_unprobed(self.model, taken, error, partial(self._run, self.model, source, token))
         if not own.rows or list(cross.shapes) != list(range(len(cross.rows))):
             raise UnsupportedModel(f"{name} does not keep its keys and values in the cache it is given")
         self._places = {layer: place for place, layer in enumerate(own.shapes)}

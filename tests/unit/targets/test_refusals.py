@@ -284,17 +284,79 @@ def test_not_a_transformers_model() -> None:
     with pytest.raises(UnsupportedModel, match="Linear is not a transformers model"):
         Target(torch.nn.Linear(2, 2))
     wrapped = torch.nn.Sequential(llama())
-    wrapped.config = SimpleNamespace(model_type="llama")  # type: ignore[assignment]
-    with pytest.raises(UnsupportedModel, match=r"Sequential.*get_base_model"):
-        Target(wrapped)
+    for config in (SimpleNamespace(model_type="llama"), SimpleNamespace(), {"model_type": "llama"}):
+        wrapped.config = config  # type: ignore[assignment]
+        with pytest.raises(UnsupportedModel, match=r"Sequential.*get_base_model"):
+            Target(wrapped)
 
 
-def test_a_model_that_fails_by_itself_says_so_itself() -> None:
-    """An error that has nothing to do with us is not dressed up as a refusal of the family."""
+def test_a_model_that_fails_by_itself() -> None:
+    """The refusal says that this is not outpace's doing, and has the model's own error."""
     model = llama()
     model.model.layers[1].mlp.down_proj.weight.data = torch.zeros(3, 3)
-    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+    with pytest.raises(UnsupportedModel, match=r"by itself, without outpace: .*shapes cannot be multiplied"):
         Target(model)
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_a_model_that_is_out_of_memory(alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With outpace's inputs, or without them."""
+    model = llama()
+
+    def full(**given: Any) -> Any:
+        if alone != ("use_cache" in given):
+            raise MemoryError("no more")
+        if alone:
+            raise RuntimeError("something else")
+
+    full.__signature__ = inspect.signature(type(model).forward)  # type: ignore[attr-defined]
+    monkeypatch.setattr(model, "forward", full)
+    with pytest.raises(MemoryError, match="no more"):
+        Target(model)
+
+
+class Asserting(transformers.LlamaForCausalLM):
+    """Refuses several rows by an assert without a message."""
+
+    asserts = False
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if self.asserts and kwargs["input_ids"].shape[1] > 1:
+            raise AssertionError
+        return super().forward(*args, **kwargs)
+
+    forward.__signature__ = inspect.signature(transformers.LlamaForCausalLM.forward)  # type: ignore[attr-defined]
+
+
+def test_an_assert_without_a_message() -> None:
+    model = Asserting(transformers.LlamaConfig(**GROUPED)).eval()
+    model.asserts = True
+    shown = r"AssertionError at test_refusals\.py:\d+, 'raise AssertionError'"
+    with pytest.raises(UnsupportedModel, match=shown):
+        Target(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("return_dict", False, "returns tuples; set model.config.return_dict = True"),
+        ("hidden_size", None, "no hidden_size in its config"),
+        ("num_hidden_layers", None, "cannot make a cache from its config"),
+    ],
+)
+def test_what_a_config_lacks(name: str, value: Any, reason: str) -> None:
+    model = llama()
+    vars(model.config)[name] = value
+    with pytest.raises(UnsupportedModel, match=reason):
+        Target(model)
+
+
+def test_what_a_generation_config_lacks() -> None:
+    """Its end tokens are then the config's."""
+    model = llama()
+    model.config.eos_token_id = 5
+    del model.generation_config.eos_token_id
+    assert Target(model).eos_token_ids == {5}
 
 
 def test_rope_that_depends_on_the_length() -> None:
