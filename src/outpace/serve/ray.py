@@ -29,6 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outpace.core import OutpaceError
 from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
+from outpace.engine.parts import usual_drafter
 from outpace.loading import Loaded, load
 from outpace.serve.admission import Limits
 from outpace.serve.door import OPEN, Keys, error_response
@@ -73,7 +74,7 @@ class Config(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
-    drafter: str = "lookahead"
+    drafter: str | None = None
     dtype: str = "auto"
     trust_remote_code: bool = False
     name: str | None = None
@@ -290,7 +291,7 @@ class Replica:
         loaded = load(model, config.dtype, trust_remote_code=config.trust_remote_code, release="auto")
         return loaded, make_engine(
             loaded,
-            config.drafter,
+            config.drafter or usual_drafter(loaded.target),
             config.limits,
             memory=config.memory if config.memory < 1 else int(config.memory * 2**30),
             prefix_cache=config.prefix_cache * 2**20 or None,
