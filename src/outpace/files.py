@@ -10,6 +10,7 @@ from outpace.core import OutpaceError
 
 JSON_BYTES = 1 << 22  # of a file that describes something: configs have a few thousand
 
+
 def read_line(line: str) -> Any:
     """The value of a line.
 

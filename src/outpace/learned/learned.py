@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
 import torch
 from torch import Tensor, nn
@@ -315,7 +315,13 @@ class Learned(nn.Module, ABC):
 
     @classmethod
     def _config(cls, described: Mapping[str, Any]) -> Any:
-        return cls.config_type(**{name: _frozen(value) for name, value in described["config"].items()})
+        made = cls.config_type(**{name: _frozen(value) for name, value in described["config"].items()})
+        for name, hint in get_type_hints(cls.config_type).items():
+            kinds = {kind for wanted in get_args(hint) or (hint,) for kind in _NUMBERS.get(wanted, (None,))}
+            value = getattr(made, name, None)
+            if None not in kinds and (type(value) not in kinds or value in _ENDLESS or value != value):
+                raise TypeError(f"{name} is {value!r}")
+        return made
 
     def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """Copy weights into the module.
@@ -366,6 +372,11 @@ def _explained(folder: str | Path, method: str) -> Iterator[None]:
         raise OutpaceError(f"{folder}: {CONFIG} is not one of {method}: {error!r}") from error
 
 
+# Types of a JSON value for a field, by the field's; other fields are checked where they are used.
+_NUMBERS: Mapping[Any, tuple[type, ...]] = {
+    int: (int,), float: (int, float), bool: (bool,), type(None): (type(None),)
+}  # fmt: skip
+_ENDLESS = (float("inf"), float("-inf"))
 _MORE = 1024  # weights that cost nothing to make without memory; comparing then names the first
 
 

@@ -111,10 +111,12 @@ class Loaded:
         Raises:
             OutpaceError: the prompt has no tokens or exceeds the context, or there is no chat template.
         """
-        ids = self.encode_chat([{"role": "user", "content": text}]) if chat else self.tokens(text)
+        context = None if self.target.has_encoder else self.target.context
+        if chat:
+            text = self.render([{"role": "user", "content": text}])
+        ids = token_ids(self.tokenizer, text, special=not chat, most=context)
         if not ids:
             raise OutpaceError("the prompt is empty: it has no tokens")
-        context = None if self.target.has_encoder else self.target.context
         if context is not None and len(ids) > context:
             raise ContextOverflow(
                 f"the prompt has {len(ids)} tokens, the model's context {context}; shorten the prompt"

@@ -64,7 +64,9 @@ def check_counts(config: Mapping[str, Any], where: str, tensors: int | None = No
             least = "" if tensors is None else f", and its weights have {tensors} tensors"
             raise OutpaceError(f"{where}: {name} is {_short(value)}{least}; give the config of these weights")
         if _PARTS.fullmatch(name) and value > _MOST_PARTS:
-            raise OutpaceError(f"{where}: {name} is {_short(value)}; no more than {_MOST_PARTS} are supported")
+            raise OutpaceError(
+                f"{where}: {name} is {_short(value)}; no more than {_MOST_PARTS} are supported"
+            )
         if name in _AT_LEAST_ONE and value < 1:
             raise OutpaceError(f"{where}: {name} is {_short(value)}; a model has at least one layer")
 
@@ -100,8 +102,8 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> int | None:
             count += 1
             if kind not in FLOATS and name.endswith(".weight") and not quantised:
                 raise OutpaceError(
-                    f"{file}: tensor {name!r} is of {kind}, and {CONFIG} names no quantisation; weights are of "
-                    f"{', '.join(FLOATS)}"
+                    f"{file}: tensor {name!r} is of {kind}, and {CONFIG} names no quantisation; weights are "
+                    f"of {', '.join(FLOATS)}"
                 )
     return count
 

@@ -428,9 +428,11 @@ class EagleModule(Learned):
         if whole and not tensors.get("d2t", torch.zeros(1)).any():
             tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
         made = cls.sketched(config.sized(fit.hidden_size), fit, target, tensors, str(folder))
-        made = made.drafting(target, tensors, str(folder))
-        made._check_map(str(folder))
-        return made
+        return made.drafting(target, tensors, str(folder))
+
+    def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        super().take(tensors, where)
+        self._check_map(where)
 
     def _check_map(self, where: str) -> None:
         drafted = self.drafted
