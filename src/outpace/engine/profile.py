@@ -17,7 +17,7 @@ from outpace.files import replace_text
 from outpace.targets.base import TargetModel
 
 FORMAT, VERSION = "outpace-profile", 2
-_MOST_BYTES = 1 << 20  # of a file: tomlkit takes 10 s for a megabyte
+_MOST_BYTES = 1 << 18  # of a file: tomlkit takes seconds for a megabyte
 _HEAD = (
     "Written by `outpace tune` and Engine.save_costs, read by --profile and outpace.accelerate(profile=...)."
 )

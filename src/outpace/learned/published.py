@@ -245,7 +245,9 @@ def layer_of(given: Mapping[str, Any], folder: str | Path, method: str) -> Any:
     try:
         layer = AutoConfig.for_model(given.get("model_type", "llama"), **known)
     except Exception as error:  # a config of any family, with any entries
-        raise OutpaceError(f"{method}: transformers cannot read config.json in {folder}: {error}") from error
+        raise OutpaceError(
+            f"{method}: transformers cannot read config.json in {folder}: {first_line(error)}"
+        ) from error
     if layer.hidden_act != "silu":
         raise OutpaceError(f"{method}: {folder} has hidden_act {layer.hidden_act!r}; only silu is supported")
     return layer

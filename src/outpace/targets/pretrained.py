@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from outpace.core import OutpaceError, UnsupportedModel, out_of_memory
+from outpace.core import OutpaceError, UnsupportedModel, first_line, out_of_memory
 from outpace.targets import Target, TargetModel, is_gguf
 from outpace.targets.checkpoint import decodable, read_config
 
@@ -118,7 +118,7 @@ def _read(read: Callable[..., Any], name: str, **options: Any) -> Any:
     except Exception as error:  # transformers, the hub and a model's own code may raise anything
         if out_of_memory(error):
             raise
-        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {error}") from error
+        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {first_line(error)}") from error
 
 
 def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
@@ -156,5 +156,5 @@ def _tokenizer(name: str) -> Any:
         return AutoTokenizer.from_pretrained(name)
     except Exception as error:  # transformers and the hub may raise anything
         raise OutpaceError(
-            f"draft_model: transformers cannot load a tokenizer from {name!r}: {error}"
+            f"draft_model: transformers cannot load a tokenizer from {name!r}: {first_line(error)}"
         ) from error
