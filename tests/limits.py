@@ -19,7 +19,7 @@ linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /
 
 
 def within_limits(work: Callable[[], Any]) -> Any:
-    """What ``work()`` returns; it fails if it takes more of the processor or of memory than the limits."""
+    """Return ``work()``, and fail if it takes more of the processor or of memory than the limits."""
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, ((_status("VmSize") + _HARD) << 20, hard))
     before = signal.signal(signal.SIGPROF, _too_long)

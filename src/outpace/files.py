@@ -41,7 +41,7 @@ def read_json(path: Path, most: int = JSON_BYTES) -> Any:
         with path.open("rb") as opened:
             raw = opened.read(most + 1)
         if len(raw) > most:
-            raise OutpaceError(f"{path} is larger than {most} bytes, so it is not what its name says")
+            raise OutpaceError(f"{path} is larger than {most} bytes; it should have a few thousand")
         return json.loads(raw.decode("utf-8"))
     except RecursionError:
         raise OutpaceError(f"{path} is not JSON that can be read: nested too deep") from None

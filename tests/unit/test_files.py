@@ -50,8 +50,8 @@ pytestmark = linux
 
 HUGE = 10**9
 VALUES: list[Any] = [
-    HUGE, 10**30, 2**63, -1, 0, 1, 1.5, float("inf"), float("nan"), True, None, "x", "", "../..", "/etc/passwd",
-    [], {}, [HUGE], [[None]], [1] * 9, {"a": HUGE}, {"a": {"a": None}}, "a" * 9999,
+    HUGE, 10**30, 2**63, -1, 0, 1, 1.5, float("inf"), float("nan"), True, None, "x", "", "../..",
+    "/etc/passwd", [], {}, [HUGE], [[None]], [1] * 9, {"a": HUGE}, {"a": {"a": None}}, "a" * 9999,
 ]  # fmt: skip
 BROKEN = [
     b"",
@@ -378,7 +378,7 @@ def spoilt_drafter(data: st.DataObject, drafters: Path, folder: Path) -> type[An
     return kind
 
 
-@sweep(max_examples=80)
+@sweep(max_examples=50)
 @given(data=st.data())
 def test_a_sweep_of_drafters(data: st.DataObject, drafters: Path, tmp_path: Path) -> None:
     kind = spoilt_drafter(data, drafters, tmp_path / "copy")
@@ -434,7 +434,7 @@ def look_up(file: Path) -> None:
     assert found.continuations.max(initial=-1) < 97
 
 
-@sweep(max_examples=150)
+@sweep(max_examples=50)
 @given(data=st.data())
 def test_a_sweep_of_datastores(data: st.DataObject, datastore: bytes, tmp_path: Path) -> None:
     size = FRONT.unpack_from(datastore)[2]
@@ -465,7 +465,7 @@ TOML = [
 TOML_FILES = ["", "[[[", "a." * 5000 + "b=1", "a=1\n" * 3, "\n".join(f"a{i}=1" for i in range(99_999))]
 
 
-@sweep(max_examples=100)
+@sweep(max_examples=50)
 @given(data=st.data())
 def test_a_sweep_of_profiles(data: st.DataObject, tmp_path: Path) -> None:
     fields = FIELDS | data.draw(
@@ -481,7 +481,7 @@ def test_a_sweep_of_profiles(data: st.DataObject, tmp_path: Path) -> None:
 # -- prompts and others ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("text", ["the cat ", "a", " ", "\n", "é"])
+@pytest.mark.parametrize("text", ["the cat ", " "])
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_prompt_far_too_long_is_refused_at_its_beginning(text: str, chat: bool, model: Path) -> None:
     loaded = load(str(model))
@@ -496,7 +496,7 @@ def test_a_prompt_far_too_long_is_refused_at_its_beginning(text: str, chat: bool
             return loaded.tokenizer(part, **options)
 
     counted = replace(loaded, tokenizer=Counting())
-    with pytest.raises(ContextOverflow, match="the prompt has 20000000 characters, .* shorten the prompt"):
+    with pytest.raises(ContextOverflow, match=r"the prompt has 20000000 characters, .* shorten the prompt"):
         within_limits(lambda: counted.encode((text * 20_000_000)[:20_000_000], chat))
     assert sum(read) < 10 * CONTEXT
 

@@ -64,9 +64,7 @@ def check_counts(config: Mapping[str, Any], where: str, tensors: int | None = No
             least = "" if tensors is None else f", and its weights have {tensors} tensors"
             raise OutpaceError(f"{where}: {name} is {_short(value)}{least}; give the config of these weights")
         if _PARTS.fullmatch(name) and value > _MOST_PARTS:
-            raise OutpaceError(
-                f"{where}: {name} is {_short(value)}; no more than {_MOST_PARTS} are supported"
-            )
+            raise OutpaceError(f"{where}: {name} is {_short(value)}; at most {_MOST_PARTS} are supported")
         if name in _AT_LEAST_ONE and value < 1:
             raise OutpaceError(f"{where}: {name} is {_short(value)}; a model has at least one layer")
 
@@ -153,7 +151,7 @@ def header(file: Path) -> dict[str, str]:
 
 
 def decodable(make: Any, shown: str) -> Any:
-    """What ``make()`` returns: the target of a model that was loaded by name.
+    """Make the target of a model that was loaded by name.
 
     Raises:
         UnsupportedModel: the model itself fails, since the entries of its config do not go together.

@@ -26,7 +26,7 @@ def check_layers(path: Path) -> None:
         try:
             layers = _layers(file, path.stat().st_size)
         except (struct.error, KeyError, OSError):
-            return  # truncated, of an unknown type, or a length beyond any file: llama.cpp says so
+            return  # truncated, of an unknown type, or a length beyond any file: llama.cpp refuses it
     if layers is not None and not 1 <= layers <= MOST_LAYERS:
         raise OutpaceError(
             f"{path} is damaged: its block_count is {layers}, and llama.cpp takes 1 to {MOST_LAYERS} layers; "
