@@ -42,7 +42,7 @@ HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 # What drafters may know, where the layers alone would allow more. Of targets the contract, and what a
 # drafter with a model of its own is read by; of verify nothing but the rule that a cascade stages.
 DRAFTERS_MAY_IMPORT = {
-    "core", "tree", "sampling", "logits", "sequence", "spec", "text", "cache", "embedded", "learned",
+    "core", "tree", "sampling", "logits", "sequence", "spec", "text", "cache", "embedded", "files", "learned",
     "targets",
 }  # fmt: skip
 DRAFTERS_THAT_STAGE = {"models.staged"}

@@ -8,6 +8,8 @@ from typing import Any
 
 from outpace.core import OutpaceError
 
+JSON_BYTES = 1 << 22  # of a file that describes something: configs have a few thousand
+
 
 def read_line(line: str) -> Any:
     """The value of a line.
@@ -24,6 +26,33 @@ def read_line(line: str) -> Any:
     if "\\u" in line:
         check_text(json.dumps(value, ensure_ascii=False))
     return value
+
+
+def read_json(path: Path, most: int = JSON_BYTES) -> Any:
+    """The value of a JSON file.
+
+    Args:
+        most: maximum size of the file in bytes, since values take far more memory than their text.
+
+    Raises:
+        OutpaceError: it cannot be read, is too large, or is not JSON; the message names it.
+    """
+    try:
+        with path.open("rb") as opened:
+            raw = opened.read(most + 1)
+        if len(raw) > most:
+            raise OutpaceError(f"{path} is larger than {most} bytes; it should have a few thousand")
+        return json.loads(raw.decode("utf-8"))
+    except RecursionError:
+        raise OutpaceError(f"{path} is not JSON that can be read: nested too deep") from None
+    except OSError as error:
+        raise OutpaceError(f"cannot read {path}: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise OutpaceError(f"{path} is not UTF-8 text: {error.reason} at byte {error.start}") from None
+    except ValueError as error:
+        if isinstance(error, OutpaceError):
+            raise
+        raise OutpaceError(f"{path} is not JSON: {error}") from None
 
 
 def check_text(text: str) -> None:

@@ -5,20 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from outpace.core import OutpaceError, first_line
+from outpace.core import ContextOverflow, OutpaceError, first_line
 from outpace.files import check_text
 
+_LETTERS = 6  # per token that there is room for: few texts have more
 
-def token_ids(tokenizer: Any, text: str, special: bool = True) -> list[int]:
+
+def token_ids(tokenizer: Any, text: str, special: bool = True, most: int | None = None) -> list[int]:
     """Token ids of a text of any length.
 
     Args:
         special: add the tokenizer's special tokens at its ends.
+        most: the number of tokens that there is room for; a text with far more is not tokenised to its end.
 
     Raises:
         OutpaceError: the text contains an unpaired surrogate.
+        ContextOverflow: its beginning alone has more than ``most`` tokens, by a margin.
     """
     check_text(text)
+    letters = _LETTERS * max(most or 0, 64)
+    while most is not None and letters < len(text):
+        # A text has at least the tokens of its beginning, but for the few where it is cut.
+        if len(tokenizer(text[:letters], add_special_tokens=False).input_ids) > most + most // 8 + 64:
+            raise ContextOverflow(
+                f"the prompt has {len(text)} characters, of which the first {letters} alone have more than "
+                f"the {most} tokens of the model's context; shorten the prompt"
+            )
+        letters *= 4
     return list(tokenizer(text, add_special_tokens=special).input_ids)
 
 

@@ -92,10 +92,10 @@ def test_weights_with_a_gap_are_refused(copy: Path) -> None:
 
 def test_broken_files_are_named(copy: Path) -> None:
     (copy / "model.safetensors").write_bytes(b"not a header at all" * 9)
-    with pytest.raises(OutpaceError, match=f"cannot load {copy}"):
+    with pytest.raises(OutpaceError, match=f"{copy}.*cannot be read: .*header"):
         load(str(copy))
     (copy / "config.json").write_text("{")
-    with pytest.raises(OutpaceError, match="not a valid JSON"):
+    with pytest.raises(OutpaceError, match="is not JSON"):
         load(str(copy))
     (copy / "config.json").unlink()
     with pytest.raises(OutpaceError, match=r"the folder has no config\.json"):

@@ -13,6 +13,8 @@ from typing import Any, Literal
 from outpace.core import OutpaceError
 from outpace.files import read_line
 
+_MOST_BYTES = 1 << 26  # of a file, uncompressed: a few kilobytes of gzip can hold gigabytes
+
 
 @dataclass(frozen=True)
 class Expected:
@@ -90,8 +92,11 @@ def read_values(file: Path) -> list[Any]:
         OutpaceError: it cannot be read, or a line is not JSON, or contains an unpaired surrogate.
     """
     try:
-        raw = file.read_bytes()
-        text = (gzip.decompress(raw) if file.suffix == ".gz" else raw).decode("utf-8-sig")
+        with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
+            raw = opened.read(_MOST_BYTES + 1)
+        if len(raw) > _MOST_BYTES:
+            raise OutpaceError(f"{file} has more than {_MOST_BYTES} bytes of prompts; divide it")
+        text = raw.decode("utf-8-sig")
     except (OSError, EOFError, zlib.error) as error:
         raise OutpaceError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from None
     except UnicodeDecodeError as error:

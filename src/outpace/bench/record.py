@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -13,9 +12,11 @@ from typing import Any
 from outpace.bench.lab.roof import Roof
 from outpace.bench.rows import Row
 from outpace.core import OutpaceError
+from outpace.files import read_json
 
 FORMAT, VERSION = "outpace bench", 1
 # What distinguishes rows of the same drafter in a file of several runs.
+_MOST_BYTES = 1 << 26
 _DISTINGUISHING = ("verifier", "adaptive", "temperature", "top_p", "prompts")
 
 
@@ -100,8 +101,8 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
         OutpaceError: there is no such file, or it is not a benchmark's JSON.
     """
     try:
-        found = json.loads(file.read_text("utf-8"))
-    except (OSError, ValueError) as error:
+        found = read_json(file, _MOST_BYTES)
+    except OutpaceError as error:
         raise OutpaceError(
             f"{file} is not a benchmark's JSON ({error}); outpace bench --json {file} writes one"
         ) from None

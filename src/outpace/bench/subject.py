@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from outpace.bench.items import Item, Suite
-from outpace.core import OutpaceError
+from outpace.core import ContextOverflow, OutpaceError
 from outpace.loading import Loaded
+from outpace.reading import token_ids
 
 
 def encode(subject: Loaded, item: Item, answers: Seq[Seq[int]] = ()) -> list[int]:
@@ -48,6 +49,17 @@ def references(subject: Loaded, item: Item) -> list[list[int]]:
     return [subject.plain_tokens(" " + text) for text in item.references]
 
 
+def _is_too_long(subject: Loaded, item: Item, context: int) -> bool:
+    """True for an item with a turn that is far longer than a context, found without reading it to its end."""
+    try:
+        for turn in item.turns:
+            if len(turn) > context:
+                token_ids(subject.tokenizer, turn, most=context)
+    except ContextOverflow:
+        return True
+    return False
+
+
 def fitting(subject: Loaded, suite: Suite, new_tokens: int) -> Suite:
     """Leave out the items that do not fit the model's context with all their answers.
 
@@ -58,6 +70,8 @@ def fitting(subject: Loaded, suite: Suite, new_tokens: int) -> Suite:
     context = None if subject.target.has_encoder else subject.target.context
     kept = []
     for item in suite.items:
+        if context is not None and _is_too_long(subject, item, context):
+            continue
         prompt = encode(subject, item, [()] * (item.rounds - 1))
         if not prompt or not all(0 <= token < subject.target.vocabulary for token in prompt):
             raise OutpaceError(

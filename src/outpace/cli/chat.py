@@ -103,6 +103,8 @@ class Chat:
             OutpaceError: the last message alone is too long.
         """
         context = self.model.target.context
+        if context is not None and len(self.messages[-1]["content"]) > context:
+            self.model.encode(self.messages[-1]["content"])  # alone: this ends early if it is far too long
         ids = self.encode()
         if context is None:
             return ids, 0

@@ -17,6 +17,7 @@ from outpace.files import replace_text
 from outpace.targets.base import TargetModel
 
 FORMAT, VERSION = "outpace-profile", 2
+_MOST_BYTES = 1 << 18  # of a file: tomlkit takes seconds for a megabyte
 _HEAD = (
     "Written by `outpace tune` and Engine.save_costs, read by --profile and outpace.accelerate(profile=...)."
 )
@@ -145,13 +146,15 @@ def read_profiles(path: Path) -> dict[str, dict[str, Any]]:
         OutpaceError: there is no such file, or it is not a file of profiles.
     """
     import tomlkit
-    from tomlkit.exceptions import ParseError
+    from tomlkit.exceptions import TOMLKitError
 
     try:
+        if path.stat().st_size > _MOST_BYTES:
+            raise OutpaceError(f"it is larger than {_MOST_BYTES} bytes")
         found = tomlkit.parse(path.read_text(encoding="utf-8")).unwrap()
     except FileNotFoundError:
         raise OutpaceError(f"there is no profile at {path}; `outpace tune --out {path}` writes one") from None
-    except (OSError, ValueError, ParseError) as error:
+    except (OSError, ValueError, TOMLKitError, RecursionError) as error:
         raise OutpaceError(f"{path} is not a valid profile ({error}); run `outpace tune`") from None
     if found.get("format") != FORMAT:
         raise OutpaceError(f"{path} is a TOML file without profiles; give one that `outpace tune` wrote")

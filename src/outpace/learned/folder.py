@@ -12,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.core import OutpaceError
+from outpace.files import read_json
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -49,10 +50,7 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
             f"{method}: there is no {path}; train one with: outpace train {method} --model MODEL "
             f"--data FILE --out {folder}"
         )
-    try:
-        described: Any = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise OutpaceError(f"{path} is not JSON: {error}") from error
+    described: Any = read_json(path)
     found = described.get("method") if isinstance(described, dict) else None
     if found != method:
         raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; use the drafter {found}")

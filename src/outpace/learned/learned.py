@@ -6,17 +6,22 @@ Authors of learned drafters import everything from here: batches (``batch.py``),
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, get_args, get_type_hints
 
+import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_parameter_registration_hook
 from typing_extensions import Self
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, out_of_memory
 from outpace.learned.batch import Batch
 from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
 from outpace.learned.head import PartialHead, head_weights
@@ -26,9 +31,6 @@ from outpace.targets.base import TargetModel
 from outpace.targets.packed import pack_drafter
 
 L = TypeVar("L", bound="Learned")
-
-# Errors raised by wrong entries of a config.json.
-_DAMAGE = (KeyError, TypeError, AttributeError, RuntimeError)
 
 __all__ = [
     "CONFIG",
@@ -256,11 +258,37 @@ class Learned(nn.Module, ABC):
                 is missing, superfluous or of the wrong shape; the message names it.
         """
         described = read_config(folder, cls.method)
-        try:
-            made = cls(cls._config(described), Fit(**described["target"]))
-        except _DAMAGE as error:
-            raise OutpaceError(f"{folder}: {CONFIG} is not one of {cls.method}: {error!r}") from error
-        return made.drafting(target, read_weights(folder), str(folder))
+        with _explained(folder, cls.method):
+            config, fit = cls._config(described), Fit(**described["target"])
+        tensors = read_weights(folder)
+        return cls.sketched(config, fit, target, tensors, str(folder)).drafting(target, tensors, str(folder))
+
+    @classmethod
+    def sketched(
+        cls,
+        config: Any,
+        fit: Fit,
+        target: TargetModel,
+        tensors: Mapping[str, Tensor],
+        where: str,
+        given: Seq[str] = (),
+    ) -> Self:
+        """A module for the weights in a folder, made once a sketch without memory fits them and the target.
+
+        Args:
+            where: the folder, for messages.
+            given: names of buffers that a new module has already, and the folder lacks.
+
+        Raises:
+            OutpaceError: as ``check`` and ``compare``, or the config is broken.
+        """
+        with _explained(where, cls.method):
+            with torch.device("meta"), _at_most(len(tensors) + len(given), f"{where}: {CONFIG}"):
+                sketch = cls(config, fit)
+            sketch.check(target)
+            own = sketch.state_dict()
+            sketch.compare({**tensors, **{name: own[name] for name in given}}, where)
+            return cls(config, fit)
 
     def drafting(self, target: TargetModel, tensors: Mapping[str, Tensor], where: str) -> Self:
         """Bind the module to its target, take weights, and freeze it, in the target's dtype and device.
@@ -282,20 +310,34 @@ class Learned(nn.Module, ABC):
         """
         if isinstance(given, cls):
             return given.config
-        try:
+        with _explained(given, cls.method):
             return cls._config(read_config(given, cls.method))
-        except _DAMAGE as error:
-            raise OutpaceError(f"{given}: {CONFIG} is not one of {cls.method}: {error!r}") from error
 
     @classmethod
     def _config(cls, described: Mapping[str, Any]) -> Any:
-        return cls.config_type(**{name: _frozen(value) for name, value in described["config"].items()})
+        made = cls.config_type(**{name: _frozen(value) for name, value in described["config"].items()})
+        for name, hint in get_type_hints(cls.config_type).items():
+            kinds = {kind for wanted in get_args(hint) or (hint,) for kind in _NUMBERS.get(wanted, (None,))}
+            value = getattr(made, name, None)
+            if None not in kinds and (type(value) not in kinds or value in _ENDLESS or value != value):
+                raise TypeError(f"{name} is {value!r}")
+        return made
 
     def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
         """Copy weights into the module.
 
         Raises:
-            OutpaceError: a tensor is missing, superfluous or of the wrong shape; the message names it.
+            OutpaceError: as ``compare``.
+        """
+        self.compare(tensors, where)
+        self.load_state_dict(dict(tensors))
+
+    def compare(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Compare tensors with the module's own.
+
+        Raises:
+            OutpaceError: a tensor is missing, superfluous, of the wrong shape, or of integers in place of
+                floats; the message names it.
         """
         place = f"{where} ({self.method} for {self.fit.name})"
         own = self.state_dict()
@@ -307,11 +349,70 @@ class Learned(nn.Module, ABC):
                     f"{place}: tensor {name!r} has shape {list(tensors[name].shape)}, but by {CONFIG} it "
                     f"should have {list(tensor.shape)}"
                 )
+            if _kind(tensors[name]) != _kind(tensor):
+                raise OutpaceError(
+                    f"{place}: tensor {name!r} is of {tensors[name].dtype}, in place of {_kind(tensor)}"
+                )
         left = sorted(tensors.keys() - own.keys())
         if left:
             shape = list(tensors[left[0]].shape)
             raise OutpaceError(f"{place}: tensor {left[0]!r}, of shape {shape}, is not expected by {CONFIG}")
-        self.load_state_dict(dict(tensors))
+
+
+@contextlib.contextmanager
+def _explained(folder: str | Path, method: str) -> Iterator[None]:
+    """Explain errors that wrong entries of a config.json raise; they may be of any kind."""
+    try:
+        yield
+    except OutpaceError:
+        raise
+    except Exception as error:
+        if out_of_memory(error):
+            raise
+        raise OutpaceError(f"{folder}: {CONFIG} is not one of {method}: {error!r}") from error
+
+
+# Types of a JSON value for a field, by the field's; other fields are checked where they are used.
+_NUMBERS: Mapping[Any, tuple[type, ...]] = {
+    int: (int,), float: (int, float), bool: (bool,), type(None): (type(None),)
+}  # fmt: skip
+_ENDLESS = (float("inf"), float("-inf"))
+_MORE = 1024  # weights that cost nothing to make without memory; comparing then names the first
+
+
+@contextlib.contextmanager
+def _at_most(count: int, what: str) -> Iterator[None]:
+    """Refuse modules with far more weights than there are, before the next is made, in this thread.
+
+    Raises:
+        OutpaceError: there would be more.
+    """
+    left, thread = count + _MORE, threading.get_ident()
+
+    def registered(module: nn.Module, name: str, weight: nn.Parameter) -> None:
+        nonlocal left
+        if threading.get_ident() != thread:
+            return
+        left -= 1
+        if left < 0:
+            raise OutpaceError(f"{what} describes a larger module: there are only {count} tensors")
+
+    handle = register_module_parameter_registration_hook(registered)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
+_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+_WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+def _kind(tensor: Tensor) -> str:
+    """The kind of a tensor's numbers."""
+    if tensor.dtype in _FLOATS:
+        return "floats"
+    return "integers" if tensor.dtype in _WHOLE else str(tensor.dtype)
 
 
 def _frozen(value: Any) -> Any:

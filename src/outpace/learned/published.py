@@ -8,7 +8,6 @@ target's id, not that id itself, and ``t2d`` is true for each of the target's id
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
@@ -20,7 +19,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.core import OutpaceError, first_line
+from outpace.files import read_json
 from outpace.learned.folder import write_folder
+from outpace.targets.checkpoint import check_counts
 
 # SafeAILab's name of the one layer, and that of speculators.
 _THEIRS, _OURS = "midlayer.", "layers.0."
@@ -58,8 +59,8 @@ def config_of(folder: str | Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        config = json.loads(path.read_text("utf-8"))
-    except ValueError:
+        config = read_json(path)
+    except OutpaceError:
         return {}  # the reader of outpace's own format then reports the error
     return config if isinstance(config, dict) else {}
 
@@ -239,11 +240,14 @@ def layer_of(given: Mapping[str, Any], folder: str | Path, method: str) -> Any:
     """
     from transformers import AutoConfig
 
+    check_counts(given, f"{method}: config.json in {folder}")
     known = {key: value for key, value in given.items() if key not in ("model_type", "auto_map")}
     try:
         layer = AutoConfig.for_model(given.get("model_type", "llama"), **known)
-    except (ValueError, TypeError, KeyError, ZeroDivisionError) as error:
-        raise OutpaceError(f"{method}: transformers cannot read config.json in {folder}: {error}") from error
+    except Exception as error:  # a config of any family, with any entries
+        raise OutpaceError(
+            f"{method}: transformers cannot read config.json in {folder}: {first_line(error)}"
+        ) from error
     if layer.hidden_act != "silu":
         raise OutpaceError(f"{method}: {folder} has hidden_act {layer.hidden_act!r}; only silu is supported")
     return layer

@@ -6,6 +6,7 @@ most of a text consists of few tokens (Zhao et al. 2025, FR-Spec, arXiv 2502.148
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -48,6 +49,20 @@ class DraftVocabulary(nn.Module):
     def part(self) -> Tensor | None:
         """The ids that are drafted; None if all are."""
         return self.ids if self.reduced else None
+
+    def check(self, where: str) -> None:
+        """Check ids that came from a file.
+
+        Raises:
+            OutpaceError: one is not the target's, or they do not ascend.
+        """
+        wrong = self.reduced and (
+            self.ids[0] < 0 or self.ids[-1] >= self._whole or (self.ids.diff() <= 0).any()
+        )
+        if wrong:
+            raise OutpaceError(
+                f"{where}: tensor 'drafted.ids' must ascend, with ids below {self._whole}; train it again"
+            )
 
     @torch.no_grad()
     def choose(self, counts: Tensor) -> None:
@@ -106,6 +121,10 @@ class DraftsPart(Learned):
 
     drafted: DraftVocabulary
     _chooses = False  # the ids are still to be chosen
+
+    def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        super().take(tensors, where)
+        self.drafted.check(where)
 
     @classmethod
     def new(cls, config: Any, target: TargetModel) -> Self:

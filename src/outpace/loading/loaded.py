@@ -18,6 +18,7 @@ from outpace.loading.weights import Encoders, load_weights, source_of
 from outpace.policy.governor import Governor
 from outpace.reading import render, token_ids
 from outpace.targets import Target, TargetModel
+from outpace.targets.checkpoint import decodable
 from outpace.verify import Verifier
 
 _TEMPLATE_OWN = {"messages", "additional_special_tokens", "self", "caller"}  # given by renderers
@@ -110,10 +111,12 @@ class Loaded:
         Raises:
             OutpaceError: the prompt has no tokens or exceeds the context, or there is no chat template.
         """
-        ids = self.encode_chat([{"role": "user", "content": text}]) if chat else self.tokens(text)
+        context = None if self.target.has_encoder else self.target.context
+        if chat:
+            text = self.render([{"role": "user", "content": text}])
+        ids = token_ids(self.tokenizer, text, special=not chat, most=context)
         if not ids:
             raise OutpaceError("the prompt is empty: it has no tokens")
-        context = None if self.target.has_encoder else self.target.context
         if context is not None and len(ids) > context:
             raise ContextOverflow(
                 f"the prompt has {len(ids)} tokens, the model's context {context}; shorten the prompt"
@@ -177,4 +180,5 @@ def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any
         options: options of its target.
     """
     dtype = str(model.dtype).removeprefix("torch.")
-    return Loaded(name, Target(model, **options), tokenizer, dtype, str(model.device), source)
+    target = decodable(lambda: Target(model, **options), name)
+    return Loaded(name, target, tokenizer, dtype, str(model.device), source)

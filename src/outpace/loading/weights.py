@@ -24,6 +24,7 @@ from outpace.core import OutpaceError, UnsupportedModel, first_line
 from outpace.embedded import nano_path, smollm2_path
 from outpace.loading.placement import Place, devices_of, dtype_of
 from outpace.targets import adapters, is_gguf
+from outpace.targets.checkpoint import read_config
 from outpace.targets.needs import Needs, is_large, needs_of
 from outpace.targets.pretrained import refuse_incomplete
 
@@ -42,7 +43,7 @@ def needs_of_name(
         return None
     source = source_of(name)
     try:
-        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+        config = read_config(source, trust_remote_code)
         if getattr(config, "is_encoder_decoder", False) or not is_large(config):
             return None
         chosen = dtype_of(dtype, devices_of(device)[0])
@@ -183,7 +184,7 @@ def _looks_like_path(name: str) -> bool:
 
 def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders) -> Any:
     """The class that loads a model; one of an unsupported kind is refused before its weights are read."""
-    config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=trust_remote_code)
+    config = read_config(source, trust_remote_code)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     speech = type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
     if seq2seq == "audio":
@@ -235,7 +236,7 @@ def _tokenizer(source: str, shown: str, trust_remote_code: bool) -> Any:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
         usable = bool(tokenizer("a b c").input_ids)
-    except (ValueError, OSError, KeyError, TypeError, AttributeError, ImportError) as error:
+    except Exception as error:  # transformers, the hub and a tokenizer's own code may raise anything
         if isinstance(error, ImportError) and "sentencepiece" in str(error).lower():
             raise OutpaceError(
                 f"the tokenizer of {shown} needs sentencepiece: pip install sentencepiece"

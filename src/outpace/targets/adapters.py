@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from outpace.core import OutpaceError
+from outpace.files import read_json
+from outpace.targets.checkpoint import FLOATS, header
 
 ADAPTER = "adapter_config.json"  # as peft names it
 _WEIGHTS = "adapter_model.safetensors"
@@ -22,10 +23,8 @@ def base_of(folder: str | Path) -> str:
         OutpaceError: the folder does not name it.
     """
     file = Path(folder) / ADAPTER
-    try:
-        base = json.loads(file.read_text("utf-8")).get("base_model_name_or_path")
-    except (OSError, ValueError, AttributeError) as error:
-        raise OutpaceError(f"{file} cannot be read: {error}") from error
+    found = read_json(file)
+    base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
     if not (isinstance(base, str) and base):
         raise OutpaceError(f"{file} does not name its model: write it there as base_model_name_or_path")
     return base
@@ -37,19 +36,23 @@ def merge(model: Any, folder: str | Path) -> Any:
     Raises:
         OutpaceError: peft is missing, or the updates do not fit the model; the message names a tensor.
     """
-    from safetensors import SafetensorError, safe_open
+    from safetensors import SafetensorError
 
     peft = import_peft(f"reading {folder}")
+    kinds = header(Path(folder) / _WEIGHTS)
+    odd = sorted(name for name, kind in kinds.items() if kind not in FLOATS)
+    if odd:
+        raise OutpaceError(
+            f"{folder}: tensor {odd[0]!r} is of {kinds[odd[0]]}; updates are of {', '.join(FLOATS)}"
+        )
     try:
-        with safe_open(Path(folder) / _WEIGHTS, "pt") as file:
-            held = set(file.keys())
         with without_advice():
             found = peft.PeftModel.from_pretrained(model, str(folder))
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise OutpaceError(f"{folder} does not fit {type(model).__name__}: {reason}") from error
     # peft ignores a missing or superfluous tensor, or only warns.
-    odd = sorted(held ^ set(peft.get_peft_model_state_dict(found, save_embedding_layers=False)))
+    odd = sorted(kinds.keys() ^ set(peft.get_peft_model_state_dict(found, save_embedding_layers=False)))
     if odd:
         raise OutpaceError(f"{folder} does not fit {type(model).__name__}: tensor {odd[0]!r}")
     merged = found.merge_and_unload().eval()

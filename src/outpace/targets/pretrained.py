@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from outpace.core import OutpaceError, UnsupportedModel, out_of_memory
+from outpace.core import OutpaceError, UnsupportedModel, first_line, out_of_memory
 from outpace.targets import Target, TargetModel, is_gguf
+from outpace.targets.checkpoint import decodable, read_config
 
 # (path, dtype, device) -> the model; freed with the last engine that uses it.
 _LOADED: weakref.WeakValueDictionary[tuple[str, str, str], TargetModel] = weakref.WeakValueDictionary()
@@ -41,12 +42,14 @@ def load_model(model: Any, target: TargetModel, device: str | None = None) -> Ta
                 raise OutpaceError(f"draft_model: {model} is a GGUF file, so leave device out")
             loaded = _LOADED[key] = Target(model)
             return loaded
+        found = read_model(str(model), dtype=target.dtype)
         try:
-            loaded = _LOADED[key] = Target(read_model(str(model), dtype=target.dtype).to(place))
+            found = found.to(place)
         except (RuntimeError, AssertionError) as error:
             if out_of_memory(error):
                 raise
             raise OutpaceError(f"draft_model: device {str(place)!r} cannot be used here: {error}") from error
+        loaded = _LOADED[key] = decodable(lambda: Target(found), f"draft_model: {model}")
     return loaded
 
 
@@ -78,14 +81,13 @@ def read_model(name: str, **options: Any) -> Any:
         OutpaceError: transformers cannot load it, or weights are missing.
         UnsupportedModel: it is an encoder-decoder model.
     """
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM
 
     # transformers loads the decoder of some alone, which predicts poorly without its source.
-    if getattr(_read(AutoConfig, name), "is_encoder_decoder", False):
+    if getattr(_read(read_config, name), "is_encoder_decoder", False):
         raise _with_encoder(name)
-    loaded, info = _read(
-        AutoModelForCausalLM, name, use_safetensors=True, output_loading_info=True, **options
-    )
+    read = AutoModelForCausalLM.from_pretrained
+    loaded, info = _read(read, name, use_safetensors=True, output_loading_info=True, **options)
     refuse_incomplete(info, f"draft_model {name!r}")
     return loaded
 
@@ -108,11 +110,15 @@ def refuse_incomplete(info: Mapping[str, Any], shown: str) -> None:
         )
 
 
-def _read(kind: Any, name: str, **options: Any) -> Any:
+def _read(read: Callable[..., Any], name: str, **options: Any) -> Any:
     try:
-        return kind.from_pretrained(name, **options)
-    except (OSError, ValueError) as error:
-        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {error}") from error
+        return read(name, **options)
+    except OutpaceError as error:
+        raise type(error)(f"draft_model: {error}") from error
+    except Exception as error:  # transformers, the hub and a model's own code may raise anything
+        if out_of_memory(error):
+            raise
+        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {first_line(error)}") from error
 
 
 def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
@@ -148,7 +154,7 @@ def _tokenizer(name: str) -> Any:
 
     try:
         return AutoTokenizer.from_pretrained(name)
-    except (OSError, ValueError) as error:
+    except Exception as error:  # transformers and the hub may raise anything
         raise OutpaceError(
-            f"draft_model: transformers cannot load a tokenizer from {name!r}: {error}"
+            f"draft_model: transformers cannot load a tokenizer from {name!r}: {first_line(error)}"
         ) from error

@@ -8,7 +8,6 @@ are left out: those whose token an earlier drafter ranks first.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from outpace.core import OutpaceError
 from outpace.drafters import LEARNED
+from outpace.files import read_json
 from outpace.learned.learned import CONFIG, Batch, Learned
 from outpace.targets.base import TargetModel
 
@@ -31,8 +31,8 @@ def load_earlier(folder: str | Path, target: TargetModel) -> Learned:
     """
     file = Path(folder) / CONFIG
     try:
-        described: Any = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+        described: Any = read_json(file)
+    except OutpaceError as error:
         raise OutpaceError(f"{folder} is not the folder of a trained drafter: {error}") from error
     # A draft model's folder is transformers' own, and names no method.
     method = described.get("method", "draft_model") if isinstance(described, dict) else None

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core import OutpaceError
+from outpace.files import read_json
 
+_MOST_BYTES = 1 << 26
 _PROGRESS = "progress.json"
 CHECKPOINT, OLD = "checkpoint", "checkpoint.old"
 
@@ -44,7 +46,10 @@ class Checkpoints:
         file = self._folder / _PROGRESS
         if not file.is_file():
             return {}
-        found = json.loads(file.read_text(encoding="utf-8"))
+        found = read_json(file, _MOST_BYTES)
+        whole = isinstance(found, dict) and isinstance(found.get("signature"), dict) and "progress" in found
+        if not whole:
+            raise OutpaceError(f"{file} is not a checkpoint's; delete {self._folder}, or give another --out")
         other = [name for name, value in self._signature.items() if found["signature"].get(name) != value]
         if other:
             raise OutpaceError(

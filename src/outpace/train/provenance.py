@@ -10,6 +10,7 @@ from typing import Any
 
 from outpace._version import __version__
 from outpace.core import OutpaceError
+from outpace.files import read_json
 
 PROVENANCE = "provenance.json"
 _PACKAGES = ("torch", "transformers", "accelerate", "peft", "datasets", "safetensors", "numpy")
@@ -35,10 +36,10 @@ def read(folder: Path) -> dict[str, Any]:
     if not file.is_file():
         return {}
     try:
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-        return found if "result" in found else {}
-    except (OSError, ValueError, TypeError) as error:
-        raise OutpaceError(f"{file} cannot be read: {error}; give another --out") from error
+        found: Any = read_json(file)
+    except OutpaceError as error:
+        raise OutpaceError(f"{error}; give another --out") from error
+    return found if isinstance(found, dict) and "result" in found else {}
 
 
 def write(folder: Path, facts: dict[str, Any]) -> None:

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from outpace.bench.lab.growth import Growth
 from outpace.core import OutpaceError
-from outpace.files import beside
+from outpace.files import beside, read_json
 
 GROWTH = "growth.json"
 _INDEX = "model.safetensors.index.json"
@@ -42,8 +42,8 @@ def shape_of(folder: str | Path) -> str | None:
     if not note.is_file():
         return None
     try:
-        return str(json.loads(note.read_text("utf-8"))["like"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        return str(read_json(note)["like"])
+    except (OutpaceError, KeyError, TypeError) as error:
         raise OutpaceError(f"{note} is broken ({error}); grow the model anew, or delete that file") from None
 
 

@@ -109,8 +109,8 @@ class DFlashModule(BlockModule):
         tensors, copies = published_dflash.read_tensors(place)
         fit = Fit(fields.pop("vocabulary"), fields["hidden_size"], fields.pop("target"))
         mask = fields.pop("mask_token")
-        made = cls(DFlashConfig(**fields).sized(fit.hidden_size), fit)
-        made.check(target)
+        config = DFlashConfig(**fields).sized(fit.hidden_size)
+        made = cls.sketched(config, fit, target, tensors, str(place), given=("mask",))
         if not 0 <= mask < target.vocabulary:
             raise OutpaceError(
                 f"dflash: the mask_token_id of {place}, {mask}, is not a token of {target.name}; its target "

@@ -424,12 +424,15 @@ class EagleModule(Learned):
         config = EagleConfig(**fields, own_embeddings="embed_tokens.weight" in tensors)
         if config.version == 1:
             tensors.setdefault("fc.bias", torch.zeros(config.hidden_size))  # some have none
-        made = cls(config.sized(fit.hidden_size), fit)
-        if made.drafted is None and not tensors.get("d2t", torch.zeros(1)).any():
+        whole = config.draft_vocabulary >= fit.vocabulary
+        if whole and not tensors.get("d2t", torch.zeros(1)).any():
             tensors = {name: tensor for name, tensor in tensors.items() if name not in ("d2t", "t2d")}
-        made = made.drafting(target, tensors, str(folder))
-        made._check_map(str(folder))
-        return made
+        made = cls.sketched(config.sized(fit.hidden_size), fit, target, tensors, str(folder))
+        return made.drafting(target, tensors, str(folder))
+
+    def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        super().take(tensors, where)
+        self._check_map(where)
 
     def _check_map(self, where: str) -> None:
         drafted = self.drafted

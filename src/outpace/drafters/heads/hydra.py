@@ -103,7 +103,8 @@ class HydraHeads(Heads):
         tensors, heads, layers = published_hydra.read_tensors(place, described)
         vocabulary, size = tensors["projections.0.weight"].shape
         fit = Fit(vocabulary, size, str(described.get("base_model_name_or_path") or "the target"))
-        made = cls(HydraConfig(heads, layers, own_head=True, own_residual=True), fit)
+        config = HydraConfig(heads, layers, own_head=True, own_residual=True)
+        made = cls.sketched(config, fit, target, tensors, str(place), given=("accuracies",))
         return made.drafting(target, {**tensors, "accuracies": made.accuracies}, str(place))
 
     def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:

@@ -132,7 +132,8 @@ class MedusaHeads(StateHeads):
             raise OutpaceError(f"medusa: the heads in {place} lack a residual layer or a projection")
         vocabulary, size = projection.shape
         fit = Fit(vocabulary, size, str(described.get("base_model_name_or_path") or "the target"))
-        made = cls(MedusaConfig(heads, layers, own_head=True), fit)
+        config = MedusaConfig(heads, layers, own_head=True)
+        made = cls.sketched(config, fit, target, tensors, str(place), given=("accuracies",))
         return made.drafting(target, {**tensors, "accuracies": made.accuracies}, str(place))
 
     @torch.no_grad()

@@ -12,7 +12,6 @@ fixed, where the paper adapts it during decoding (here the governor chooses the 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +22,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.layers.within import PartShared, Within, draft_by_part, place_of
 from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_confidence
 from outpace.drafters.support.shapes import shape_of
+from outpace.files import read_json
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
@@ -101,9 +101,9 @@ def _read(text: str, layers: int) -> list[int]:
                 f"self_speculative: skip must be layers, as in 2+4+5, or a .json file; not {text!r}"
             ) from error
     try:
-        found = json.loads(Path(text).read_text("utf-8"))
+        found = read_json(Path(text))
         skipped, known = [int(layer) for layer in found["skip"]], int(found["layers"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise OutpaceError(
             f"self_speculative: {text!r} contains no layers to skip; write it with outpace search: {error!r}"
         ) from error

@@ -109,7 +109,8 @@ class Datastore:
         for shard, found in longest:
             size = found.last - found.first
             here = ranks[(ranks >= 0) & (ranks < size)]
-            parts.append(_continuations(shard, shard.order[found.first + here], depth))
+            places = shard.order[found.first + here]
+            parts.append(_continuations(shard, places, depth, self.header.vocabulary))
             ranks = ranks - size
         return Found(length, count, np.concatenate(parts))
 
@@ -129,10 +130,15 @@ class Datastore:
                 )
 
 
-def _continuations(shard: SuffixArray, places: NDArray[np.uint32], depth: int) -> NDArray[np.int64]:
-    """The tokens that follow each place, shape [places, depth], -1 from the end of a document on."""
+def _continuations(
+    shard: SuffixArray, places: NDArray[np.uint32], depth: int, vocabulary: int
+) -> NDArray[np.int64]:
+    """The tokens that follow each place, shape [places, depth], -1 from the end of a document on.
+
+    A damaged file, which only ``verify`` detects, has places and tokens that do not exist: they end it too.
+    """
     # The text is backwards: the tokens after place p are rows p - 1 to p - depth, down to row 0, an END.
     rows = places.astype(np.int64)[:, None] - np.arange(1, depth + 1)
-    found = from_bytes(shard.text[np.maximum(rows, 0)])
-    goes_on = np.logical_and.accumulate(found != END, axis=1)
+    found = from_bytes(shard.text[np.clip(rows, 0, len(shard.text) - 1)])
+    goes_on = np.logical_and.accumulate((found != END) & (found <= vocabulary), axis=1)
     return np.where(goes_on, found - 1, -1)

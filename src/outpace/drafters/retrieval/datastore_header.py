@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from outpace.core import OutpaceError
+from outpace.drafters.retrieval.suffix_array import bytes_per_token
 
 # As in PNG: a transfer as text, which changes line ends or the eighth bit, corrupts the first bytes.
 MAGIC = b"\x89OPDS\r\n\x1a"
 VERSION = 1
 SIZE = 65_536  # bytes before the first shard
 MOST_SHARDS = 1024
+_MOST = 1 << 60  # of any number
 _FRONT = struct.Struct("<8sIII")  # magic, version, bytes and checksum of the JSON that follows
 _REBUILD = "build it again with `outpace datastore build`"
 
@@ -90,6 +92,24 @@ def text_bytes(rows: int, width: int) -> int:
     return -(-rows * width // 4) * 4
 
 
+def _header(text: bytes) -> Header | None:
+    """The header in a JSON text; None if a field is missing, of another type or out of its range."""
+    try:
+        values = json.loads(text)
+        header = Header(**values | {"shards": tuple(Shard(*shard) for shard in values["shards"])})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    numbers = [header.vocabulary, header.width, header.tokens, header.documents]
+    numbers += [number for shard in header.shards for number in shard]
+    texts = isinstance(header.tokenizer, str) and isinstance(header.fingerprint, str)
+    if not texts or not all(type(number) is int and 0 <= number < _MOST for number in numbers):
+        return None
+    fits = header.vocabulary >= 1 and header.width == bytes_per_token(header.vocabulary)
+    shards = 1 <= len(header.shards) <= MOST_SHARDS
+    whole = all(shard.rows > 0 and shard.places <= shard.rows for shard in header.shards)
+    return header if fits and shards and whole else None
+
+
 def read_header(opened: BinaryIO, file: Path) -> Header:
     """Read the header from the beginning of an open datastore.
 
@@ -109,8 +129,9 @@ def read_header(opened: BinaryIO, file: Path) -> Header:
     text = start[_FRONT.size : _FRONT.size + length]
     if zlib.crc32(text) != checksum:
         raise OutpaceError(f"{file} is damaged: its header does not match its checksum; {_REBUILD}")
-    values = json.loads(text)
-    header = Header(**values | {"shards": tuple(Shard(*shard) for shard in values["shards"])})
+    header = _header(text)
+    if header is None:
+        raise OutpaceError(f"{file} is damaged: its header describes no datastore; {_REBUILD}")
     size = os.fstat(opened.fileno()).st_size
     if size != header.file_bytes:
         what = "truncated" if size < header.file_bytes else "damaged"

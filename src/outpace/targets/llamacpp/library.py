@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.llamacpp.header import check_layers
 
 LEAST_VERSION = (0, 3, 36)
 ROWS = 512  # maximum rows of a decode; a larger forward consists of several
@@ -133,6 +134,7 @@ def check_file(path: Path) -> None:
         raise OutpaceError(f"cannot read {path}: {error.strerror}") from error
     if magic != b"GGUF":
         raise OutpaceError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
+    check_layers(path)
     if (split := _SPLIT.fullmatch(path.name)) is None:
         return
     stem, number, count, suffix = split.groups()
