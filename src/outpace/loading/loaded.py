@@ -18,7 +18,6 @@ from outpace.loading.weights import Encoders, load_weights, source_of
 from outpace.policy.governor import Governor
 from outpace.reading import render, token_ids
 from outpace.targets import Target, TargetModel
-from outpace.targets.checkpoint import decodable
 from outpace.verify import Verifier
 
 _TEMPLATE_OWN = {"messages", "additional_special_tokens", "self", "caller"}  # given by renderers
@@ -180,5 +179,4 @@ def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any
         options: options of its target.
     """
     dtype = str(model.dtype).removeprefix("torch.")
-    target = decodable(lambda: Target(model, **options), name)
-    return Loaded(name, target, tokenizer, dtype, str(model.device), source)
+    return Loaded(name, Target(model, **options), tokenizer, dtype, str(model.device), source)

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from outpace.core import OutpaceError, UnsupportedModel, first_line, out_of_memory
+from outpace.core import OutpaceError, first_line
 from outpace.files import JSON_BYTES, read_json
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -148,21 +148,3 @@ def header(file: Path) -> dict[str, str]:
             return {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
     except (OSError, SafetensorError) as error:
         raise OutpaceError(f"{file} cannot be read: {first_line(error)}; fetch it again") from error
-
-
-def decodable(make: Any, shown: str) -> Any:
-    """Make the target of a model that was loaded by name.
-
-    Raises:
-        UnsupportedModel: the model itself fails, since the entries of its config do not go together.
-    """
-    try:
-        return make()
-    except OutpaceError:
-        raise
-    except Exception as error:  # a model's own code may raise anything
-        if out_of_memory(error):
-            raise
-        raise UnsupportedModel(
-            f"{shown} fails at its first token ({first_line(error)}); check the entries of its {CONFIG}"
-        ) from error

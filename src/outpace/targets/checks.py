@@ -234,7 +234,7 @@ def _refuse_state(model: PreTrainedModel) -> None:
         )
     try:
         layers = DynamicCache(config=config).layers
-    except (AttributeError, TypeError) as error:
+    except Exception as error:  # of any entries
         raise UnsupportedModel(
             f"{name}: transformers cannot make a cache from its config: {described(error)}"
         ) from error

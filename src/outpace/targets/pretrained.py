@@ -12,7 +12,7 @@ import torch
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line, out_of_memory
 from outpace.targets import Target, TargetModel, is_gguf
-from outpace.targets.checkpoint import decodable, read_config
+from outpace.targets.checkpoint import read_config
 
 # (path, dtype, device) -> the model; freed with the last engine that uses it.
 _LOADED: weakref.WeakValueDictionary[tuple[str, str, str], TargetModel] = weakref.WeakValueDictionary()
@@ -49,7 +49,7 @@ def load_model(model: Any, target: TargetModel, device: str | None = None) -> Ta
             if out_of_memory(error):
                 raise
             raise OutpaceError(f"draft_model: device {str(place)!r} cannot be used here: {error}") from error
-        loaded = _LOADED[key] = decodable(lambda: Target(found), f"draft_model: {model}")
+        loaded = _LOADED[key] = Target(found)
     return loaded
 
 
