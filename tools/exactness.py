@@ -257,8 +257,9 @@ def table(rows: Seq[str], count: int, tokens: int) -> str:
         f"| {' | '.join(cells)} | {here} | {NOT_MEASURED} | {stock} | {NOT_MEASURED} |"
         for *cells, here, stock in UNMEASURED
     ]
+    threads = torch.get_num_threads()
     about = (
-        f"{processor()}, {torch.get_num_threads()} threads, torch {torch.__version__.partition('+')[0]}, "
+        f"{processor()}, {threads} thread{'s' * (threads > 1)}, torch {torch.__version__.partition('+')[0]}, "
         f"transformers {transformers.__version__}; {count} prompts, {tokens} tokens at most; "
         f"`{'`, `'.join(DRAFTERS)}`, alone and `{DRAFTERS[0]}` in a batch, greedy and at temperature "
         f"{SAMPLED.temperature} with top-p {SAMPLED.top_p}; beside `generate()` greedy, one prompt at a time."
