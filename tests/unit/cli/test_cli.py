@@ -28,6 +28,7 @@ from folders import CONTEXT, save_llama
 from outpace.cli import app
 from outpace.engine.engine import Engine
 from outpace.verify import VERIFIERS, Match
+from parts import first
 
 PROMPT = "abcabcabc"
 Run = Callable[..., Any]
@@ -654,7 +655,7 @@ main()
 """
 
 
-@pytest.mark.parametrize("where", ["outpace.cli", "typer", "outpace.cli.generate", "torch"])
+@pytest.mark.parametrize("where", first(2, ["outpace.cli", "torch", "typer", "outpace.cli.generate"]))
 def test_ctrl_c_twice_prints_no_traceback(folder: Path, where: str) -> None:
     """The first comes while a module is imported, the second while the process ends."""
     args = ["generate", "-m", str(folder), "-p", PROMPT, "-n", "4"]

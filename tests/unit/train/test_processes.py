@@ -67,12 +67,14 @@ def said(folder: Path) -> list[dict[str, Any]]:
     return [json.loads((folder / f"said-{rank}.json").read_text()) for rank in range(2)]
 
 
+@pytest.mark.slow
 def test_both_end_with_the_same_weights(weights: list[dict[str, dict[str, torch.Tensor]]]) -> None:
     first, second = weights
     for run, found in first.items():
         assert all(torch.equal(weight, second[run][name]) for name, weight in found.items()), run
 
 
+@pytest.mark.slow
 def test_two_processes_learn_what_one_does_with_twice_the_rows(
     weights: list[dict[str, dict[str, torch.Tensor]]], tmp_path: Path
 ) -> None:
@@ -83,6 +85,7 @@ def test_two_processes_learn_what_one_does_with_twice_the_rows(
         assert not torch.allclose(weight, start[name], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_ends_with_the_same_weights(
     folder: Path, weights: list[dict[str, dict[str, torch.Tensor]]]
 ) -> None:
@@ -95,6 +98,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(
         assert steps == [0, 1, 2, 2, 3, 4, 4]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_is_whole_and_nothing_is_left_beside_it(folder: Path) -> None:
     for run in ("whole", "parts", "command"):
         found = {file.name for file in (folder / "shared" / run / "checkpoint").iterdir()}
@@ -102,10 +106,12 @@ def test_a_checkpoint_is_whole_and_nothing_is_left_beside_it(folder: Path) -> No
         assert [f.name for f in (folder / "shared" / run).iterdir() if "checkpoint." in f.name] == []
 
 
+@pytest.mark.slow
 def test_both_stop_together_though_they_measure_otherwise(said: list[dict[str, Any]]) -> None:
     assert [found["stopped"] for found in said] == [2, 2]
 
 
+@pytest.mark.slow
 def test_only_the_first_speaks_and_writes(folder: Path, said: list[dict[str, Any]]) -> None:
     first, second = (found["command"] for found in said)
     assert first["code"] == 0 == second["code"], first["error"] + second["error"]
