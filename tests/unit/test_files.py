@@ -190,7 +190,7 @@ def test_models_and_draft_models_are_refused_before_a_module_is_made(
 def test_a_config_that_fails_at_the_first_token_is_a_refusal(entry: dict[str, Any], folder: Path) -> None:
     edit(folder, **entry)
     for read in (lambda: load(str(folder)), lambda: load_model(str(folder), target())):
-        with pytest.raises(OutpaceError, match="cannot run on a single token|cannot make a cache"):
+        with pytest.raises(OutpaceError, match=r"cannot run on a single token|cannot make a cache"):
             read()
 
 
