@@ -69,9 +69,12 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = 
 
 
 def nano_gguf() -> Path:
-    """The embedded model as a GGUF file in q8_0, in the user's cache; written on first use."""
+    """The embedded model as a GGUF file in q8_0, in the user's cache; written on first use.
+
+    One that others may have written is written again.
+    """
     path = cache_path() / f"outpace-nano-{__version__}-q8_0.gguf"
-    if not path.is_file():
+    if not path.is_file() or foreign(path.stat()):
         path.parent.mkdir(parents=True, exist_ok=True)
         _, model, tokenizer = load_weights(None, torch.float32, False)
         write_gguf(model, path, "q8_0", tokenizer)
