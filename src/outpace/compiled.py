@@ -137,7 +137,7 @@ def _opened(folder: Path) -> Iterator[Path]:
 @lru_cache(maxsize=1)
 def _temporary(process: int, reason: str) -> Path:
     """A folder of this process (a fork has its own), removed at its end; a warning gives the reason."""
-    folder = Path(tempfile.mkdtemp(prefix="outpace-"))
+    folder = Path(tempfile.mkdtemp(prefix="outpace-native-"))
 
     def remove() -> None:
         if os.getpid() == process:
@@ -221,7 +221,7 @@ class _Compiler:
         """
         if self._late:
             raise OutpaceError(self._late)
-        with tempfile.TemporaryDirectory(prefix="outpace-") as folder:
+        with tempfile.TemporaryDirectory(prefix="outpace-compiled-") as folder:
             made, messages = Path(folder) / "made.so", Path(folder) / "messages"
             try:
                 status = self._status([*options, "-o", str(made), "-lm"], messages)

@@ -22,7 +22,7 @@ from outpace._version import __version__
 from outpace.bench.lab.llama_shapes import Shape
 from outpace.core import OutpaceError, UnsupportedModel, load_extra
 from outpace.embedded import cache_path
-from outpace.files import beside
+from outpace.files import beside, foreign
 from outpace.loading.weights import load_weights
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
