@@ -5,7 +5,7 @@ user's cache folder, and run in torch's threads.
 
 A library is code, so it is loaded only if nobody else can have written it: from a folder and a file of this
 user that are not open to others, with the digest that it was written with. The folder is read through its
-descriptor: whoever may write to the folders above can put another in its place, but not in the place of the
+descriptor: users who may write to the folders above can put another in its place, but not in the place of the
 one that was checked. A file that is not trusted, is damaged or cannot be loaded is made again.
 """
 

@@ -33,7 +33,7 @@ def pointer_or_null(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> i
 
 
 def rows_pointer(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Address of a buffer [sequences, heads, rows, size] in which the rows of a head lie one after the other.
+    """Address of a buffer [sequences, heads, rows, size] in which a head's rows follow each other without gaps.
 
     Args:
         shape: its shape; it may have more sequences and more rows.
@@ -70,7 +70,7 @@ def check(fits: bool, what: str) -> None:
     """Refuse counts that a function in C would trust.
 
     Raises:
-        OutpaceError: they do not fit; the message says what would.
+        OutpaceError: they do not fit; the message states what would.
     """
     if not fits:
         raise OutpaceError(f"a compiled function would read outside of its arrays: it takes {what}")

@@ -43,7 +43,7 @@ class Place:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
-    """Nothing is compiled yet, and what reaches the loader must be what the compiler made."""
+    """A folder with nothing compiled yet; what reaches the loader must be what the compiler made."""
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
     for cached in (compiled._warned, compiled._temporary, compiled._compiler):
@@ -222,8 +222,8 @@ def test_a_compiler_that_hangs_is_killed_with_its_children_and_not_asked_again(
 ) -> None:
     pipe, script, readers = tmp_path / "pipe", tmp_path / "hangs", []
     os.mkfifo(pipe)
-    # Whoever is left of them after a while writes to the pipe, whose reader waits for the last one's end.
-    script.write_text(f"#!/bin/sh\nexec 9>{pipe}\n(sleep 30; echo late >&9) &\nwait\n")
+    # A child opens the pipe, and writes to it later if it is left; the reader waits for its end.
+    script.write_text(f"#!/bin/sh\n(exec 9>{pipe}; sleep 30; echo late >&9) &\nwait\n")
     script.chmod(0o755)
     wait = subprocess.Popen.wait
 
@@ -231,7 +231,7 @@ def test_a_compiler_that_hangs_is_killed_with_its_children_and_not_asked_again(
         if timeout is None:
             return wait(process)
         assert timeout == compiled._SECONDS
-        readers.append(pipe.open())  # it has begun
+        readers.append(pipe.open())  # the child has begun
         raise subprocess.TimeoutExpired("cc", timeout)
 
     monkeypatch.setattr(subprocess.Popen, "wait", waited)

@@ -99,14 +99,16 @@ class Panels(NamedTuple):
     """Weights as ``native.c`` reads them.
 
     Attributes:
-        shape: [panels, pairs of inputs, panel's outputs, pair].
-        weights: of this shape, padded with zeros.
+        panel: outputs of a panel.
+        pair: inputs of a pair.
+        weights: [panels, pairs of inputs, panel, pair], padded with zeros.
         scales: of the padded outputs, float32, if the weights are int8.
     """
 
     inputs: int
     outputs: int
-    shape: tuple[int, ...]
+    panel: int
+    pair: int
     weights: Tensor
     scales: Tensor | None = None
 
@@ -122,8 +124,7 @@ class Panels(NamedTuple):
         whole = nn.functional.pad(weight, (0, -inputs % pair, 0, missing))
         packed = whole.view(-1, panel, whole.shape[1] // pair, pair).transpose(1, 2).contiguous()
         padded = None if scales is None else nn.functional.pad(scales, (0, missing))
-        shape = -(-outputs // panel), -(-inputs // pair), panel, pair
-        return cls(inputs, outputs, shape, packed, padded)
+        return cls(inputs, outputs, panel, pair, packed, padded)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -131,14 +132,14 @@ class Panels(NamedTuple):
         return self.weights.dtype if self.scales is None else torch.bfloat16
 
     def product(self, bias: Tensor | None) -> ProductStruct:
-        panels, _, panel, _ = self.shape
+        panels, pairs = -(-self.outputs // self.panel), -(-self.inputs // self.pair)
         dtype = self.dtype if self.scales is None else torch.int8
         return ProductStruct(
             self.inputs,
             self.outputs,
-            pointer(self.weights, dtype, *self.shape),
+            pointer(self.weights, dtype, panels, pairs, self.panel, self.pair),
             pointer_or_null(bias, self.dtype, self.outputs),
-            pointer_or_null(self.scales, torch.float32, panels * panel),
+            pointer_or_null(self.scales, torch.float32, panels * self.panel),
         )
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
