@@ -33,7 +33,7 @@ def pointer_or_null(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> i
 
 
 def rows_pointer(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> int:
-    """Address of a buffer [sequences, heads, rows, size] in which a head's rows follow each other without gaps.
+    """Address of a buffer [sequences, heads, rows, size] in which a head's rows are one after the other.
 
     Args:
         shape: its shape; it may have more sequences and more rows.
