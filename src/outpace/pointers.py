@@ -63,7 +63,7 @@ def address(array: NDArray[Any], dtype: Any, *shape: int) -> int:
     """
     if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
         raise _refusal(array, dtype, shape)
-    return int(array.__array_interface__["data"][0])
+    return torch.from_numpy(array).data_ptr()  # NumPy's own ways to it take twice as long
 
 
 def check(fits: bool, what: str) -> None:

@@ -471,8 +471,11 @@ class _Rows:
         rotation: tuple[Tensor, Tensor],
     ) -> None:
         batch, width = len(window.slots), window.width
-        cells = np.arange(batch * width) if line is None else line.numpy()
-        check(0 <= cells.min(initial=0) <= cells.max(initial=0) < batch * width, f"{batch * width} cells")
+        if line is None:
+            cells = np.arange(batch * width)
+        else:
+            cells = line.numpy()
+            check(0 <= cells.min(initial=0) <= cells.max(initial=0) < batch * width, f"{batch * width} cells")
         grid = np.full((batch, width), -1, dtype=np.int32)
         for row, offset, own in zip(grid, window.offsets, window.widths, strict=True):
             row[:own] = np.arange(offset, offset + own)
@@ -482,7 +485,7 @@ class _Rows:
         begin = np.searchsorted(sequence[order], np.arange(batch + 1)).astype(np.int32)
         count = len(cells)
         size = layer.size
-        *per_row, columns = _columns(found, mask, cells, place)
+        *per_row, columns = _columns(found, mask, cells, place, grid.size)
         self._arrays = [order, sequence, place, *per_row, begin, columns]  # whose addresses the struct has
         at_order, *at_rows = (address(own, _INT, count) for own in self._arrays[:-2])
         grid_shape = (batch, width, size) if line is None else (1, count, size)
@@ -506,8 +509,12 @@ class _Rows:
         self.pointer = ctypes.pointer(struct)
 
 
-def _columns(found: Any, mask: Tensor | None, cells: Any, place: Any) -> list[Any]:
-    """The arrays ``first``, ``run``, ``count``, ``start`` and ``columns`` of ``struct rows``."""
+def _columns(found: Any, mask: Tensor | None, cells: Any, place: Any, grid: int) -> list[Any]:
+    """The arrays ``first``, ``run``, ``count``, ``start`` and ``columns`` of ``struct rows``.
+
+    Args:
+        cells: the rows' places in the window, below ``grid``.
+    """
     rows = len(cells)
     if mask is None or not mask.shape[-1]:
         zeros, run = np.zeros(rows, dtype=np.int32), place + 1  # none for padding
@@ -516,7 +523,7 @@ def _columns(found: Any, mask: Tensor | None, cells: Any, place: Any) -> list[An
         raise OutpaceError(f"a fused layer takes boolean masks, not {mask.dtype}")
     seen, (batch, _, width, columns) = mask.contiguous(), mask.shape
     at = cells.astype(np.int32)
-    check(at.max(initial=-1) < batch * width, f"a mask of {at.max(initial=-1) + 1} rows, not {batch * width}")
+    check(grid <= batch * width, f"a mask of {grid} rows")
     first, run, count, start = np.empty((4, rows), dtype=np.int32)
     arrays = (address(own, _INT, rows) for own in (at, place, first, run, count, start))
     given = (pointer(seen, torch.bool, batch, 1, width, columns), rows, columns, *arrays)
