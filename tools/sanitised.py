@@ -39,13 +39,14 @@ for size in (64, 65):
 
 def main(arguments: list[str]) -> int:
     compiler = shlex.split(os.environ.get("CC", "")) or ["gcc"]
-    found = subprocess.run(
-        [*compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=False
-    )
-    library = Path(found.stdout.strip())
-    if not library.is_absolute():
-        print(f"{shlex.join(compiler)} has no libasan.so; set CC to a gcc that has one", file=sys.stderr)
-        return 2
+    libraries = []
+    for name in ("libasan.so", "libstdc++.so.6"):  # of which libasan needs the throwing of exceptions
+        command = [*compiler, f"-print-file-name={name}"]
+        found = Path(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.strip())
+        if not found.is_absolute():
+            print(f"{shlex.join(compiler)} has no {name}; set CC to a gcc that has one", file=sys.stderr)
+            return 2
+        libraries.append(str(found.resolve()))
     with tempfile.TemporaryDirectory(prefix="outpace-sanitised-") as folder:
         script = Path(folder) / "cc"
         script.write_text(f'#!/bin/sh\nunset LD_PRELOAD\nexec {shlex.join(compiler)} "$@" {FLAGS}\n')
@@ -54,24 +55,37 @@ def main(arguments: list[str]) -> int:
             **os.environ,
             "CC": str(script),
             "OUTPACE_CACHE": str(Path(folder) / "cache"),
-            "LD_PRELOAD": str(library.resolve()),
-            "ASAN_OPTIONS": "detect_leaks=0",
-            "UBSAN_OPTIONS": "print_stacktrace=1",
+            "LD_PRELOAD": ":".join(libraries),
+            # To files: pytest keeps what a process writes before it dies.
+            "ASAN_OPTIONS": f"detect_leaks=0:log_path={folder}/report",
+            "UBSAN_OPTIONS": f"print_stacktrace=1:log_path={folder}/report",
         }
-        if why := unguarded(environment):
+        if why := unguarded(environment, Path(folder)):
             print(why, file=sys.stderr)
             return 2
         command = [sys.executable, "-m", "pytest", "-p", "no:faulthandler", *(arguments or TESTS)]
-        return subprocess.run(command, env=environment, check=False).returncode
+        status = subprocess.run(command, env=environment, check=False).returncode
+        print(reports(Path(folder)), end="", file=sys.stderr)
+        return status
 
 
-def unguarded(environment: dict[str, str]) -> str:
+def reports(folder: Path) -> str:
+    """What the sanitisers reported since the last call."""
+    found = sorted(folder.glob("report*"))
+    texts = [file.read_text("utf-8", errors="replace") for file in found]
+    for file in found:
+        file.unlink()
+    return "".join(texts)
+
+
+def unguarded(environment: dict[str, str], folder: Path) -> str:
     """The reason why a fault would not be reported; empty if it would."""
     command = [sys.executable, "-c", BEYOND]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.stdout == "read 64\n" and "AddressSanitizer: heap-buffer-overflow" in done.stderr:
+    reported = reports(folder)
+    if done.stdout == "read 64\n" and "AddressSanitizer: heap-buffer-overflow" in reported:
         return ""
-    return f"the sanitisers do not work here:\n{done.stdout}{done.stderr}"
+    return f"the sanitisers do not work here:\n{done.stdout}{done.stderr}{reported}"
 
 
 if __name__ == "__main__":
