@@ -70,7 +70,7 @@ def main(arguments: list[str]) -> int:
 
 
 def reports(folder: Path) -> str:
-    """What the sanitisers reported since the last call."""
+    """The reports of the sanitisers since the last call."""
     found = sorted(folder.glob("report*"))
     texts = [file.read_text("utf-8", errors="replace") for file in found]
     for file in found:
