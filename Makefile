@@ -8,6 +8,7 @@
 # make test-llamacpp-real  run those on SmolLM2, in every type that llama.cpp quantises it to
 # make test-optional run the tests that need torchao, bitsandbytes or sentencepiece, in an environment of its own
 # make test-cpus     run the tests of steps once per instruction set that this processor can be limited to
+# make test-sanitised  run the unit tests of compiled functions under the sanitisers of addresses and undefined behaviour
 # make test-ray      run Ray Serve with two and three replicas, in an environment of its own
 # make soak          1,000 mixed requests against the server
 # make conformance   others' tests of OpenAI's API against the server; they are fetched from the package index
@@ -34,7 +35,7 @@ INPUTS := pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-slow exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -93,6 +94,9 @@ $(VENV_OPTIONAL)/.installed: $(INPUTS)
 
 test-cpus: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python tools/cpus.py
+
+test-sanitised: $(TEST)
+	OMP_NUM_THREADS=1 $(BIN)/python tools/sanitised.py
 
 VENV_RAY ?= .venv-ray
 

@@ -23,7 +23,7 @@ LAYERS: list[set[str]] = [
     {"_version"},
     {"core"},
     {"embedded", "tree", "sampling", "logits", "text", "spec", "files", "instructions"},
-    {"compiled", "reading"},
+    {"compiled", "pointers", "reading"},
     {"cache", "drawing"},
     {"choosing"},
     {"sequence"},

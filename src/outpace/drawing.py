@@ -20,8 +20,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.compiled import compiled, pointer
+from outpace.compiled import compiled
 from outpace.core import NoTokenLeft, SamplingParams
+from outpace.pointers import check, pointer
 from outpace.sampling import (
     TINY_TEMPERATURE,
     best_tokens,
@@ -89,6 +90,7 @@ def _draw_compiled(
 ) -> list[int]:
     """Draws from rows of scores, float32 [n, vocabulary]; ``_UNDECIDED`` if rounding decides."""
     count, vocabulary = scores.shape
+    check(len(params) == len(words) == count, f"parameters and a key for each of {count} rows")
     if any(own.temperature < TINY_TEMPERATURE for own in params):
         return [_UNDECIDED] * count
     margin, given = _margin(vocabulary), scores.contiguous()
@@ -97,7 +99,13 @@ def _draw_compiled(
         top_k, top_p, min_p = _limits(own, vocabulary)
         draws[place] = _DrawStruct(word, top_k, own.temperature, top_p, margin, min_p)
     known = token_words(vocabulary, scores.device)
-    functions.draw_rows(count, vocabulary, pointer(given), pointer(known), draws)
+    functions.draw_rows(
+        count,
+        vocabulary,
+        pointer(given, torch.float32, count, vocabulary),
+        pointer(known, torch.long, vocabulary),
+        draws,
+    )
     return [draw.token for draw in draws]
 
 

@@ -11,6 +11,10 @@ from outpace.core import OutpaceError
 _TRAINED = ("eagle", "medusa")
 
 
+class NoHome(OutpaceError):
+    """The user has no home folder."""
+
+
 def nano_path() -> Path:
     """The folder of the embedded model, in the Hugging Face format."""
     return _embedded("outpace-nano")
@@ -45,9 +49,18 @@ def smollm2_path() -> Path:
 
 def cache_path() -> Path:
     """The folder of models that are made or fetched once: ``$OUTPACE_CACHE``, by default ``outpace`` in the
-    user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``)."""
-    caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(os.environ.get("OUTPACE_CACHE") or Path(caches) / "outpace")
+    user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``).
+
+    Raises:
+        NoHome: none of these is known.
+    """
+    if named := os.environ.get("OUTPACE_CACHE"):
+        return Path(named)
+    try:
+        caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        raise NoHome("the user has no home folder; set OUTPACE_CACHE to a folder") from None
+    return Path(caches) / "outpace"
 
 
 def _embedded(name: str) -> Path:

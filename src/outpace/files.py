@@ -1,8 +1,10 @@
-"""Files: JSON lines that a user wrote, and files that are replaced as a whole. Imports no torch."""
+"""Files: JSON lines that a user wrote, files replaced as a whole, whose files are. Imports no torch."""
 
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +70,18 @@ def check_text(text: str) -> None:
         raise OutpaceError(
             f"{surrogate!a} is an unpaired surrogate, which is not valid UTF-8; leave it out"
         ) from None
+
+
+def foreign(status: os.stat_result) -> str:
+    """The reason not to trust what is in a file or a folder; empty if only this user may have written it.
+
+    Root, who may write everywhere, counts as this user. There are no owners on Windows.
+    """
+    if not hasattr(os, "geteuid"):
+        return ""
+    if status.st_uid not in (0, os.geteuid()):
+        return f"user {status.st_uid} owns it"
+    return "others may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
 
 
 def beside(path: Path) -> Path:

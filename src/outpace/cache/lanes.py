@@ -25,7 +25,8 @@ import torch
 from torch import Tensor
 
 from outpace.cache.base import Slot
-from outpace.compiled import address, compiled, pointer
+from outpace.compiled import compiled
+from outpace.pointers import address, check, pointer
 
 _LARGE = 1 << 20  # bytes of a buffer that is not written when it is made
 _TOGETHER = 16  # keys and values per buffer: one copy moves all, and buffers are resized one at a time
@@ -144,13 +145,20 @@ class Lane:
         """Copy rows within their slots, one by one: no target is the source of a later move."""
         devices = {part.shape.device for part in self._parts}
         if devices == {torch.device("cpu")} and not isinstance(functions := _functions(), str):
-            moves = np.array([places, sources, targets])
-            for buffer in self.buffers:
-                layers, _, heads = buffer.shape[:3]
-                strides = [stride * buffer.itemsize for stride in buffer.stride()[:4]]
-                functions.move_rows(
-                    pointer(buffer), layers, heads, *strides, len(places), *map(address, moves)
+            moves = np.array([places, sources, targets], np.int64)
+            moved, last = (moves[0], self.places - 1), (moves[1:], self.room)
+            inside = all(
+                0 <= each.min(initial=0) <= each.max(initial=0) <= most for each, most in (moved, last)
+            )
+            check(inside, f"rows 0 to {self.room} of {self.places} slots")
+            given = [address(each, np.int64, len(places)) for each in moves]
+            for part, buffer in zip(self._parts, self.buffers, strict=True):
+                layers, heads = len(part.members), part.shape.heads
+                start = pointer(
+                    buffer, part.shape.dtype, layers, self.places, heads, self.room + 1, part.shape.size
                 )
+                strides = [stride * buffer.itemsize for stride in buffer.stride()[:4]]
+                functions.move_rows(start, layers, heads, *strides, len(places), *given)
             return
         made = torch.tensor([places, sources, targets])
         indices = {device: made.to(device, non_blocking=True) for device in devices}

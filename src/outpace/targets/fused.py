@@ -22,11 +22,12 @@ import torch
 from torch import Tensor, nn
 
 from outpace.cache import Window
-from outpace.compiled import address, pointer
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.pointers import address, check, pointer, pointer_or_null, rows_pointer
 from outpace.targets.changes import hooks_of
 from outpace.targets.checks import CACHE, family, is_multimodal, untouchable
 from outpace.targets.inputs import CacheAdapter
+from outpace.targets.kernels import Panels
 from outpace.targets.layers import stack_of
 from outpace.targets.lines import Line, parts_in
 from outpace.targets.native import (
@@ -56,6 +57,7 @@ _GROUPS = (
 )
 _HEAD_NORMS = ("q_norm", "k_norm")
 _FUSED = "_outpace_layer"  # where a module keeps its ``_Layer``
+_INT = np.dtype(np.int32)
 _HEAD_SIZE = 32  # the size of heads is a multiple of this, the hidden size of ``LANES``
 
 Join = Callable[[Sequence[nn.Linear]], nn.Module]
@@ -164,6 +166,8 @@ def fuse_layers(model: Any, step: Any, join: Join) -> None:
                 start = stop
             products.append(whole)
         vars(layer)[_FUSED] = _layer(layer, products)
+    sizes = {vars(layer)[_FUSED].sizes for layer in stack.layers}
+    check(len(sizes) == 1, f"layers of the same sizes, not {sizes}")
     norm = stack.norm
     stack.norm = Norm(norm.weight, norm.variance_epsilon)
     kind: Any = type(step)
@@ -202,6 +206,10 @@ class _Layer(NamedTuple):
     block: Any  # pointer to products and norms, if all products are compiled
     held: tuple[Tensor, ...]  # biases whose addresses it has
 
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.heads, self.shared, self.size, self.inner
+
 
 def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
     """The sizes and weights of a layer's module, with its products in the order of ``_GROUPS``."""
@@ -211,7 +219,9 @@ def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
     linears = [one for one in products if isinstance(one, Linear)]
     biases = [None if one.bias is None else one.bias.detach() for one in linears]
     structs = [one.kernel.product(one.packed, bias) for one, bias in zip(linears, biases, strict=True)]
-    weights, epsilon = (pointer(before), pointer(between)), own.input_layernorm.variance_epsilon
+    _check_sizes(attention, products, before.dtype)
+    weights = [pointer(one, before.dtype, config.hidden_size) for one in (before, between)]
+    epsilon = own.input_layernorm.variance_epsilon
     whole = len(linears) == len(products) and None not in structs
     return _Layer(
         place=attention.layer_idx,
@@ -230,6 +240,18 @@ def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
         block=ctypes.pointer(BlockStruct(*structs, *weights, epsilon)) if whole else None,
         held=tuple(bias for bias in biases if bias is not None),
     )
+
+
+def _check_sizes(attention: Any, products: Sequence[Any], dtype: torch.dtype) -> None:
+    """Refuse products that are not what the compiled layer takes them for."""
+    config, size = attention.config, attention.head_dim
+    hidden, inner = config.hidden_size, config.intermediate_size
+    queries, keys = config.num_attention_heads * size, config.num_key_value_heads * size
+    found = [(one.in_features, one.out_features) for one in products]
+    sizes = [(hidden, queries + 2 * keys), (queries, hidden), (hidden, 2 * inner), (inner, hidden)]
+    check(found == sizes, f"products with inputs and outputs {sizes}, not {found}")
+    packed = [one.packed for one in products if isinstance(one, Linear) and isinstance(one.packed, Panels)]
+    check(all(own.dtype == dtype for own in packed), f"products of rows in {dtype}")
 
 
 class _Output(NamedTuple):
@@ -282,6 +304,8 @@ class _Model(nn.Module):
         given = states.reshape(-1, states.shape[-1]).contiguous()
         window, by_mask = cache.window, {id(mask): mask for mask in masks}
         rows = {key: _rows_of(layers[0], mask, window, rotation) for key, mask in by_mask.items()}
+        last_rows = [start + part.count for parts in rows.values() for start, _, part in parts]
+        check(max(last_rows, default=0) <= len(given), f"the rows of windows among {len(given)}")
         run = _whole if all(layer.block for layer in layers) else _separate
         results = run(layers, given, [rows[id(mask)] for mask in masks], cache, output_hidden_states)
         last = stack.norm(results[-1].view(states.shape))
@@ -309,60 +333,68 @@ def _whole(
     Returns:
         The results, each [n, hidden size].
     """
-    first, count = layers[0], len(layers)
+    first, count, dtype = layers[0], len(layers), given.dtype
     attended = first.heads * first.size
     joined = attended + 2 * first.shared * first.size
     zeros = given.new_zeros((len(given), attended))  # for rows of no window
-    sizes = given.shape[1], joined, 2 * first.inner, first.inner
-    room = [given.new_empty((len(given), size)) for size in sizes]
-    state, product, both, inner = map(pointer, room)
+    many, hidden = len(given), len(first.before)
+    sizes = hidden, joined, 2 * first.inner, first.inner
+    room = [given.new_empty((many, size)) for size in sizes]
+    state, product, both, inner = (
+        pointer(*own) for own in zip(room, [dtype] * 4, [many] * 4, sizes, strict=True)
+    )
+    out, read = pointer(zeros, dtype, many, attended), pointer(given, dtype, many, hidden)
     results = [torch.empty_like(given) for _ in range(count if keep else 2)]
-    results = [results[place % len(results)] for place in range(count)]
+    places = [pointer(result, dtype, many, hidden) for result in results]
     heads = [
         own
         for layer, parts in zip(layers, rows, strict=True)
-        for own in _heads(layer, parts, cache, given, product, pointer(zeros))
+        for own in _heads(layer, parts, cache, given, product, out)
     ]
     structs = [own.pointer for parts in rows for _, _, own in parts]
     _check_memory(
         _functions(given).layers(
             count,
             (POINTER(BlockStruct) * count)(*(layer.block for layer in layers)),
-            byref(RoomStruct(state, product, pointer(zeros), both, inner)),
-            len(given),
-            pointer(given),
-            (ctypes.c_void_p * count)(*map(pointer, results)),
+            byref(RoomStruct(state, product, out, both, inner)),
+            many,
+            read,
+            (ctypes.c_void_p * count)(*(places[place % len(places)] for place in range(count))),
             len(rows[0]),
             (POINTER(RowsStruct) * len(structs))(*structs),
             (HeadsStruct * len(heads))(*heads),
         )
     )
-    return results
+    return [results[place % len(results)] for place in range(count)]
 
 
 def _separate(
     layers: Sequence[_Layer], given: Tensor, rows: Sequence[_Parts], cache: CacheAdapter, keep: bool
 ) -> list[Tensor]:
     """Run layers one by one, with products of any kernels; arguments and results are those of ``_whole``."""
-    found, results = _functions(given), []
+    found, results, dtype = _functions(given), [], given.dtype
     for layer, parts in zip(layers, rows, strict=True):
         joined, output, gates, down = layer.products
-        (count, size), epsilon = given.shape, layer.epsilon
+        count, size, epsilon = len(given), len(layer.before), layer.epsilon
         state, result = torch.empty_like(given), torch.empty_like(given)
-        place, room, before, between = map(pointer, (state, given, layer.before, layer.between))
+        place, room, out = (pointer(own, dtype, count, size) for own in (state, given, result))
+        before, between = (pointer(own, dtype, size) for own in (layer.before, layer.between))
         found.norm(count, size, room, None, before, epsilon, None, place)
         product = joined(state)
-        attended = given.new_zeros((count, layer.heads * layer.size))  # for rows of no window
-        heads = _heads(layer, parts, cache, given, pointer(product), pointer(attended))
+        queries = layer.heads * layer.size
+        attended = given.new_zeros((count, queries))  # for rows of no window
+        width = queries + 2 * layer.shared * layer.size
+        places = pointer(product, dtype, count, width), pointer(attended, dtype, count, queries)
+        heads = _heads(layer, parts, cache, given, *places)
         for (_, _, own), one in zip(parts, heads, strict=True):
             _check_memory(found.attention(own.pointer, byref(one)))
         added = output(attended)
-        found.norm(count, size, room, pointer(added), between, epsilon, pointer(result), place)
+        found.norm(count, size, room, pointer(added, dtype, count, size), between, epsilon, out, place)
         both = gates(state)
         inner = both.new_empty((count, layer.inner))
-        gate = both.data_ptr()
+        gate = pointer(both, dtype, count, 2 * layer.inner)
         up = gate + layer.inner * both.element_size()
-        found.gated(count, layer.inner, gate, up, 2 * layer.inner, pointer(inner))
+        found.gated(count, layer.inner, gate, up, 2 * layer.inner, pointer(inner, dtype, count, layer.inner))
         given = result.add_(down(inner))
         results.append(given)
     return results
@@ -374,7 +406,7 @@ def _functions(given: Tensor) -> Any:
 
 
 def _heads(
-    layer: _Layer, parts: _Parts, cache: CacheAdapter, given: Tensor, product: Any, attended: Any
+    layer: _Layer, parts: _Parts, cache: CacheAdapter, given: Tensor, product: int, attended: int
 ) -> list[HeadsStruct]:
     """The addresses of a layer's queries, keys, values, cache and results of attention, per window.
 
@@ -382,14 +414,16 @@ def _heads(
         product, attended: addresses of [n, queries, keys and values] and [n, heads * size].
     """
     queries, keys, item = layer.heads * layer.size, layer.shared * layer.size, given.element_size()
-    stride, norms = queries + 2 * keys, (pointer(layer.query_norm), pointer(layer.key_norm))
+    stride, dtype = queries + 2 * keys, given.dtype
+    norms = [pointer_or_null(own, dtype, layer.size) for own in (layer.query_norm, layer.key_norm)]
     found = []
-    for start, window, _ in parts:
+    for start, window, rows in parts:
         cached = cache.buffers(layer.place, window)
         query = product + start * stride * item
         key = query + queries * item
         places = query, key, key + keys * item, stride, stride, stride
-        buffers = *map(pointer, cached), *cached[0].stride()[:2]
+        shape, strides = (rows.sequences, layer.shared, rows.columns, layer.size), cached[0].stride()[:2]
+        buffers = *(rows_pointer(own, dtype, shape, strides) for own in cached), *strides
         result = attended + start * queries * item
         found.append(HeadsStruct(*places, *norms, layer.epsilon, layer.scale, *buffers, result))
     return found
@@ -422,6 +456,10 @@ class _Rows:
             attends to all before it.
         line: places of the rows in the window, if they are in a line and not all of it.
         rotation: cosines and sines of the rows' positions, each [B or 1, width, size].
+
+    Attributes:
+        count: number of rows.
+        sequences, columns: numbers of the cache's sequences, and of their rows, that are read or written.
     """
 
     def __init__(
@@ -434,7 +472,11 @@ class _Rows:
         rotation: tuple[Tensor, Tensor],
     ) -> None:
         batch, width = len(window.slots), window.width
-        cells = np.arange(batch * width) if line is None else line.numpy()
+        if line is None:
+            cells = np.arange(batch * width)
+        else:
+            cells = line.numpy()
+            check(0 <= cells.min(initial=0) <= cells.max(initial=0) < batch * width, f"{batch * width} cells")
         grid = np.full((batch, width), -1, dtype=np.int32)
         for row, offset, own in zip(grid, window.offsets, window.widths, strict=True):
             row[:own] = np.arange(offset, offset + own)
@@ -442,40 +484,52 @@ class _Rows:
         sequence = (cells // width).astype(np.int32)
         order = np.argsort(sequence, kind="stable").astype(np.int32)
         begin = np.searchsorted(sequence[order], np.arange(batch + 1)).astype(np.int32)
-        self._arrays = [order, begin, sequence, place, *_columns(found, mask, cells, place)]
         count = len(cells)
         size = layer.size
+        *per_row, columns = _columns(found, mask, cells, place, grid.size)
+        self._arrays = [order, sequence, place, *per_row, begin, columns]  # whose addresses the struct has
+        at_order, *at_rows = (address(own, _INT, count) for own in self._arrays[:-2])
         grid_shape = (batch, width, size) if line is None else (1, count, size)
         self._rotation = [one.expand(grid_shape).reshape(count, size) for one in rotation]
-        self._queries = torch.empty(count * layer.heads * size)
+        self._queries = torch.empty(count, layer.heads, size)
+        self.count, self.sequences = count, batch
+        self.columns = max(window.columns, 0 if mask is None else mask.shape[-1])
         struct = RowsStruct(
             count,
             batch,
             layer.heads,
             layer.shared,
             size,
-            *map(address, self._arrays),
-            *map(pointer, self._rotation),
-            pointer(self._queries),
+            at_order,
+            address(begin, _INT, batch + 1),
+            *at_rows,
+            address(columns, _INT, len(columns)),
+            *(pointer(own, layer.before.dtype, count, size) for own in self._rotation),
+            pointer(self._queries, torch.float32, count, layer.heads, size),
         )
         self.pointer = ctypes.pointer(struct)
 
 
-def _columns(found: Any, mask: Tensor | None, cells: Any, place: Any) -> list[Any]:
-    """The arrays ``first``, ``run``, ``count``, ``start`` and ``columns`` of ``struct rows``."""
+def _columns(found: Any, mask: Tensor | None, cells: Any, place: Any, grid: int) -> list[Any]:
+    """The arrays ``first``, ``run``, ``count``, ``start`` and ``columns`` of ``struct rows``.
+
+    Args:
+        cells: the rows' places in the window, below ``grid``.
+    """
     rows = len(cells)
     if mask is None or not mask.shape[-1]:
         zeros, run = np.zeros(rows, dtype=np.int32), place + 1  # none for padding
         return [zeros, run, run, zeros, zeros]
     if mask.dtype != torch.bool:
         raise OutpaceError(f"a fused layer takes boolean masks, not {mask.dtype}")
-    seen = mask.contiguous()
+    seen, (batch, _, width, columns) = mask.contiguous(), mask.shape
     at = cells.astype(np.int32)
-    assert len(seen) * seen.shape[2] > at.max()  # read_mask trusts it
+    check(grid <= batch * width, f"a mask of {grid} rows")
     first, run, count, start = np.empty((4, rows), dtype=np.int32)
-    given = (seen.data_ptr(), rows, seen.shape[-1], *map(address, (at, place, first, run, count, start)))
+    arrays = (address(own, _INT, rows) for own in (at, place, first, run, count, start))
+    given = (pointer(seen, torch.bool, batch, 1, width, columns), rows, columns, *arrays)
     listed = np.empty(max(found.read_mask(*given, None), 1), dtype=np.int32)
-    found.read_mask(*given, address(listed))
+    found.read_mask(*given, address(listed, _INT, len(listed)))
     return [first, run, count, start, listed]
 
 

@@ -16,8 +16,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outpace.compiled import pointer
 from outpace.core import UnsupportedModel, first_line
+from outpace.pointers import pointer, pointer_or_null
 from outpace.targets.native import DTYPES, ProductStruct, byref, functions
 
 # Outputs of the layers that rows are tried on: of kernels that sum all outputs alike, and of the others.
@@ -99,12 +99,16 @@ class Panels(NamedTuple):
     """Weights as ``native.c`` reads them.
 
     Attributes:
-        weights: [panels, pairs of inputs, panel's outputs, pair], padded with zeros.
+        panel: outputs of a panel.
+        pair: inputs of a pair.
+        weights: [panels, pairs of inputs, panel, pair], padded with zeros.
         scales: of the padded outputs, float32, if the weights are int8.
     """
 
     inputs: int
     outputs: int
+    panel: int
+    pair: int
     weights: Tensor
     scales: Tensor | None = None
 
@@ -120,17 +124,35 @@ class Panels(NamedTuple):
         whole = nn.functional.pad(weight, (0, -inputs % pair, 0, missing))
         packed = whole.view(-1, panel, whole.shape[1] // pair, pair).transpose(1, 2).contiguous()
         padded = None if scales is None else nn.functional.pad(scales, (0, missing))
-        return cls(inputs, outputs, packed, padded)
+        return cls(inputs, outputs, panel, pair, packed, padded)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of rows and biases: that of the weights, or bfloat16 if these are int8."""
+        return self.weights.dtype if self.scales is None else torch.bfloat16
 
     def product(self, bias: Tensor | None) -> ProductStruct:
-        addresses = map(pointer, (self.weights, bias, self.scales))
-        return ProductStruct(self.inputs, self.outputs, *addresses)
+        panels, pairs = -(-self.outputs // self.panel), -(-self.inputs // self.pair)
+        dtype = self.dtype if self.scales is None else torch.int8
+        return ProductStruct(
+            self.inputs,
+            self.outputs,
+            pointer(self.weights, dtype, panels, pairs, self.panel, self.pair),
+            pointer_or_null(bias, self.dtype, self.outputs),
+            pointer_or_null(self.scales, torch.float32, panels * self.panel),
+        )
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
         """Multiply rows [n, inputs] -> [n, outputs]."""
         given, out = rows.contiguous(), rows.new_empty((len(rows), self.outputs))
-        found: Any = functions(rows.dtype)
-        found.multiply(byref(self.product(bias)), len(rows), pointer(given), pointer(out))
+        count, dtype = len(rows), self.dtype
+        found: Any = functions(dtype)
+        found.multiply(
+            byref(self.product(bias)),
+            count,
+            pointer(given, dtype, count, self.inputs),
+            pointer(out, dtype, count, self.outputs),
+        )
         return out
 
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.compiled import compiled, pointer
+from outpace.compiled import compiled
+from outpace.pointers import check, pointer
 
 _SOURCE = Path(__file__).with_name("native.c")
 _DEFINED = {torch.bfloat16: ("-DREAL16",), torch.float32: ()}
@@ -96,22 +97,34 @@ def functions(dtype: torch.dtype) -> CDLL | str:
 
 
 def best(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
-    """The ``count`` greatest logits of each row [n, size], at most all, in descending order.
+    """The ``count`` greatest logits of each row [n, size], in descending order; from one up to all.
 
     By torch where there is no compiled function.
 
     Returns:
         The logits and their places, each [n, count], and the logs of the sums of the rows' exponentials, [n].
         Logits and logs are in float32, or in the rows' dtype if that is wider.
+
+    Raises:
+        OutpaceError: there are not that many.
     """
+    many, size = rows.shape
+    check(1 <= count <= size, f"the best 1 to {size} of {size} logits, not {count}")
     found = functions(rows.dtype) if rows.device.type == "cpu" and rows.dtype in DTYPES else ""
     if isinstance(found, str):
         wide = rows.float() if rows.dtype.itemsize < 4 else rows
         return *wide.topk(count), wide.logsumexp(dim=-1)
-    (many, size), given = rows.shape, rows.contiguous()
-    scores, totals = torch.empty(many, count), torch.empty(many)
+    given, scores, totals = rows.contiguous(), torch.empty(many, count), torch.empty(many)
     places = torch.empty(many, count, dtype=torch.long)
-    found.best(many, size, count, *map(pointer, (given, scores, places, totals)))
+    found.best(
+        many,
+        size,
+        count,
+        pointer(given, rows.dtype, many, size),
+        pointer(scores, torch.float32, many, count),
+        pointer(places, torch.long, many, count),
+        pointer(totals, torch.float32, many),
+    )
     return scores, places, totals
 
 

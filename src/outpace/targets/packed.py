@@ -23,8 +23,8 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2CLS
 
-from outpace.compiled import pointer
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.pointers import check, pointer
 from outpace.targets.checks import family, is_multimodal, untouchable
 from outpace.targets.hardware import free_bytes
 from outpace.targets.kernels import (
@@ -94,13 +94,17 @@ class Norm(nn.Module):
 
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()
+        check(not weight.numel() % LANES, f"a multiple of {LANES} weights of a norm, not {weight.numel()}")
         self.weight, self.epsilon = weight, epsilon
 
     def forward(self, states: Tensor) -> Tensor:
         given, out = states.contiguous(), torch.empty_like(states, memory_format=torch.contiguous_format)
-        rows, size = given.numel() // given.shape[-1], given.shape[-1]
-        found: Any = functions(states.dtype)
-        found.norm(rows, size, pointer(given), None, pointer(self.weight), self.epsilon, None, pointer(out))
+        dtype, shape, size = self.weight.dtype, states.shape, self.weight.numel()
+        read, weight = pointer(given, dtype, *shape[:-1], size), pointer(self.weight, dtype, size)
+        found: Any = functions(dtype)
+        found.norm(
+            given.numel() // size, size, read, None, weight, self.epsilon, None, pointer(out, dtype, *shape)
+        )
         return out
 
 

@@ -6,8 +6,9 @@ kernels, this package's source, the versions of torch and transformers, the proc
 threads, and torch's settings of precision. Sampled numbers do: which operations round how depends on shapes
 and kernels, not on single weights.
 
-A file is read only if this user wrote it and the whole of what the answer depends on is in it, word for word;
-else the model is tested. Without a folder that can be written there is no record.
+A file is read only if nobody but this user can have written it and the whole of what the answer depends on is
+in it, word for word; else the model is tested. Without a folder that can be written, or in one that others
+may write to, there is no record.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ import transformers
 from torch import Tensor
 
 from outpace._version import __version__
-from outpace.core import OutpaceError
-from outpace.embedded import cache_path
-from outpace.files import replace_text
+from outpace.core import OutpaceError, first_line
+from outpace.embedded import NoHome, cache_path
+from outpace.files import foreign, replace_text
 from outpace.targets.changes import hooks_of
 from outpace.targets.hardware import hardware
 
@@ -45,9 +46,30 @@ _APART = ("OUTPACE_CACHE", "OUTPACE_TESTED")
 
 
 def folder() -> Path | None:
-    """The folder of the record: ``$OUTPACE_TESTED`` or ``tested`` in the cache; None if that is empty."""
+    """The folder of the record: ``$OUTPACE_TESTED`` or ``tested`` in the cache; None if that is empty.
+
+    None too, with a warning, if others may write to it.
+    """
     named = os.environ.get("OUTPACE_TESTED")
-    return (Path(named) if named else None) if named is not None else cache_path() / "tested"
+    if named == "":
+        return None
+    try:
+        found = Path(named) if named else cache_path() / "tested"
+        if not (why := foreign(found.stat())):
+            return found
+        why = f"{found} is not read, since {why}; make it yours alone (chmod 700), or set OUTPACE_TESTED"
+    except FileNotFoundError:
+        return found
+    except (OSError, NoHome) as error:
+        why = first_line(error)
+    _warn(f"models are tested each time they are loaded, since there is no record: {why}")
+    return None
+
+
+@lru_cache(maxsize=8)
+def _warn(message: str) -> None:
+    """Warn once."""
+    _log.warning(message)
 
 
 class Record:
@@ -81,9 +103,10 @@ def answer(record: Record | None, question: str, step: Any, ask: Callable[[], st
 
 def _read(path: Path, key: Mapping[str, str]) -> str | None:
     try:
-        if hasattr(os, "getuid") and path.stat().st_uid != os.getuid():
-            return None
-        found = json.loads(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            if foreign(os.fstat(file.fileno())):
+                return None
+            found = json.load(file)
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(found, dict) or found.get("key") != key or not isinstance(found.get("answer"), str):
@@ -94,8 +117,10 @@ def _read(path: Path, key: Mapping[str, str]) -> str | None:
 
 def _write(path: Path, entry: Mapping[str, Any]) -> None:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
         replace_text(path, json.dumps(entry, indent=1))
+        path.chmod(0o600)
         files = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
         for file in files[:-_MOST]:
             file.unlink()

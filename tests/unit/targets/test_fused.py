@@ -344,7 +344,7 @@ def test_a_machine_without_a_compiler_says_so(anew: pytest.MonkeyPatch, tmp_path
     compile_ = native_module.functions
     assert not isinstance(compile_(torch.bfloat16), str)
     [library] = (tmp_path / "native").iterdir()
-    anew.setattr(compiled, "_compile", lambda *_: pytest.fail("it was compiled before"))
+    anew.setattr(compiled._Compiler, "library", lambda *_: pytest.fail("it was compiled before"))
     assert not isinstance(compile_(torch.bfloat16), str)
     anew.setenv("CC", "no-such-compiler")
     assert "no C compiler; install gcc or clang, or set CC" in str(compile_(torch.float32))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -150,13 +151,30 @@ def test_an_answer_to_something_else_is_ignored(folder: Path, asked: list[str]) 
     assert asked == ["tested"] * 3
 
 
-def test_a_file_of_another_user_is_ignored(
-    folder: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.skipif(not hasattr(os, "geteuid"), reason="files have no owners here")
+@pytest.mark.parametrize("harm", ["", "owner", "mode", "folder's mode"])
+def test_what_others_may_have_written_is_ignored(
+    folder: Path, asked: list[str], harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    if harm == "owner" and os.geteuid():
+        pytest.skip("only root gives files away")
+    before = os.umask(0)  # which must not open the files to others
+    try:
+        Target(half(), exact=False)
+    finally:
+        os.umask(before)
+    [file] = folder.iterdir()
+    if harm == "owner":
+        os.chown(file, 65534, 65534)
+    elif harm:
+        (folder if "folder" in harm else file).chmod(0o720)
+    record._warn.cache_clear()
+    for _ in range(2):
+        with caplog.at_level("WARNING"):
+            assert Record(half(), {})._folder == (None if "folder" in harm else folder)
+    assert caplog.text.count(f"{folder} is not read, since others may write to it") == ("folder" in harm)
     Target(half(), exact=False)
-    monkeypatch.setattr(record.os, "getuid", lambda: 12345, raising=False)
-    Target(half(), exact=False)
-    assert asked == ["tested"] * 2
+    assert asked == ["tested"] * (2 if harm else 1)
 
 
 def test_a_folder_that_cannot_be_written(folder: Path, asked: list[str]) -> None:

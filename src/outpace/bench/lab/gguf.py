@@ -22,7 +22,7 @@ from outpace._version import __version__
 from outpace.bench.lab.llama_shapes import Shape
 from outpace.core import OutpaceError, UnsupportedModel, load_extra
 from outpace.embedded import cache_path
-from outpace.files import beside
+from outpace.files import beside, foreign
 from outpace.loading.weights import load_weights
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
@@ -69,9 +69,12 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = 
 
 
 def nano_gguf() -> Path:
-    """The embedded model as a GGUF file in q8_0, in the user's cache; written on first use."""
+    """The embedded model as a GGUF file in q8_0, in the user's cache; written on first use.
+
+    One that others may have written is written again.
+    """
     path = cache_path() / f"outpace-nano-{__version__}-q8_0.gguf"
-    if not path.is_file():
+    if not path.is_file() or foreign(path.stat()):
         path.parent.mkdir(parents=True, exist_ok=True)
         _, model, tokenizer = load_weights(None, torch.float32, False)
         write_gguf(model, path, "q8_0", tokenizer)

@@ -1,0 +1,86 @@
+"""Addresses for functions in C, which trust what they are told: of memory of a known dtype and shape alone.
+
+Every pointer into a compiled library comes from here. What is counted at a call is checked at the call, and
+what never changes (a layer's weights) when it is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from outpace.core import OutpaceError
+
+
+def pointer(tensor: Tensor, dtype: torch.dtype, *shape: int) -> int:
+    """Address of a tensor that has this dtype and shape, without gaps, in the memory of the CPU.
+
+    Raises:
+        OutpaceError: it differs.
+    """
+    if tensor.dtype is not dtype or tensor.shape != shape or not (tensor.is_contiguous() and tensor.is_cpu):
+        raise _refusal(tensor, dtype, shape)
+    return tensor.data_ptr()
+
+
+def pointer_or_null(tensor: Tensor | None, dtype: torch.dtype, *shape: int) -> int | None:
+    """``pointer``; None for None."""
+    return None if tensor is None else pointer(tensor, dtype, *shape)
+
+
+def rows_pointer(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int], strides: Sequence[int]) -> int:
+    """Address of a buffer [sequences, heads, rows, size] in which a head's rows are one after the other.
+
+    Args:
+        shape: its shape; it may have more sequences and more rows.
+        strides: of the sequences and of the heads, in elements.
+
+    Raises:
+        OutpaceError: it differs.
+    """
+    sequences, heads, rows, size = shape
+    found = buffer.shape
+    fits = len(found) == 4 and found[0] >= sequences and found[2] >= rows
+    if (
+        not (fits and buffer.is_cpu)
+        or buffer.dtype is not dtype
+        or (found[1], found[3]) != (heads, size)
+        or buffer.stride() != (*strides, size, 1)
+    ):
+        raise _refusal(buffer, dtype, shape)
+    return buffer.data_ptr()
+
+
+def address(array: NDArray[Any], dtype: Any, *shape: int) -> int:
+    """Address of a NumPy array that has this dtype and shape, without gaps.
+
+    Raises:
+        OutpaceError: it differs.
+    """
+    if array.dtype != dtype or array.shape != shape or not array.flags.c_contiguous:
+        raise _refusal(array, dtype, shape)
+    return torch.from_numpy(array).data_ptr()  # NumPy's own ways to it take twice as long
+
+
+def check(fits: bool, what: str) -> None:
+    """Refuse counts that a function in C would trust.
+
+    Raises:
+        OutpaceError: they do not fit; the message states what would.
+    """
+    if not fits:
+        raise OutpaceError(f"a compiled function would read outside of its arrays: it takes {what}")
+
+
+def _refusal(found: Any, dtype: Any, shape: Sequence[int]) -> OutpaceError:
+    """The error for a tensor or an array that is not what a function takes."""
+    place = "" if getattr(found, "is_cpu", True) else f" on {found.device}"
+    strides = found.stride() if isinstance(found, Tensor) else found.strides
+    return OutpaceError(
+        f"a compiled function takes {list(shape)} in {dtype} without gaps on a CPU, not {list(found.shape)} "
+        f"in {found.dtype}{place} with strides {list(strides)}"
+    )

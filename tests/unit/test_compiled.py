@@ -1,0 +1,290 @@
+"""Compiled functions: what is loaded from the cache folder, and what a compiler may do."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace import compiled, embedded
+
+NOBODY = 65534
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux" or shutil.which("cc") is None, reason="nothing is compiled here"
+)
+
+
+class Place:
+    """A C file whose function returns 7, and the folder that its library is kept in."""
+
+    def __init__(self, base: Path) -> None:
+        self.folder = base / "cache" / "native"
+        self.made: list[bytes] = []  # what a compiler made, and may be loaded
+        self.source = base / "seven.c"
+        self.source.write_text("int seven(void) { return 7; }\n")
+
+    def load(self) -> Any:
+        return compiled.compiled(self.source, {"seven": (ctypes.c_int, [])})
+
+    @property
+    def library(self) -> Path:
+        [found] = self.folder.iterdir()
+        return found
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
+    """A folder with nothing compiled yet; what reaches the loader must be what the compiler made."""
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("CC", raising=False)
+    for cached in (compiled._warned, compiled._temporary, compiled._compiler):
+        cached.cache_clear()
+    found, library = Place(tmp_path), compiled._Compiler.library
+
+    def noted(self: Any, options: Any) -> bytes:
+        found.made.append(library(self, options))
+        return found.made[-1]
+
+    def load(path: str) -> ctypes.CDLL:
+        data = Path(path).read_bytes()
+        assert data[: -compiled._DIGEST] in found.made
+        # A copy: the process would die of what the tests do to a file that it has loaded.
+        copy = tmp_path / f"loaded {len(list(tmp_path.iterdir()))}"
+        copy.write_bytes(data)
+        return ctypes.CDLL(str(copy))
+
+    monkeypatch.setattr(compiled._Compiler, "library", noted)
+    monkeypatch.setattr(compiled, "CDLL", load)
+    return found
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    found = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
+    caplog.clear()
+    return found
+
+
+def build(folder: Path, result: int) -> Path:
+    """A library that somebody else built, which loads."""
+    source, library = folder / "other.c", folder / "other.so"
+    source.write_text(f"int seven(void) {{ return {result}; }}\n")
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+    return library
+
+
+def replaced(path: Path) -> None:
+    path.write_bytes(build(path.parents[2], 13).read_bytes())
+
+
+def replaced_with_digest(path: Path) -> None:
+    compiled._write(path, build(path.parents[2], 13).read_bytes())
+
+
+def owned_by_another(path: Path) -> None:
+    if os.geteuid():
+        pytest.skip("only root gives files away")
+    replaced_with_digest(path)
+    os.chown(path, NOBODY, NOBODY)
+
+
+def zeroed(path: Path) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:4096] + bytes(4096) + data[8192:])
+
+
+def linked(path: Path) -> None:
+    replaced_with_digest(path)
+    path.rename(path.parents[1] / "elsewhere.so")
+    path.symlink_to(path.parents[1] / "elsewhere.so")
+
+
+def a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path, 0o600)
+
+
+HARMS: dict[str, Callable[[Path], Any]] = {
+    "replaced": replaced,
+    "owned by another user": owned_by_another,
+    "open to the group": lambda path: (replaced_with_digest(path), path.chmod(0o660)),
+    "open to all": lambda path: (replaced_with_digest(path), path.chmod(0o606)),
+    "a page of zeros": zeroed,
+    "zeros": lambda path: path.write_bytes(bytes(4096)),
+    "truncated": lambda path: path.write_bytes(path.read_bytes()[:-5000]),
+    "empty": lambda path: path.write_bytes(b""),
+    "a link": linked,
+    "a pipe": a_pipe,
+}
+
+
+@pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
+def test_a_file_that_is_not_as_it_was_written_is_made_again(
+    place: Place, harm: Callable[[Path], Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    assert place.load().seven() == 7 and not warnings(caplog)
+    harm(place.library)
+    assert place.load().seven() == 7
+    [warning] = warnings(caplog)
+    assert f"the library {place.library.name} is compiled again: " in warning
+    assert stat.S_IMODE(place.library.stat().st_mode) == 0o600 and place.library.stat().st_uid == os.geteuid()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled._Compiler, "library", lambda *_: pytest.fail("it was compiled again"))
+        assert place.load().seven() == 7 and not warnings(caplog)
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "why"),
+    [
+        (0o770, None, "others may write to it"),
+        (0o1777, None, "others may write to it"),
+        (0o755, NOBODY, "user 65534 owns it"),
+    ],
+)
+def test_a_folder_that_others_may_write_to_is_refused(
+    place: Place, mode: int, owner: int | None, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    if owner is not None and os.geteuid():
+        pytest.skip("only root gives folders away")
+    assert place.load().seven() == 7
+    place.folder.chmod(mode)
+    if owner is not None:
+        os.chown(place.folder, owner, owner)
+    expected = f"code in {place.folder} is not loaded, since {why}; make it yours alone (chmod 700)"
+    assert expected in place.load() and expected in place.load()
+    assert len(warnings(caplog)) == 1
+    assert stat.S_IMODE(place.folder.stat().st_mode) == mode
+
+
+def test_a_folder_of_this_user_may_be_read_by_others_and_a_new_one_may_not(place: Place) -> None:
+    before = os.umask(0)
+    try:
+        assert place.load().seven() == 7
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(place.folder.stat().st_mode) == 0o700
+    place.folder.chmod(0o755)
+    assert place.load().seven() == 7
+
+
+def test_a_library_that_cannot_be_loaded_is_made_again_once(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert place.load().seven() == 7
+    for whole in (True, False):
+        place.made[1:] = [b"no library"]
+        compiled._write(place.library, b"no library")
+        if not whole:
+            monkeypatch.setattr(
+                compiled._Compiler, "library", lambda *_: place.made.append(b"") or b"no library"
+            )
+        found = place.load()
+        assert whole or f"{shutil.which('cc')} made a library that cannot be loaded: " in found
+        assert len(place.made) == 3
+        first, *others = warnings(caplog)
+        assert "is compiled again" in first and len(others) == (not whole)
+
+
+def test_two_processes_that_compile_at_once_both_have_the_functions(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    library, inner = compiled._Compiler.library, []
+
+    def beside(self: Any, options: Any) -> bytes:
+        monkeypatch.setattr(compiled._Compiler, "library", library)
+        inner.append(place.load().seven())  # the other one's, while this one compiles
+        return library(self, options)
+
+    monkeypatch.setattr(compiled._Compiler, "library", beside)
+    assert place.load().seven() == 7 == inner[0]
+    assert not compiled._untrusted(place.library) and not warnings(caplog)
+
+
+def test_a_compiler_may_be_named_with_words_before_and_after(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", "env WHO=me cc '-DUNUSED=a b'")
+    assert place.load().seven() == 7
+    monkeypatch.setenv("CC", "cc '-O1")
+    assert "cannot be split into words: No closing quotation" in place.load()
+    monkeypatch.setenv("CC", " ")
+    assert place.load().seven() == 7
+
+
+def test_a_compiler_that_hangs_is_killed_with_its_children_and_not_asked_again(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe, script, readers = tmp_path / "pipe", tmp_path / "hangs", []
+    os.mkfifo(pipe)
+    # A child opens the pipe, and writes to it later if it is left; the reader waits for its end.
+    script.write_text(f"#!/bin/sh\n(exec 9>{pipe}; sleep 30; echo late >&9) &\nwait\n")
+    script.chmod(0o755)
+    wait = subprocess.Popen.wait
+
+    def waited(process: Any, timeout: float | None = None) -> int:
+        if timeout is None:
+            return wait(process)
+        assert timeout == compiled._SECONDS
+        readers.append(pipe.open())  # the child has begun
+        raise subprocess.TimeoutExpired("cc", timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", waited)
+    monkeypatch.setenv("CC", str(script))
+    expected = f"{script} did not end within 20 seconds; set CC to another compiler"
+    assert place.load() == expected
+    [reader] = readers
+    assert reader.read() == ""
+    reader.close()
+    assert place.load() == expected
+    assert len(readers) == 1 and len(warnings(caplog)) == 1
+
+
+SEPARATE = """
+import ctypes, logging, pathlib, sys
+from outpace import compiled
+logging.basicConfig()
+loaded = []
+compiled.CDLL = lambda path: loaded.append(str(pathlib.Path(path).resolve())) or ctypes.CDLL(path)
+for _ in range(2):
+    assert compiled.compiled(pathlib.Path(sys.argv[1]), {"seven": (ctypes.c_int, [])}).seven() == 7
+print(loaded[0])
+"""
+
+
+def test_where_nothing_can_be_written_a_folder_of_the_process_is_used(place: Place, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    found = subprocess.run(
+        [sys.executable, "-c", SEPARATE, str(place.source)],
+        env={**os.environ, "OUTPACE_CACHE": str(tmp_path / "file" / "cache"), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert not found.returncode, found.stderr
+    library = Path(found.stdout.strip())
+    assert library.parents[1] == tmp_path and not library.parent.exists()
+    assert found.stderr.count("WARNING") == 1
+    assert "since they cannot be kept: [Errno 20] Not a directory" in found.stderr
+
+
+def test_a_user_without_a_home_folder_has_compiled_functions(
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    for name in ("OUTPACE_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(embedded.Path, "home", home)
+    assert place.load().seven() == 7
+    assert "the user has no home folder; set OUTPACE_CACHE" in warnings(caplog)[0]
+    with pytest.raises(embedded.NoHome):
+        embedded.smollm2_path()
