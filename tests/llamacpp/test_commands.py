@@ -88,9 +88,9 @@ def test_an_interrupted_decode_leaves_the_process_clean(
     engine, decodes = Engine(loaded.target, "suffix"), threading.Semaphore(0)
     decode = LlamaContext.decode
 
-    def told(self: LlamaContext, *given: Any) -> Any:
+    def told(self: LlamaContext, *given: Any, **more: Any) -> Any:
         decodes.release()
-        return decode(self, *given)
+        return decode(self, *given, **more)
 
     monkeypatch.setattr(LlamaContext, "decode", told)
 

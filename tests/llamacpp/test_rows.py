@@ -6,6 +6,7 @@ before another token is drawn.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -52,7 +53,7 @@ SAMPLINGS = {
         max_new_tokens=24, temperature=1.3, top_p=0.9, seed=8, logprobs=2, ignore_eos=True
     ),
 }
-DRAFTERS = (None, "suffix", "lookahead:window=4,ngram=3,guesses=4", "token_recycling")
+DRAFTERS = (None, "reference", "suffix", "lookahead:window=4,ngram=3,guesses=4", "token_recycling")
 
 Bits = list[tuple[int, TokenLogprobs]]
 
@@ -86,12 +87,12 @@ def plain(file: str, sampling: str) -> list[Bits]:
     return [bits(Engine(target(file)).generate([prompt], params)[0]) for prompt in PROMPTS]
 
 
-def together(engine: Engine, params: SamplingParams) -> list[Any]:
-    """Two sequences, and a third that joins; those that end leave."""
-    sequences = [engine.add(prompt, params) for prompt in PROMPTS[:2]]
+def together(engine: Engine, params: SamplingParams, texts: Sequence[Sequence[list[int]]]) -> list[Any]:
+    """Two sequences, each with its references, and a third that joins; those that end leave."""
+    sequences = [engine.add(PROMPTS[place], params, references=texts[place]) for place in range(2)]
     engine.step()
     engine.step()
-    sequences.append(engine.add(PROMPTS[2], params))
+    sequences.append(engine.add(PROMPTS[2], params, references=texts[2]))
     while engine.sequences:
         engine.step()
     return sequences
@@ -99,9 +100,14 @@ def together(engine: Engine, params: SamplingParams) -> list[Any]:
 
 def in_batches(file: str, drafter: str | None, sampling: str, chunk: int) -> None:
     engine = Engine(target(file), drafter, adaptive=False, prefill_chunk=chunk)
-    found = together(engine, SAMPLINGS[sampling])
-    assert [bits(sequence) for sequence in found] == plain(file, sampling)
-    assert drafter is None or sum(sequence.stats.accepted for sequence in found) > 0
+    expected = plain(file, sampling)
+    # What is emitted, but for every fifth token: drafts of which some tokens are accepted and some are not.
+    told = [[[token ^ (place % 5 == 4) for place, (token, _) in enumerate(text)]] for text in expected]
+    found = together(engine, SAMPLINGS[sampling], told if drafter == "reference" else [[]] * 3)
+    assert [bits(sequence) for sequence in found] == expected
+    drafted, accepted = (sum(getattr(one.stats, name) for one in found) for name in ("drafted", "accepted"))
+    assert drafter is None or drafted > accepted
+    assert drafter != "reference" or accepted > 0
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
