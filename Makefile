@@ -72,10 +72,14 @@ test-llamacpp-real: $(VENV_LLAMACPP)/.installed
 exactness: $(VENV_LLAMACPP)/.installed
 	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python tools/exactness.py
 
+# gcc drops the configuration of tiles in llama.cpp's products for AMX, which then end the process.
+LLAMACPP_FLAGS ?= $(shell cc -mno-amx-int8 -E - </dev/null >/dev/null 2>&1 && echo -DCMAKE_CXX_FLAGS=-mno-amx-int8)
+
 $(VENV_LLAMACPP)/.installed: $(INPUTS)
 	$(PYTHON) -m venv $(VENV_LLAMACPP)
 	ls $(WHEELS)/llama_cpp_python-0.3.36-*.whl >/dev/null 2>&1 || \
-		$(VENV_LLAMACPP)/bin/python -m pip wheel --no-deps --wheel-dir $(WHEELS) $(LLAMACPP)
+		CMAKE_ARGS="$(LLAMACPP_FLAGS)" $(VENV_LLAMACPP)/bin/python -m pip wheel --no-cache-dir --no-deps \
+			--wheel-dir $(WHEELS) $(LLAMACPP)
 	$(VENV_LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --find-links $(WHEELS) \
 		--editable '.[test]' $(LLAMACPP)
 	@touch $@
