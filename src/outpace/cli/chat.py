@@ -15,6 +15,7 @@ from outpace.cli.online import check_online, engine_of, learning
 from outpace.cli.parts import Source, profiled, sampling
 from outpace.cli.running import exactness_note, rate, run_one
 from outpace.core import Generation, OutpaceError, SamplingParams
+from outpace.reading import token_ids
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -103,8 +104,8 @@ class Chat:
             OutpaceError: the last message alone is too long.
         """
         context = self.model.target.context
-        if context is not None and len(self.messages[-1]["content"]) > context:
-            self.model.encode(self.messages[-1]["content"])  # alone: this ends early if it is far too long
+        # First the message alone: this ends early if it is far too long.
+        token_ids(self.model.tokenizer, self.messages[-1]["content"], most=context)
         ids = self.encode()
         if context is None:
             return ids, 0
