@@ -221,7 +221,7 @@ def test_a_tensor_that_does_not_fit_is_named(folders: dict[str, Path], tmp_path:
     (tmp_path / "adapter_config.json").write_text(json.dumps(facts | {"base_model_name_or_path": None}))
     with pytest.raises(OutpaceError, match="does not name its model"):
         base_of(tmp_path)
-    with pytest.raises(OutpaceError, match="cannot be read"):
+    with pytest.raises(OutpaceError, match="cannot read"):
         base_of(tmp_path / "nowhere")
 
 
