@@ -143,8 +143,12 @@ def visited(tree: Tree, own: dict[int, int]) -> Iterator[int]:
     while nodes:
         yield nodes[0]
         tokens, parents = tree.draft.tokens, tree.draft.parents
+        # Children in the order of their parents, as the verifiers follow them.
         nodes = [
-            node for node in range(len(tokens)) if parents[node] in nodes and tokens[node] == own[nodes[0]]
+            node
+            for parent in nodes
+            for node in range(len(tokens))
+            if parents[node] == parent and tokens[node] == own[nodes[0]]
         ]
 
 
