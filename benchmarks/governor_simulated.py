@@ -27,8 +27,8 @@ from transformers import AutoTokenizer
 import outpace
 from outpace.core import SamplingParams
 from outpace.drafters import PromptLookup
+from outpace.draws.sampling import Key
 from outpace.policy.governor import Governor, Outcome, Pinned, Policy
-from outpace.sampling import Key
 from outpace.sequence import Sequence as Text
 
 # Milliseconds of a step by nodes verified: the embedded model in float32 on two cores of an Intel Xeon, and

@@ -39,8 +39,8 @@ from outpace.bench.lab.roof import Limits, measure_limits, measure_widths, wait,
 from outpace.bench.machine import machine
 from outpace.core import Speculation
 from outpace.drafters import DraftModel
-from outpace.targets.layers import exchange
-from outpace.targets.masks import TREE
+from outpace.targets.inputs.masks import TREE
+from outpace.targets.inputs.surgery import exchange
 
 ALL_SHAPES = {**SHAPES, "tiny": Shape(64, 128, 2, 4, 2, 16)}
 DRAFTERS = ("prompt_lookup", "suffix", "token_recycling", "jacobi", "lookahead", "draft_model")

@@ -30,7 +30,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from outpace.cache import KVCache, LayerShape, Slot
 from outpace.targets import CausalTarget, Rows
-from outpace.targets.checks import CACHE
+from outpace.targets.inputs.config import CACHE
 
 SHORT = 256
 CASES = [(15, 1, times) for times in (2, 4, 8)] + [(8, 8, times) for times in (2, 4, 8)]

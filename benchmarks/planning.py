@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from outpace.policy.governor import WIDTHS
 from outpace.policy.latency import Latency
-from outpace.targets.parallel import deal, typical
+from outpace.targets.ranks.shared_drafts import deal, typical
 
 
 @dataclass(frozen=True)

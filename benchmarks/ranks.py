@@ -21,9 +21,9 @@ from outpace.engine.engine import Engine
 from outpace.loading import load
 from outpace.loading.shared import latency_of
 from outpace.policy.governor import WIDTHS
-from outpace.targets.led import LedTarget, follow
-from outpace.targets.parallel import ParallelTarget
-from outpace.targets.ranks import Ranks
+from outpace.targets.ranks.led import LedTarget, follow
+from outpace.targets.ranks.processes import Ranks
+from outpace.targets.ranks.shared_drafts import ParallelTarget
 
 PROMPTS = ["Question: What is 2 + 3? Answer:", "def fibonacci(n):\n", "Once upon a time, there was a"]
 DRAFTERS = ["lookahead", "lookahead:window=15,ngram=5,guesses=15", "token_recycling", "prompt_lookup"]

@@ -30,10 +30,10 @@ import outpace
 from outpace.bench.suites import load_suite
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import load_drafter
+from outpace.draws.sampling import Key
 from outpace.engine.drafting import Drafting
 from outpace.engine.parts import policy_of
 from outpace.policy.governor import Governor, Outcome
-from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget
 from outpace.tree import children, select

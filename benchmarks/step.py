@@ -34,7 +34,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 import outpace
 from outpace.cache import KVCache, Slot
 from outpace.targets import CausalTarget, Rows
-from outpace.targets.attention import exact_attention
+from outpace.targets.cpu.exact_attention import exact_attention
 from outpace.targets.hardware import processor
 
 WAYS: dict[str, dict[str, Any]] = {

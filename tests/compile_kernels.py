@@ -12,7 +12,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from outpace.targets import invariant_kernels, tree_kernel
+from outpace.targets.gpu import invariant_kernels, tree_kernel
 
 _FLOATS = {"scale", "softcap", "epsilon"}
 _POINTERS = {"Acc": "fp32", "Top": "fp32", "Sum": "fp32", "Paths": "i32", "Mask": "i64"}

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.core import Draft, Verdict
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.tree import path_to
 
 Text = tuple[int, ...]

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.targets import TargetModel
-from outpace.targets.led import LedTarget, follow
-from outpace.targets.parallel import ParallelTarget
+from outpace.targets.ranks.led import LedTarget, follow
+from outpace.targets.ranks.shared_drafts import ParallelTarget
 
 T = TypeVar("T")
 

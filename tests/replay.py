@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from outpace.targets.graphs import Made, Runner
+from outpace.targets.gpu.graphs import Made, Runner
 
 
 class HostRead(AssertionError):

@@ -10,7 +10,7 @@ import platform
 import subprocess
 import sys
 
-from outpace.instructions import LIMITS, NATIVE, VARIABLE, instructions, limits
+from outpace.native.instructions import LIMITS, NATIVE, VARIABLE, instructions, limits
 
 TESTS = [
     *(f"tests/unit/targets/test_{name}.py" for name in ("native", "fused", "exact", "lines", "causal")),

@@ -27,8 +27,8 @@ FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-saniti
 # Reads a tensor, and then one number behind it, which a sanitiser has to report.
 BEYOND = """
 import torch
-from outpace.targets import native
-found = native.functions(torch.float32)
+from outpace.native import layers
+found = layers.functions(torch.float32)
 assert not isinstance(found, str), found
 given, scores, totals, places = (torch.zeros(size) for size in (64, 1, 1, 2))
 for size in (64, 65):

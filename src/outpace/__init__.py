@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ._version import __version__
 from .embedded import nano_draft_path, nano_drafter_path, nano_path
-from .instructions import limit_libraries
+from .native.instructions import limit_libraries
 
 if TYPE_CHECKING:
     from . import drafters, testing

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Place
-from outpace.choosing import Tree, guess
 from outpace.core import (
     Draft,
     FinishReason,
@@ -22,9 +21,10 @@ from outpace.core import (
     Stats,
     TokenLogprobs,
 )
-from outpace.drawing import NO_TOKEN
-from outpace.logits import Logits, Told
-from outpace.sampling import (
+from outpace.draws.logits import Logits, Told
+from outpace.draws.many_rows import NO_TOKEN
+from outpace.draws.own_tokens import Tree, guess
+from outpace.draws.sampling import (
     NO_TOKEN_LEFT,
     Key,
     Processor,

@@ -17,7 +17,7 @@ from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.library import LlamaContext, LlamaModel
 from outpace.targets.llamacpp.self_test import SelfTest, Widths
 from outpace.targets.llamacpp.target import LlamaCppTarget
-from outpace.targets.parallel import ParallelTarget
+from outpace.targets.ranks.shared_drafts import ParallelTarget
 from outpace.tree import is_chain
 
 # Files and options whose rows have equal bits, and others that differ by rounding.

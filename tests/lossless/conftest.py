@@ -16,7 +16,7 @@ from lossless.prompts import PROMPTS
 from lossless.trained import tuned, with_trained
 from outpace.core import Generation, SamplingParams
 from outpace.targets import TargetModel
-from outpace.targets.adapters import merge
+from outpace.targets.weights.adapters import merge
 from outpace.train.joint import TARGET
 
 SAMPLINGS = {

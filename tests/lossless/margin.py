@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.core import Generation, SamplingParams
-from outpace.sampling import Key, Processor, gumbel
+from outpace.draws.sampling import Key, Processor, gumbel
 from outpace.targets import Rows, TargetModel
 
 

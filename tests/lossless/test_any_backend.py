@@ -11,8 +11,8 @@ from list_target import ListCache, ListTarget
 from outpace.cache import Slot
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import DraftModel
+from outpace.draws.sampling import Key, noisy_argmax
 from outpace.engine.engine import Engine
-from outpace.sampling import Key, noisy_argmax
 from outpace.targets import Rows
 from outpace.testing import ToyTarget
 

@@ -9,8 +9,8 @@ import torch
 
 from lossless.conftest import SAMPLINGS, lab_on
 from lossless.test_matrix import SPECS
-from outpace.targets.kernels import using_threads
-from outpace.targets.native import functions
+from outpace.native.layers import functions
+from outpace.targets.cpu.kernels import using_threads
 
 pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reason="nothing is compiled here")
 

@@ -10,7 +10,8 @@ import pytest
 from lossless.conftest import Lab
 from lossless.test_matrix import SPECS
 from outpace.cache import KVCache, Slot
-from outpace.targets import inputs, masks
+from outpace.targets.inputs.forward import forward as inputs
+from outpace.targets.inputs.forward import masks
 
 PROMPTS = 4
 

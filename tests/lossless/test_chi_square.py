@@ -23,8 +23,8 @@ from torch import Tensor
 
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import SequenceDrafter
+from outpace.draws.sampling import Key, Stream, uniform
 from outpace.engine.engine import Engine
-from outpace.sampling import Key, Stream, uniform
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.targets.base import Rows
 from outpace.testing import ToyTarget

@@ -17,7 +17,7 @@ from outpace.cache import Slot, Window
 from outpace.core import SamplingParams, Speculation
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
-from outpace.targets.lines import Line
+from outpace.targets.inputs.line import Line
 
 DRAFTERS = ["none", "prompt_lookup:branches=2", "lookahead:window=4,ngram=4,guesses=4", "eagle", "suffix"]
 PARAMS = {

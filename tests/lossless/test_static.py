@@ -25,8 +25,8 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import DraftModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, ContrastiveTarget, Rows
-from outpace.targets.changes import Structure
-from outpace.targets.graphs import CudaGraphs, Eager, Made, Runner
+from outpace.targets.gpu.graphs import CudaGraphs, Eager, Made, Runner
+from outpace.targets.inputs.changes import Structure
 from replay import HostRead, Replay
 from zoo.families import FAMILIES
 

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from devices import DEVICES
-from outpace import compiled, drawing
-from outpace.choosing import Ask, Tree, _along, _everywhere, choose, own_tokens
 from outpace.core import Draft, NoTokenLeft, SamplingParams
-from outpace.drawing import _SHORTLISTS, NO_TOKEN, _draw_cut, _Limits
-from outpace.logits import Logits
-from outpace.sampling import Key, Processor, best_tokens, noisy_argmax, warp
+from outpace.draws import many_rows
+from outpace.draws.logits import Logits
+from outpace.draws.many_rows import _SHORTLISTS, NO_TOKEN, _draw_cut, _Limits
+from outpace.draws.own_tokens import Ask, Tree, _along, _everywhere, choose, own_tokens
+from outpace.draws.sampling import Key, Processor, best_tokens, noisy_argmax, warp
+from outpace.native import build, draw
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.tree import path_to
 from outpace.verify import load_verifier
@@ -32,11 +33,11 @@ WAYS = ["", *(("-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" els
 def way(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTPACE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(compiled, "_FLAGS", (*compiled._FLAGS, *request.param.split()))
-        made = "listed" if request.param == "listed" else drawing._functions.__wrapped__()
+        patch.setattr(build, "_FLAGS", (*build._FLAGS, *request.param.split()))
+        made = "listed" if request.param == "listed" else draw.functions.__wrapped__()
         if isinstance(made, str) and request.param != "listed":
             pytest.skip(f"nothing is compiled here: {made}")
-        patch.setattr(drawing, "_functions", lambda: made)
+        patch.setattr(draw, "functions", lambda: made)
         yield request.param
 
 
@@ -213,13 +214,13 @@ def test_rows_of_a_real_size_are_drawn_as_the_reference_draws_them(vocabulary: i
 @pytest.mark.usefixtures("way")
 def test_most_draws_are_compiled() -> None:
     """A row that the compiled function leaves undecided costs a full sort."""
-    functions = drawing._functions()
+    functions = draw.functions()
     if isinstance(functions, str):
         pytest.skip(f"nothing is compiled here: {functions}")
     rows = torch.randn(200, 4096, generator=torch.Generator().manual_seed(1)) * 4
     for options in ({"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.05}, {}):
         params = [SamplingParams(temperature=0.8, **options)] * 200  # type: ignore[arg-type]
-        drawn = drawing._draw_compiled(functions, rows, params, [row * 0x1234567 for row in range(200)])
+        drawn = many_rows._draw_compiled(functions, rows, params, [row * 0x1234567 for row in range(200)])
         assert sum(token < 0 for token in drawn) <= 2
 
 

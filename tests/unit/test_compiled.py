@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from outpace import compiled, embedded
+from outpace import embedded
+from outpace.native import build
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(
@@ -33,7 +34,7 @@ class Place:
         self.source.write_text("int seven(void) { return 7; }\n")
 
     def load(self) -> Any:
-        return compiled.compiled(self.source, {"seven": (ctypes.c_int, [])})
+        return build.compiled(self.source, {"seven": (ctypes.c_int, [])})
 
     @property
     def library(self) -> Path:
@@ -46,9 +47,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
     """A folder with nothing compiled yet; what reaches the loader must be what the compiler made."""
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path / "cache"))
     monkeypatch.delenv("CC", raising=False)
-    for cached in (compiled._warned, compiled._temporary, compiled._compiler):
+    for cached in (build._warned, build._temporary, build._compiler):
         cached.cache_clear()
-    found, library = Place(tmp_path), compiled._Compiler.library
+    found, library = Place(tmp_path), build._Compiler.library
 
     def noted(self: Any, options: Any) -> bytes:
         found.made.append(library(self, options))
@@ -56,14 +57,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
     def load(path: str) -> ctypes.CDLL:
         data = Path(path).read_bytes()
-        assert data[: -compiled._DIGEST] in found.made
+        assert data[: -build._DIGEST] in found.made
         # A copy: the process would die of what the tests do to a file that it has loaded.
         copy = tmp_path / f"loaded {len(list(tmp_path.iterdir()))}"
         copy.write_bytes(data)
         return ctypes.CDLL(str(copy))
 
-    monkeypatch.setattr(compiled._Compiler, "library", noted)
-    monkeypatch.setattr(compiled, "CDLL", load)
+    monkeypatch.setattr(build._Compiler, "library", noted)
+    monkeypatch.setattr(build, "CDLL", load)
     return found
 
 
@@ -73,7 +74,7 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return found
 
 
-def build(folder: Path, result: int) -> Path:
+def library_of_another(folder: Path, result: int) -> Path:
     """A library that somebody else built, which loads."""
     source, library = folder / "other.c", folder / "other.so"
     source.write_text(f"int seven(void) {{ return {result}; }}\n")
@@ -82,11 +83,11 @@ def build(folder: Path, result: int) -> Path:
 
 
 def replaced(path: Path) -> None:
-    path.write_bytes(build(path.parents[2], 13).read_bytes())
+    path.write_bytes(library_of_another(path.parents[2], 13).read_bytes())
 
 
 def replaced_with_digest(path: Path) -> None:
-    compiled._write(path, build(path.parents[2], 13).read_bytes())
+    build._write(path, library_of_another(path.parents[2], 13).read_bytes())
 
 
 def owned_by_another(path: Path) -> None:
@@ -137,7 +138,7 @@ def test_a_file_that_is_not_as_it_was_written_is_made_again(
     assert f"the library {place.library.name} is compiled again: " in warning
     assert stat.S_IMODE(place.library.stat().st_mode) == 0o600 and place.library.stat().st_uid == os.geteuid()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(compiled._Compiler, "library", lambda *_: pytest.fail("it was compiled again"))
+        patch.setattr(build._Compiler, "library", lambda *_: pytest.fail("it was compiled again"))
         assert place.load().seven() == 7 and not warnings(caplog)
 
 
@@ -181,10 +182,10 @@ def test_a_library_that_cannot_be_loaded_is_made_again_once(
     assert place.load().seven() == 7
     for whole in (True, False):
         place.made[1:] = [b"no library"]
-        compiled._write(place.library, b"no library")
+        build._write(place.library, b"no library")
         if not whole:
             monkeypatch.setattr(
-                compiled._Compiler, "library", lambda *_: place.made.append(b"") or b"no library"
+                build._Compiler, "library", lambda *_: place.made.append(b"") or b"no library"
             )
         found = place.load()
         assert whole or f"{shutil.which('cc')} made a library that cannot be loaded: " in found
@@ -196,16 +197,16 @@ def test_a_library_that_cannot_be_loaded_is_made_again_once(
 def test_two_processes_that_compile_at_once_both_have_the_functions(
     place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    library, inner = compiled._Compiler.library, []
+    library, inner = build._Compiler.library, []
 
     def beside(self: Any, options: Any) -> bytes:
-        monkeypatch.setattr(compiled._Compiler, "library", library)
+        monkeypatch.setattr(build._Compiler, "library", library)
         inner.append(place.load().seven())  # the other one's, while this one compiles
         return library(self, options)
 
-    monkeypatch.setattr(compiled._Compiler, "library", beside)
+    monkeypatch.setattr(build._Compiler, "library", beside)
     assert place.load().seven() == 7 == inner[0]
-    assert not compiled._untrusted(place.library) and not warnings(caplog)
+    assert not build._untrusted(place.library) and not warnings(caplog)
 
 
 def test_a_compiler_may_be_named_with_words_before_and_after(
@@ -232,7 +233,7 @@ def test_a_compiler_that_hangs_is_killed_with_its_children_and_not_asked_again(
     def waited(process: Any, timeout: float | None = None) -> int:
         if timeout is None:
             return wait(process)
-        assert timeout == compiled._SECONDS
+        assert timeout == build._SECONDS
         readers.append(pipe.open())  # the child has begun
         raise subprocess.TimeoutExpired("cc", timeout)
 
@@ -249,12 +250,12 @@ def test_a_compiler_that_hangs_is_killed_with_its_children_and_not_asked_again(
 
 SEPARATE = """
 import ctypes, logging, pathlib, sys
-from outpace import compiled
+from outpace.native import build
 logging.basicConfig()
 loaded = []
-compiled.CDLL = lambda path: loaded.append(str(pathlib.Path(path).resolve())) or ctypes.CDLL(path)
+build.CDLL = lambda path: loaded.append(str(pathlib.Path(path).resolve())) or ctypes.CDLL(path)
 for _ in range(2):
-    assert compiled.compiled(pathlib.Path(sys.argv[1]), {"seven": (ctypes.c_int, [])}).seven() == 7
+    assert build.compiled(pathlib.Path(sys.argv[1]), {"seven": (ctypes.c_int, [])}).seven() == 7
 print(loaded[0])
 """
 

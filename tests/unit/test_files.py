@@ -42,9 +42,9 @@ from outpace.engine.profile import key_of, load_profile
 from outpace.files import read_json
 from outpace.loading import load
 from outpace.targets import Target, TargetModel
-from outpace.targets.checkpoint import read_config
 from outpace.targets.llamacpp.header import check_layers
-from outpace.targets.pretrained import load_model
+from outpace.targets.weights.checkpoint import read_config
+from outpace.targets.weights.pretrained import load_model
 
 pytestmark = linux
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from outpace import compiled
 from outpace.core import OutpaceError
-from outpace.instructions import LIMITS, VARIABLE, instructions, limit_of, limits
+from outpace.native import build
+from outpace.native.instructions import LIMITS, VARIABLE, instructions, limit_of, limits
 
 HERE = limits(platform.machine(), instructions())
 NAMES = {name for one in LIMITS.values() for name in one.variables}
@@ -62,10 +62,10 @@ def test_functions_are_compiled_for_the_set(name: str, monkeypatch: pytest.Monke
         commands.append(options)
         raise OutpaceError("not now")
 
-    monkeypatch.setattr(compiled._Compiler, "library", noted)
-    compiled.compiled(compiled.Path(__file__), {})
+    monkeypatch.setattr(build._Compiler, "library", noted)
+    build.compiled(build.Path(__file__), {})
     assert all(f"-march={LIMITS[name].march}" in command for command in commands)
-    assert len(commands) == (compiled.shutil.which(os.environ.get("CC", "cc")) is not None)
+    assert len(commands) == (build.shutil.which(os.environ.get("CC", "cc")) is not None)
 
 
 def test_a_limit_is_part_of_the_key_of_measured_costs(monkeypatch: pytest.MonkeyPatch) -> None:

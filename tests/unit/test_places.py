@@ -14,7 +14,7 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.loading import load, placement
 from outpace.loading.placement import Shared, Spread, check_needs
 from outpace.loading.weights import needs_of_name
-from outpace.targets.needs import needs_of
+from outpace.targets.weights.needs import needs_of
 
 LLAMA_70B = LlamaConfig(
     vocab_size=128256,

@@ -13,24 +13,24 @@ import torch
 from torch import Tensor, nn
 
 import outpace
-from outpace import drawing
-from outpace.cache import lanes
 from outpace.cache.lanes import Lane, LayerShape, RowShape, parts_of
 from outpace.core import OutpaceError, SamplingParams
-from outpace.pointers import address, pointer, pointer_or_null, rows_pointer
-from outpace.targets import fused, kernels, native, packed
+from outpace.draws import many_rows
+from outpace.native import draw, layers, move
+from outpace.native.pointers import address, pointer, pointer_or_null, rows_pointer
+from outpace.targets.cpu import fused, kernels, linear
 
-HERE = native.functions(torch.float32)
+HERE = layers.functions(torch.float32)
 compiled_here = pytest.mark.skipif(isinstance(HERE, str), reason=f"nothing is compiled here: {HERE}")
 PACKAGE = Path(outpace.__file__).parent
 # Where an address is taken for something else: to compare it, or for llama.cpp, which is not compiled here.
-ELSEWHERE = {"targets/changes.py", "targets/llamacpp/library.py"}
+ELSEWHERE = {"targets/inputs/changes.py", "targets/llamacpp/library.py"}
 
 
 def test_addresses_are_taken_at_the_gate_alone() -> None:
     taken = re.compile(r"\bdata_ptr\b|\.ctypes\b|__array_interface__|\baddressof\b|\bfrom_address\b")
     found = {str(p.relative_to(PACKAGE)) for p in PACKAGE.rglob("*.py") if taken.search(p.read_text("utf-8"))}
-    assert found - ELSEWHERE == {"pointers.py"}
+    assert found - ELSEWHERE == {"native/pointers.py"}
 
 
 FLOATS = torch.zeros(3, 8)
@@ -97,7 +97,7 @@ def test_a_buffer_that_is_smaller_than_a_forward_needs_is_refused(
 @pytest.mark.parametrize("count", [0, -1, 6])
 def test_no_best_logits_and_more_than_there_are_are_refused(count: int, dtype: torch.dtype) -> None:
     with pytest.raises(OutpaceError, match=f"the best 1 to 5 of 5 logits, not {count}"):
-        native.best(torch.zeros(2, 5, dtype=dtype), count)
+        layers.best(torch.zeros(2, 5, dtype=dtype), count)
 
 
 @compiled_here
@@ -117,16 +117,16 @@ def test_rows_and_biases_that_a_product_does_not_take_are_refused(kernel: kernel
 
 @compiled_here
 def test_rows_that_a_norm_does_not_take_are_refused() -> None:
-    norm = packed.Norm(nn.Parameter(torch.ones(32)), 1e-5)
+    norm = linear.Norm(nn.Parameter(torch.ones(32)), 1e-5)
     assert norm(torch.ones(2, 3, 32)).shape == (2, 3, 32)
     for wrong in (torch.ones(2, 16), torch.ones(2, 3, 64), torch.ones(2, 32, dtype=torch.bfloat16)):
         with pytest.raises(OutpaceError, match="a compiled function takes"):
             norm(wrong)
     with pytest.raises(OutpaceError, match="a multiple of 16 weights of a norm, not 24"):
-        packed.Norm(nn.Parameter(torch.ones(24)), 1e-5)
+        linear.Norm(nn.Parameter(torch.ones(24)), 1e-5)
 
 
-@pytest.mark.skipif(isinstance(lanes._functions(), str), reason="nothing is compiled here")
+@pytest.mark.skipif(isinstance(move.functions(), str), reason="nothing is compiled here")
 @pytest.mark.parametrize("moves", [([2], [0], [1]), ([0], [5], [1]), ([0], [1], [-1]), ([-1], [1], [1])])
 def test_moves_outside_of_a_lane_are_refused(moves: tuple[list[int], list[int], list[int]]) -> None:
     shape = RowShape(heads=2, size=3, dtype=torch.float32, device=torch.device("cpu"))
@@ -137,16 +137,16 @@ def test_moves_outside_of_a_lane_are_refused(moves: tuple[list[int], list[int], 
         lane.move(*moves)
 
 
-@pytest.mark.skipif(isinstance(drawing._functions(), str), reason="nothing is compiled here")
+@pytest.mark.skipif(isinstance(draw.functions(), str), reason="nothing is compiled here")
 def test_rows_without_parameters_or_in_another_dtype_are_not_drawn() -> None:
-    functions: Any = drawing._functions()
+    functions: Any = draw.functions()
     params = [SamplingParams(temperature=1.0)] * 2
-    assert len(drawing._draw_compiled(functions, torch.zeros(2, 9), params, [1, 2])) == 2
+    assert len(many_rows._draw_compiled(functions, torch.zeros(2, 9), params, [1, 2])) == 2
     for given, words in ((params[:1], [1, 2]), (params, [1]), (params[:1], [1])):
         with pytest.raises(OutpaceError, match="parameters and a key for each of 2 rows"):
-            drawing._draw_compiled(functions, torch.zeros(2, 9), given, words)
+            many_rows._draw_compiled(functions, torch.zeros(2, 9), given, words)
     with pytest.raises(OutpaceError, match="a compiled function takes"):
-        drawing._draw_compiled(functions, torch.zeros(2, 9).double(), params, [1, 2])
+        many_rows._draw_compiled(functions, torch.zeros(2, 9).double(), params, [1, 2])
 
 
 @compiled_here

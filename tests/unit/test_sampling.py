@@ -14,9 +14,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from outpace.choosing import guess
 from outpace.core import OutpaceError, SamplingParams
-from outpace.sampling import (
+from outpace.draws.own_tokens import guess
+from outpace.draws.sampling import (
     Key,
     Processor,
     Stream,

@@ -23,7 +23,7 @@ from outpace.cache import KVCache
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.drafters import DraftModel
 from outpace.targets import ContrastiveTarget, Rows
-from outpace.targets.inputs import CacheAdapter
+from outpace.targets.inputs.forward import CacheAdapter
 from zoo.families import CHAINS, VOCABULARY, WINDOW
 from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, START
 from zoo.test_families import RandomTrees

@@ -15,7 +15,7 @@ import pytest
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import PromptLookup, Suffix
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
-from outpace.sampling import Key
+from outpace.draws.sampling import Key
 from outpace.sequence import Sequence as Text
 from outpace.testing import ToyTarget
 from outpace_vllm import Proposer

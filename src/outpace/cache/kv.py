@@ -1,6 +1,6 @@
 """The tensor cache: keys and values of many sequences, which grows with them.
 
-Independent of models and transformers (``targets/causal.py`` adapts it).
+Independent of models and transformers (``targets/stock/causal.py`` adapts it).
 """
 
 from __future__ import annotations

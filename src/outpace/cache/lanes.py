@@ -14,10 +14,8 @@ import math
 import mmap
 import sys
 from collections.abc import Mapping, Sequence
-from ctypes import CDLL, c_long, c_void_p
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from pathlib import Path
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -25,8 +23,8 @@ import torch
 from torch import Tensor
 
 from outpace.cache.base import Slot
-from outpace.compiled import compiled
-from outpace.pointers import address, check, pointer
+from outpace.native import move
+from outpace.native.pointers import address, check, pointer
 
 _LARGE = 1 << 20  # bytes of a buffer that is not written when it is made
 _TOGETHER = 16  # keys and values per buffer: one copy moves all, and buffers are resized one at a time
@@ -144,7 +142,7 @@ class Lane:
     def move(self, places: list[int], sources: list[int], targets: list[int]) -> None:
         """Copy rows within their slots, one by one: no target is the source of a later move."""
         devices = {part.shape.device for part in self._parts}
-        if devices == {torch.device("cpu")} and not isinstance(functions := _functions(), str):
+        if devices == {torch.device("cpu")} and not isinstance(functions := move.functions(), str):
             moves = np.array([places, sources, targets], np.int64)
             moved, last = (moves[0], self.places - 1), (moves[1:], self.room)
             inside = all(
@@ -173,13 +171,6 @@ class Lane:
             # One slice and one unbind for all layers: a slice per layer would cost more than the write.
             views.update(zip(part.members, buffer[:, places, :, rows].unbind(), strict=True))
         return [(views[layer, 0], views[layer, 1]) for layer in range(len(views) // 2)]
-
-
-@lru_cache(maxsize=1)
-def _functions() -> CDLL | str:
-    """The function of ``move.c``; the reason why there is none here."""
-    arguments = [c_void_p, *[c_long] * 7, *[c_void_p] * 3]
-    return compiled(Path(__file__).with_name("move.c"), {"move_rows": (None, arguments)})
 
 
 def _zeros(part: Part, places: int, room: int) -> Tensor:

@@ -55,7 +55,7 @@ def place_of(
         raise OutpaceError("with --parallel each process has the device of its number; leave --device out")
     from outpace.loading import load
     from outpace.loading.placement import Shared
-    from outpace.targets.ranks import Ranks
+    from outpace.targets.ranks.processes import Ranks
 
     ranks = Ranks.of_launcher(timeout)
     shared = Shared(ranks, "draft" if parallel == "draft" else "tensor")
@@ -71,9 +71,9 @@ def place_of(
 
 def note_traffic(engine: Engine) -> None:
     """Print what several processes shared; nothing for one process."""
-    from outpace.targets.led import LedTarget
-    from outpace.targets.parallel import ParallelTarget
-    from outpace.targets.ranks import Ranks
+    from outpace.targets.ranks.led import LedTarget
+    from outpace.targets.ranks.processes import Ranks
+    from outpace.targets.ranks.shared_drafts import ParallelTarget
 
     target = engine.target
     if not isinstance(target, LedTarget) or not isinstance(target.ranks, Ranks):

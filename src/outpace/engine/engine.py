@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import CacheFull, Slot
-from outpace.choosing import own_tokens
 from outpace.core import (
     Draft,
     Generation,
@@ -27,6 +26,8 @@ from outpace.core import (
 )
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
+from outpace.draws.logits import TOKENS_ONLY, Logits
+from outpace.draws.own_tokens import own_tokens
 from outpace.engine.batch import Batch
 from outpace.engine.drafting import Drafting, fail, groups
 from outpace.engine.guards import Clock, Turn, whole_number
@@ -45,7 +46,6 @@ from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
 from outpace.engine.request import Requests, one_each, params_of_each
 from outpace.engine.scheduler import Active, Scheduler
-from outpace.logits import TOKENS_ONLY, Logits
 from outpace.policy.governor import Governor
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Output, Rows, Target, TargetModel

@@ -12,8 +12,8 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
+from outpace.draws.logits import TOKENS_ONLY
 from outpace.engine.profile import load_costs
-from outpace.logits import TOKENS_ONLY
 from outpace.policy.governor import FullOrNarrow, Governor, Policy
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 
 from outpace.cache import Cache
 from outpace.core import ContextOverflow, OutpaceError, PromptStates, SamplingParams
+from outpace.draws.logits import TOKENS_ONLY
+from outpace.draws.sampling import Key, NoEnd
 from outpace.engine.drafting import Drafting
 from outpace.engine.observer import Observer
-from outpace.logits import TOKENS_ONLY
 from outpace.policy.governor import Policy
-from outpace.sampling import Key, NoEnd
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.text import TextStream, Tokenizer

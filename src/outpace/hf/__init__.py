@@ -26,7 +26,7 @@ from outpace.engine.profile import load_profile
 from outpace.hf.checks import refuse_arguments
 from outpace.hf.decoding import Decoder
 from outpace.hf.engines import Engines, Learner
-from outpace.targets.checks import CACHE
+from outpace.targets.inputs.config import CACHE
 from outpace.verify import Verifier, load_verifier
 
 __all__ = ["accelerate", "decode", "restore"]

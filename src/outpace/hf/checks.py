@@ -17,7 +17,7 @@ from transformers.integrations.fsdp import is_fsdp_managed_module
 
 from outpace.core import OutpaceError
 from outpace.hf.arguments import unknown
-from outpace.targets.checks import CACHE, is_multimodal
+from outpace.targets.inputs.config import CACHE, is_multimodal
 
 # What generate() itself puts into model_kwargs for a text model. Anything other than these changes the
 # forward.

@@ -23,7 +23,7 @@ from outpace.hf.rows import Recording, Row, for_row, split_criteria, split_warpe
 from outpace.hf.sources import Sources, sources_of
 from outpace.sequence import Sequence
 from outpace.targets import TargetModel
-from outpace.targets.checks import CACHE
+from outpace.targets.inputs.config import CACHE
 
 _log = logging.getLogger(__name__)
 _ROOM = 512  # new tokens for which the cache is sized at first; it grows

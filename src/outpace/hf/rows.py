@@ -17,7 +17,7 @@ from transformers.generation import logits_process as stock
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from outpace.core import LogitsProcessor, SamplingParams
-from outpace.sampling import warp
+from outpace.draws.sampling import warp
 
 
 @dataclasses.dataclass

@@ -11,7 +11,7 @@ from torch import Tensor
 from outpace.core import Source
 from outpace.hf.checks import IMAGES, left_pads, refusal
 from outpace.targets import MultimodalTarget, Seq2SeqTarget, TargetModel
-from outpace.targets.checks import CACHE
+from outpace.targets.inputs.config import CACHE
 
 
 @dataclass(frozen=True)

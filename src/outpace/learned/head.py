@@ -8,8 +8,8 @@ from torch.nn import functional
 
 from outpace.learned.batch import Batch
 from outpace.targets.base import TargetModel
-from outpace.targets.changes import Weights
-from outpace.targets.packed import pack_drafter
+from outpace.targets.cpu.linear import pack_drafter
+from outpace.targets.inputs.changes import Weights
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from outpace.learned.head import PartialHead, head_weights
 from outpace.learned.hidden_layers import check_layers
 from outpace.learned.losses import Losses, Objective, accepted_of_chain, among, measure
 from outpace.targets.base import TargetModel
-from outpace.targets.packed import pack_drafter
+from outpace.targets.cpu.linear import pack_drafter
 
 L = TypeVar("L", bound="Learned")
 

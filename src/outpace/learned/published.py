@@ -21,7 +21,7 @@ from torch import Tensor
 from outpace.core import OutpaceError, first_line
 from outpace.files import read_json
 from outpace.learned.folder import write_folder
-from outpace.targets.checkpoint import check_counts
+from outpace.targets.weights.checkpoint import check_counts
 
 # SafeAILab's name of the one layer, and that of speculators.
 _THEIRS, _OURS = "midlayer.", "layers.0."

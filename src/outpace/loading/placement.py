@@ -12,8 +12,8 @@ import torch
 
 from outpace.core import OutpaceError, first_line
 from outpace.targets.hardware import total_bytes
-from outpace.targets.needs import GIB, Needs
-from outpace.targets.ranks import Ranks
+from outpace.targets.ranks.processes import Ranks
+from outpace.targets.weights.needs import GIB, Needs
 
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 DTYPES = ("float32", "bfloat16", "float16", "float64")

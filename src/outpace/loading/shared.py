@@ -14,10 +14,10 @@ from outpace.loading.loaded import Loaded, load_here, made
 from outpace.loading.placement import Shared, dtype_of
 from outpace.loading.weights import load_weights, source_of
 from outpace.policy.latency import Latency
-from outpace.targets import adapters
-from outpace.targets.led import LedTarget, follow
-from outpace.targets.parallel import ParallelTarget, deal, typical
-from outpace.targets.ranks import Ranks
+from outpace.targets.ranks.led import LedTarget, follow
+from outpace.targets.ranks.processes import Ranks
+from outpace.targets.ranks.shared_drafts import ParallelTarget, deal, typical
+from outpace.targets.weights import adapters
 
 
 def load_shared(

@@ -23,10 +23,11 @@ from transformers.models.auto.modeling_auto import (
 from outpace.core import OutpaceError, UnsupportedModel, first_line
 from outpace.embedded import nano_path, smollm2_path
 from outpace.loading.placement import Place, devices_of, dtype_of
-from outpace.targets import adapters, is_gguf
-from outpace.targets.checkpoint import read_config
-from outpace.targets.needs import Needs, is_large, needs_of
-from outpace.targets.pretrained import refuse_incomplete
+from outpace.targets import is_gguf
+from outpace.targets.weights import adapters
+from outpace.targets.weights.checkpoint import read_config
+from outpace.targets.weights.needs import Needs, is_large, needs_of
+from outpace.targets.weights.pretrained import refuse_incomplete
 
 Encoders = bool | Literal["audio"]  # whether encoder-decoder models load: none, those of text, of audio
 

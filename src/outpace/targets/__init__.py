@@ -7,11 +7,11 @@ from typing import Any
 
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel
-from outpace.targets.causal import CausalTarget
-from outpace.targets.checks import is_multimodal
-from outpace.targets.contrastive import ContrastiveTarget
-from outpace.targets.multimodal import MultimodalTarget
-from outpace.targets.seq2seq import Seq2SeqTarget
+from outpace.targets.combined.contrastive import ContrastiveTarget
+from outpace.targets.inputs.config import is_multimodal
+from outpace.targets.stock.causal import CausalTarget
+from outpace.targets.stock.multimodal import MultimodalTarget
+from outpace.targets.stock.seq2seq import Seq2SeqTarget
 
 __all__ = [
     "CausalTarget",

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import Cache, Slot
-from outpace.choosing import Tree
 from outpace.core import Draft, OutpaceError, Promise, Source, UnsupportedModel
-from outpace.logits import Told
+from outpace.draws.logits import Told
+from outpace.draws.own_tokens import Tree
 from outpace.targets.hardware import hardware
 from outpace.tree import is_chain
 

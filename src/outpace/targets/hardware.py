@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from outpace.instructions import chosen
+from outpace.native.instructions import chosen
 
 _PROCESSORS = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
+from outpace.draws.sampling import key
 from outpace.learned.learned import Batch, Learned
-from outpace.sampling import key
 from outpace.train.boosting import all_layers, still_wrong
 from outpace.train.data import Document
 from outpace.train.on_policy import is_on_policy, own_text

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from outpace.core import OutpaceError
 from outpace.learned.learned import Batch, Learned, Losses, Objective, measure
-from outpace.targets.causal import CausalTarget
+from outpace.targets.stock.causal import CausalTarget
 from outpace.train.lora import LoRA, Updates
 from outpace.train.objectives import objective
 

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 
 from outpace.core import OutpaceError
+from outpace.draws.sampling import key
 from outpace.learned.learned import Learned
-from outpace.sampling import key
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 from outpace.train.boosting import fingerprint

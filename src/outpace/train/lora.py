@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from outpace.core import OutpaceError
 from outpace.drafters.support.shapes import numbers
 from outpace.spec import check_least
-from outpace.targets.adapters import import_peft, without_advice
+from outpace.targets.weights.adapters import import_peft, without_advice
 
 _PREFIX = "base_model.model."  # before the model's own names, in peft's files
 

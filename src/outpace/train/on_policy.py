@@ -11,9 +11,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from outpace.core import SamplingParams
+from outpace.draws.sampling import key
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
-from outpace.sampling import key
 from outpace.train.data import Document
 
 

@@ -13,7 +13,7 @@ from torch.nn.utils.rnn import pad_sequence
 from outpace.learned.batch import padded
 from outpace.learned.learned import Batch
 from outpace.targets.base import Rows, TargetModel
-from outpace.targets.seq2seq import Seq2SeqTarget
+from outpace.targets.stock.seq2seq import Seq2SeqTarget
 from outpace.train.data import Document
 from outpace.train.states import KeptStates, States
 

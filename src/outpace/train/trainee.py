@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from outpace.core import OutpaceError
+from outpace.draws.sampling import key
 from outpace.learned.learned import Batch, Learned
-from outpace.sampling import key
 from outpace.spec import check_choices, check_least
 from outpace.train.buffer import Record, batch_of
 from outpace.train.data import Document

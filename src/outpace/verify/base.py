@@ -17,7 +17,7 @@ from typing import ClassVar, Protocol
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError, SamplingParams, Verdict
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 
 
 class Draw(Protocol):

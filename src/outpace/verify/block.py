@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from outpace.core import Draft, OutpaceError, Verdict
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.tree import is_chain
 from outpace.verify.base import Draw, Verifier, likelihood_ratio, proposal
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError, Verdict
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.spec import check_least
 from outpace.verify.base import Draw, Verifier
 from outpace.verify.match import match

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from outpace.core import Draft, Verdict
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.tree import children, path_to
 from outpace.verify.base import Draw, Verifier
 

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from outpace.core import Draft, Verdict
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.tree import children, path_to
 from outpace.verify.base import Draw, Verifier, likelihood_ratio, positive_part, proposal
 

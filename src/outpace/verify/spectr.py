@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError, Verdict
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.verify.base import Draw, Verifier, likelihood_ratio, positive_part, proposal
 from outpace.verify.rejection import rejection, try_in_turn
 

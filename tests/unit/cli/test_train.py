@@ -15,7 +15,7 @@ from outpace.cli import train_answers as answers
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.heads.medusa import MedusaHeads
 from outpace.loading import Loaded, load
-from outpace.targets.adapters import base_of
+from outpace.targets.weights.adapters import base_of
 from outpace.train import distil
 from outpace.train.data import Document, read, split
 from outpace.train.metric import Replay

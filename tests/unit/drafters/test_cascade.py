@@ -17,8 +17,8 @@ from outpace.drafters.models.provisional import Provisional
 from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.drafters.parallel.lookahead import Lookahead
+from outpace.draws.sampling import Key
 from outpace.engine.engine import Engine
-from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter
 from parts import first

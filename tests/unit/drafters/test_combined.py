@@ -15,12 +15,12 @@ from outpace.core import Draft, Generation, OutpaceError, SamplingParams, Stats
 from outpace.drafters import Combined, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, load_drafter
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.copying.token_recycling import TokenRecycling
+from outpace.draws.sampling import Key
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned, Plan
-from outpace.sampling import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
-from outpace.targets.contrastive import ContrastiveTarget
+from outpace.targets.combined.contrastive import ContrastiveTarget
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to, select
 

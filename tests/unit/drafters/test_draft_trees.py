@@ -12,8 +12,8 @@ import torch
 from outpace.cache import Slot
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
+from outpace.draws.sampling import Key, Stream, gumbel, noisy_argmax, noisy_top
 from outpace.engine.engine import Engine
-from outpace.sampling import Key, Stream, gumbel, noisy_argmax, noisy_top
 from outpace.sequence import Sequence
 from outpace.targets import Output, Rows
 from outpace.testing import ToyTarget, check_drafter

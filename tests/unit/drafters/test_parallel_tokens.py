@@ -17,9 +17,9 @@ from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.blocks.parallel_tokens import Ahead, LookAhead, LookAheadConfig, ParallelTokens
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.support.draws import Noise
+from outpace.draws.logits import Logits
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Batch
-from outpace.logits import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
 from outpace.testing import ToyTarget, check_drafter

@@ -16,8 +16,8 @@ from outpace.drafters import load_drafter
 from outpace.drafters.retrieval.datastore_header import fingerprint
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.drafters.retrieval.retrieval import Retrieval
+from outpace.draws.sampling import Key
 from outpace.engine.engine import Engine
-from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import is_chain

@@ -20,9 +20,9 @@ from outpace.drafters.copying.token_recycling import (
     chance,
     template,
 )
+from outpace.draws.sampling import Key
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Outcome, Plan
-from outpace.sampling import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets import Output
 from outpace.testing import ToyTarget, check_drafter

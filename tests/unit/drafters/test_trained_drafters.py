@@ -18,9 +18,9 @@ from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
 from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
+from outpace.draws.sampling import Stream, noisy_argmax
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
-from outpace.sampling import Stream, noisy_argmax
 from outpace.targets import Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter
 from outpace.train.data import Document

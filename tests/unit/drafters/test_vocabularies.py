@@ -13,8 +13,8 @@ from torch import Tensor
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
+from outpace.draws.sampling import Key
 from outpace.engine.engine import Engine
-from outpace.sampling import Key
 from outpace.sequence import Sequence
 from outpace.targets import Rows
 from outpace.testing import ToyTarget, check_drafter

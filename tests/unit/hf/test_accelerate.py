@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM, pipeline
 import outpace
 from outpace.drafters import PromptLookup
 from outpace.hf import Generate
-from outpace.targets.checks import CACHE
+from outpace.targets.inputs.config import CACHE
 from unit.hf.tiny import NEVER, Forwards, make
 
 

@@ -11,7 +11,7 @@ from transformers import Qwen3ForCausalLM
 
 import outpace
 from changing import WRITES, by_adding, by_new_parameter, made
-from outpace.targets.kernels import KERNELS, Compiled, OneDNN, unavailable
+from outpace.targets.cpu.kernels import KERNELS, Compiled, OneDNN, unavailable
 
 CALL = {"input_ids": torch.tensor([[3, 6, 7, 11, 6, 7]]), "max_new_tokens": 12}
 
@@ -105,7 +105,7 @@ def test_low_rank_updates_that_are_inserted_merged_and_unmerged() -> None:
 
 def test_the_self_test_is_not_repeated_after_a_write(monkeypatch: pytest.MonkeyPatch) -> None:
     runs: list[Any] = []
-    monkeypatch.setattr("outpace.targets.causal.tested", lambda *given: runs.append(given) or "")
+    monkeypatch.setattr("outpace.targets.stock.causal.tested", lambda *given: runs.append(given) or "")
     model = outpace.accelerate(made(torch.float32), "none")
     assert len(runs) == 1
     by_new_parameter(model, "lm_head.weight")

@@ -16,7 +16,7 @@ from transformers import (
 )
 
 import outpace
-from outpace.targets.checks import CACHE
+from outpace.targets.inputs.config import CACHE
 from unit.hf.tiny import NEVER, make
 
 N, E = ord("n"), ord("e")

@@ -15,7 +15,7 @@ from transformers import (
 )
 
 import outpace
-from outpace.targets.checks import CACHE
+from outpace.targets.inputs.config import CACHE
 from unit.hf.tiny import BOS, EOS, NEVER, PAD, Forwards, make
 
 E, T, N = ord("e"), ord("t"), ord("n")

@@ -10,7 +10,7 @@ from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 import outpace
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.checks import CACHE
+from outpace.targets.inputs.config import CACHE
 from unit.hf.tiny import make
 
 CONFIGURED: dict[str, tuple[dict[str, Any], str]] = {

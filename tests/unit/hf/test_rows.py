@@ -15,8 +15,8 @@ from transformers import (
 )
 
 from outpace.core import SamplingParams
+from outpace.draws.sampling import warp
 from outpace.hf.rows import split_warpers
-from outpace.sampling import warp
 
 PENALTY = RepetitionPenaltyLogitsProcessor(1.2)
 TEMPERATURE, TOP_K = TemperatureLogitsWarper(0.7), TopKLogitsWarper(9)

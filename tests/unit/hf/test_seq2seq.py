@@ -13,7 +13,7 @@ from transformers.modeling_outputs import BaseModelOutput
 
 import outpace
 from outpace.core import OutpaceError
-from outpace.targets.checks import CACHE
+from outpace.targets.inputs.config import CACHE
 from unit.hf.tiny import Forwards
 from zoo.families import VOCABULARY
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START

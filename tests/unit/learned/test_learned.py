@@ -26,11 +26,12 @@ from outpace.learned.learned import (
     measure,
     read_config,
 )
+from outpace.native.layers import functions
 from outpace.targets import Target
 from outpace.targets.base import Rows
-from outpace.targets.kernels import Compiled, Stock, Trial
-from outpace.targets.native import functions
-from outpace.targets.packed import Linear
+from outpace.targets.cpu.kernels import Compiled, Trial
+from outpace.targets.cpu.linear import Linear
+from outpace.targets.kernel import Stock
 from outpace.testing import ToyTarget
 
 
@@ -236,7 +237,7 @@ class Copying(Stock):
 def copying(monkeypatch: pytest.MonkeyPatch) -> Copying:
     """The kernel that is the fastest here."""
     kernel = Copying()
-    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(kernel, False, 1, {}))
+    monkeypatch.setattr("outpace.targets.cpu.linear.best_kernel", lambda *_: Trial(kernel, False, 1, {}))
     return kernel
 
 
@@ -259,7 +260,7 @@ def test_compiled_weights_are_rounded_for_drafting_in_bfloat16(
     if isinstance(why := functions(dtype), str):
         pytest.skip(why)
     trial = Trial(Compiled(), False, 1, {})
-    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: trial)
+    monkeypatch.setattr("outpace.targets.cpu.linear.best_kernel", lambda *_: trial)
     monkeypatch.setattr(Compiled, "least", {})
     target = Target(tiny_llama().to(dtype))
     Heads.new(Options(), target).save(tmp_path)

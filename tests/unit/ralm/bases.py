@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.core import SamplingParams
+from outpace.draws.sampling import Key, Processor, mix, noisy_argmax
 from outpace.ralm import Retriever
-from outpace.sampling import Key, Processor, mix, noisy_argmax
 from outpace.targets import Rows, TargetModel
 
 HashQuery = tuple[int, ...]

@@ -11,9 +11,9 @@ import torch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
+from outpace.draws.sampling import Key, gumbel
 from outpace.engine.engine import Engine
 from outpace.ralm import KnnStore, KnnTarget
-from outpace.sampling import Key, gumbel
 from outpace.targets import Rows, Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter
 

@@ -20,10 +20,10 @@ import outpace
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.loading.shared import sharding
-from outpace.targets.causal import CausalTarget
-from outpace.targets.led import LedTarget, follow
-from outpace.targets.parallel import ParallelTarget
-from outpace.targets.ranks import Ranks
+from outpace.targets.ranks.led import LedTarget, follow
+from outpace.targets.ranks.processes import Ranks
+from outpace.targets.ranks.shared_drafts import ParallelTarget
+from outpace.targets.stock.causal import CausalTarget
 
 PROMPTS = [[5, 9, 7, 31, 5, 9, 7], [*range(20, 32), 20, 21, 22]]
 DRAFTERS = ["lookahead:window=5,ngram=4,guesses=4", "prompt_lookup"]

@@ -12,11 +12,12 @@ from transformers import BartConfig, BartForConditionalGeneration
 
 from changing import WRITES, by_adding, by_fused_optimiser, by_load_state_dict, by_new_data, made
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows, Target
-from outpace.targets.changes import Places, Structure, Weights, sample
-from outpace.targets.graphs import Eager
-from outpace.targets.kernels import KERNELS, QUANTISED, Kernel, unavailable
-from outpace.targets.native import functions
+from outpace.targets.cpu.kernels import KERNELS, QUANTISED, unavailable
+from outpace.targets.gpu.graphs import Eager
+from outpace.targets.inputs.changes import Places, Structure, Weights, sample
+from outpace.targets.kernel import Kernel
 
 PROMPT = [3, 6, 7, 11]
 NAMED = [

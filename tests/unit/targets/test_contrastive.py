@@ -22,8 +22,8 @@ from models import tiny_llama
 from outpace.cache import Slot
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import Drafter, DraftModel, load_drafter
+from outpace.draws.sampling import Key, gumbel
 from outpace.engine.engine import Engine
-from outpace.sampling import Key, gumbel
 from outpace.targets import ContrastiveTarget, Output, Rows, Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter
 

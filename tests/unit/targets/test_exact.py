@@ -20,20 +20,22 @@ import outpace
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
-from outpace.targets import CausalTarget, Rows, Target, attention, kernels
-from outpace.targets.attention import exact_attention
-from outpace.targets.kernels import (
+from outpace.targets import CausalTarget, Rows, Target
+from outpace.targets.cpu import exact_attention as attention
+from outpace.targets.cpu import kernels
+from outpace.targets.cpu.exact_attention import exact_attention
+from outpace.targets.cpu.kernels import (
     KERNELS,
     QUANTISED,
     HalfFBGEMM,
-    Stock,
     Trial,
     best_kernel,
     row_step,
     unavailable,
     using_threads,
 )
-from outpace.targets.packed import Linear, Packer, piecewise
+from outpace.targets.cpu.linear import Linear, Packer, piecewise
+from outpace.targets.kernel import Stock
 from paths import random_tree
 
 HALF = HalfFBGEMM()
@@ -196,8 +198,8 @@ def test_a_single_row_goes_to_the_stock_layer_where_that_is_faster(
     exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in a bit-exact target, whose rows have one kernel's bits."""
-    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(Doubled(), True, 1, {}))
-    monkeypatch.setattr("outpace.targets.packed.COMPILED", Doubled())
+    monkeypatch.setattr("outpace.targets.cpu.linear.best_kernel", lambda *_: Trial(Doubled(), True, 1, {}))
+    monkeypatch.setattr("outpace.targets.cpu.linear.COMPILED", Doubled())
     model = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     packed = Packer(model, pack=True, exact=exact)(model[0])
     assert packed is not None
@@ -285,11 +287,11 @@ def test_without_compiled_products_a_kernel_that_is_exact_is_taken(monkeypatch: 
     model = nn.Sequential(nn.Linear(96, 40)).to(torch.bfloat16).requires_grad_(False)
     leaky, exactly = Leaky(), Exactly()
     monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
-    monkeypatch.setattr("outpace.targets.packed.best_kernel", lambda *_: Trial(leaky, False, 1, {}))
-    monkeypatch.setattr("outpace.targets.packed.KERNELS", (exactly,))
+    monkeypatch.setattr("outpace.targets.cpu.linear.best_kernel", lambda *_: Trial(leaky, False, 1, {}))
+    monkeypatch.setattr("outpace.targets.cpu.linear.KERNELS", (exactly,))
     packed = Packer(model, pack=True, exact=True)(model[0])
     assert isinstance(packed, Linear) and packed.kernel is exactly
-    monkeypatch.setattr("outpace.targets.packed.KERNELS", (leaky,))
+    monkeypatch.setattr("outpace.targets.cpu.linear.KERNELS", (leaky,))
     with pytest.raises(UnsupportedModel, match="depend on the other rows"):
         Packer(model, pack=True, exact=True)(model[0])
 

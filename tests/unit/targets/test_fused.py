@@ -16,15 +16,15 @@ import transformers
 from torch import Tensor
 
 from models import tiny_llama
-from outpace import compiled
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
+from outpace.native import build
+from outpace.native import layers as native_module
+from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows
-from outpace.targets import native as native_module
-from outpace.targets.fused import why_not_fused
-from outpace.targets.kernels import OneDNN, unavailable, using_threads
-from outpace.targets.native import functions
-from outpace.targets.packed import linears_of
+from outpace.targets.cpu.fused import why_not_fused
+from outpace.targets.cpu.kernels import OneDNN, unavailable, using_threads
+from outpace.targets.cpu.linear import linears_of
 from paths import random_tree
 
 HERE = not isinstance(functions(torch.float32), str)
@@ -344,7 +344,7 @@ def test_a_machine_without_a_compiler_says_so(anew: pytest.MonkeyPatch, tmp_path
     compile_ = native_module.functions
     assert not isinstance(compile_(torch.bfloat16), str)
     [library] = (tmp_path / "native").iterdir()
-    anew.setattr(compiled._Compiler, "library", lambda *_: pytest.fail("it was compiled before"))
+    anew.setattr(build._Compiler, "library", lambda *_: pytest.fail("it was compiled before"))
     assert not isinstance(compile_(torch.bfloat16), str)
     anew.setenv("CC", "no-such-compiler")
     assert "no C compiler; install gcc or clang, or set CC" in str(compile_(torch.float32))

@@ -23,16 +23,16 @@ from models import tiny_llama
 from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
-from outpace.targets.bit_test import bit_test
-from outpace.targets.graphs import Eager, Made
-from outpace.targets.invariant import Norm, Triton, invariant_attention, invariant_norm
-from outpace.targets.kernels import row_step
-from outpace.targets.masks import in_order, packed, placed
-from outpace.targets.packed import Linear
+from outpace.targets.cpu.kernels import row_step
+from outpace.targets.cpu.linear import Linear
+from outpace.targets.gpu.graphs import Eager, Made
+from outpace.targets.gpu.invariant import Norm, Triton, invariant_attention, invariant_norm
+from outpace.targets.inputs.masks import in_order, packed, placed
+from outpace.targets.step.bit_test import bit_test
 from paths import random_tree
 from replay import Replay
 
-kernels = pytest.importorskip("outpace.targets.invariant_kernels", exc_type=ImportError)
+kernels = pytest.importorskip("outpace.targets.gpu.invariant_kernels", exc_type=ImportError)
 interpreter = pytest.importorskip("triton.runtime.interpreter")
 
 
@@ -287,7 +287,7 @@ def test_attention_refuses_what_it_does_not_compute() -> None:
 def on_a_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, a CPU is treated as one."""
     if "device" not in request.fixturenames or request.getfixturevalue("device") == "cpu":
-        monkeypatch.setattr("outpace.targets.checks.GPU", "cpu")
+        monkeypatch.setattr("outpace.targets.inputs.config.GPU", "cpu")
 
 
 SHAPE = {
@@ -445,6 +445,6 @@ def test_what_cannot_be_exact_on_a_gpu_is_refused_with_the_reason(
     model.model.norm = OtherNorm()
     with pytest.raises(UnsupportedModel, match=r"model\.norm \(OtherNorm\) sums as torch does"):
         CausalTarget(model, exact=True, **UNTESTED)
-    monkeypatch.setattr("outpace.targets.checks.find_spec", lambda name: None)
+    monkeypatch.setattr("outpace.targets.inputs.refusals.find_spec", lambda name: None)
     with pytest.raises(UnsupportedModel, match=r"need Triton \(pip install triton\)"):
         Target(model, exact=True, **UNTESTED)

@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 
 from outpace.cache import KVCache, LayerShape, RowShape, StaticCache, Window
 from outpace.core import UnsupportedModel
-from outpace.targets import inputs
 from outpace.targets.base import Rows
-from outpace.targets.masks import (
+from outpace.targets.gpu.tree_attention import visible
+from outpace.targets.inputs.forward import forward as inputs
+from outpace.targets.inputs.masks import (
     MaskMaker,
     compact,
     dense,
@@ -25,7 +26,6 @@ from outpace.targets.masks import (
     tree_masks,
     unknown_kinds,
 )
-from outpace.targets.tree_attention import visible
 from outpace.tree import depths
 
 CPU = torch.device("cpu")

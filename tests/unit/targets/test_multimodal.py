@@ -13,7 +13,8 @@ import transformers
 import outpace
 from outpace import Engine, SamplingParams, Target
 from outpace.core import OutpaceError, PromptStates, UnsupportedModel
-from outpace.targets import MultimodalTarget, multimodal
+from outpace.targets import MultimodalTarget
+from outpace.targets.stock import multimodal
 from zoo.families import randomise
 from zoo.image_families import IMAGE, IMAGE_FAMILIES, build, prompts
 

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from outpace import compiled
 from outpace.learned.layers import FeedForward, LayerConfig
-from outpace.targets import kernels, native, packed
-from outpace.targets.kernels import Compiled, Int8, Panels, Stock, row_step
+from outpace.native import build, layers
+from outpace.targets.cpu import kernels, linear
+from outpace.targets.cpu.kernels import Compiled, Int8, Panels, row_step
+from outpace.targets.kernel import Stock
 
-HERE = native.functions(torch.float32)
+HERE = layers.functions(torch.float32)
 pytestmark = pytest.mark.skipif(isinstance(HERE, str), reason=f"nothing is compiled here: {HERE}")
 DTYPES = [torch.float32, torch.bfloat16]
 # Flags that leave out instructions which this machine may have.
@@ -31,9 +32,9 @@ def kernel(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     """The kernel, compiled anew for some instruction set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTPACE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(compiled, "_FLAGS", (*compiled._FLAGS, *request.param.split()))
-        made = {dtype: native.functions.__wrapped__(dtype) for dtype in DTYPES}
-        for module in (kernels, native):
+        patch.setattr(build, "_FLAGS", (*build._FLAGS, *request.param.split()))
+        made = {dtype: layers.functions.__wrapped__(dtype) for dtype in DTYPES}
+        for module in (kernels, layers):
             patch.setattr(module, "functions", made.__getitem__)
         yield Compiled()
 
@@ -69,7 +70,7 @@ def test_int8_products_are_those_of_the_rounded_weights() -> None:
             Int8().pack(weight),
             weight.float().abs().amax(dim=1).div(127).clamp(min=1e-30).bfloat16(),
         )
-        assert isinstance(packed, Panels) and packed.weights.dtype == torch.int8
+        assert isinstance(packed, Panels) and linear.weights.dtype == torch.int8
         rounded = (weight.float() / scale[:, None]).round().clamp(-127, 127).double() * scale[
             :, None
         ].double()
@@ -89,7 +90,7 @@ def test_the_best_logits_are_the_first_of_a_stable_sort(
 ) -> None:
     given = some(rows, size, dtype).mul(3).round()  # with many equal ones
     given[0, 1 + size // 2 :] = -torch.inf
-    scores, places, totals = native.best(given.T.contiguous().T, count)
+    scores, places, totals = layers.best(given.T.contiguous().T, count)
     expected, order = given.float().sort(dim=-1, descending=True, stable=True)
     assert torch.equal(scores, expected[:, :count]) and torch.equal(places, order[:, :count])
     assert torch.allclose(totals.double(), given.double().logsumexp(dim=-1), atol=1e-4)
@@ -97,11 +98,11 @@ def test_the_best_logits_are_the_first_of_a_stable_sort(
 
 def test_the_best_logits_without_a_compiled_function(monkeypatch: pytest.MonkeyPatch) -> None:
     given = some(3, 100, torch.bfloat16)
-    expected = native.best(given, 4)
-    monkeypatch.setattr(native, "functions", lambda dtype: "no compiler")
-    for found, own in zip(native.best(given, 4), expected, strict=True):
+    expected = layers.best(given, 4)
+    monkeypatch.setattr(layers, "functions", lambda dtype: "no compiler")
+    for found, own in zip(layers.best(given, 4), expected, strict=True):
         assert torch.allclose(found, own)
-    assert native.best(given.double(), 4)[0].dtype == torch.float64
+    assert layers.best(given.double(), 4)[0].dtype == torch.float64
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -150,7 +151,7 @@ def test_a_packed_drafter_is_nearly_the_drafter(
     size: int, rounds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     trial = kernels.Trial(Compiled() if rounds else Stock(), single=False, rows=1, found={})
-    monkeypatch.setattr(packed, "best_kernel", lambda dtype, threads: trial)
+    monkeypatch.setattr(linear, "best_kernel", lambda dtype, threads: trial)
     torch.manual_seed(0)
     drafter = nn.ModuleDict(
         {
@@ -164,11 +165,11 @@ def test_a_packed_drafter_is_nearly_the_drafter(
     with torch.inference_mode():
         normed = drafter["norm"](given)
         expected = drafter["feed"](normed)
-        packed.pack_drafter(drafter)
+        linear.pack_drafter(drafter)
         own = drafter["norm"](given)
         found = drafter["feed"](own)
-    assert isinstance(drafter["norm"], packed.Norm) == (rounds and size % 16 == 0)
-    assert {type(layer) for layer in drafter["feed"].children()} == {packed.Linear if rounds else nn.Linear}
+    assert isinstance(drafter["norm"], linear.Norm) == (rounds and size % 16 == 0)
+    assert {type(layer) for layer in drafter["feed"].children()} == {linear.Linear if rounds else nn.Linear}
     assert torch.allclose(own, normed, rtol=0.01)
     assert torch.equal(found, expected) != rounds
     assert torch.allclose(found, expected, rtol=0.05, atol=0.05 * float(expected.abs().max()))

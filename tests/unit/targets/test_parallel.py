@@ -11,9 +11,9 @@ import outpace
 from models import tiny_llama
 from outpace.core import Generation, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.embedded import nano_drafter_path
-from outpace.targets.causal import CausalTarget
-from outpace.targets.led import LedTarget
-from outpace.targets.parallel import ParallelTarget, deal, typical
+from outpace.targets.ranks.led import LedTarget
+from outpace.targets.ranks.shared_drafts import ParallelTarget, deal, typical
+from outpace.targets.stock.causal import CausalTarget
 from ranks import with_ranks
 
 PROMPTS = [[5, 9, 7, 31, 5, 9, 7], [*range(20, 32), 20, 21, 22], [3], [11, 12] * 9]

@@ -16,7 +16,7 @@ from outpace.engine.engine import Engine
 from outpace.ralm.knn import KnnTarget
 from outpace.targets import CausalTarget, ContrastiveTarget, Target, TargetModel
 from outpace.targets.around import WrappedTarget
-from outpace.targets.split import SplitTarget
+from outpace.targets.combined.split import SplitTarget
 from outpace.testing import ToyTarget
 
 OFF: dict[str, Any] = {"exact": False, "pack": False, "fuse": False}
@@ -145,9 +145,11 @@ def test_plain_decoding_on_stock_modules_has_the_bits_of_generate(dtype: torch.d
 def test_stock_steps_are_the_models_own_modules(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tiny_llama(dtype=HALF, heads=8)
     # Whatever kernel would be the fastest here.
-    monkeypatch.setattr("outpace.targets.causal.packing_wanted", lambda _, pack, exact: pack is not False)
     monkeypatch.setattr(
-        "outpace.targets.causal.fusing_refused", lambda *given: "off" if False in given else ""
+        "outpace.targets.stock.causal.packing_wanted", lambda _, pack, exact: pack is not False
+    )
+    monkeypatch.setattr(
+        "outpace.targets.stock.causal.fusing_refused", lambda *given: "off" if False in given else ""
     )
     target = CausalTarget(model, stock=True)
     assert target._modules.step is model and not target.packed and not target.fused

@@ -13,8 +13,9 @@ import torch
 
 from outpace import Target
 from outpace.core import UnsupportedModel
-from outpace.targets import causal, record, self_test
-from outpace.targets.record import Record
+from outpace.targets.step import record, self_test
+from outpace.targets.step.record import Record
+from outpace.targets.stock import causal
 from zoo.families import FAMILIES
 
 

@@ -12,7 +12,7 @@ import transformers
 
 from outpace import Target
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.checks import context_of
+from outpace.targets.inputs.config import context_of
 from zoo.families import FAMILIES, randomise
 
 SMALL: dict[str, Any] = {

@@ -16,11 +16,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outpace import Target
 from outpace.core import UnsupportedModel
-from outpace.targets import attention, fused, inputs, masks
-from outpace.targets.lines import _PARTS
-from outpace.targets.replay import Replay, layers_of
-from outpace.targets.self_test import Imprecise, difference, self_test
-from outpace.targets.tame import WINDOW, tame
+from outpace.targets.cpu import exact_attention, fused
+from outpace.targets.inputs.forward import forward as inputs
+from outpace.targets.inputs.forward import masks
+from outpace.targets.inputs.line import _PARTS
+from outpace.targets.step.replay import Replay, layers_of
+from outpace.targets.step.self_test import Imprecise, difference, self_test
+from outpace.targets.step.tame import WINDOW, tame
 from zoo.families import FAMILIES, randomise
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 
@@ -251,7 +253,7 @@ def test_a_wrong_scale_in_compiled_layers(
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_a_wrong_scale_in_exact_attention(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     right = torch.nn.functional.scaled_dot_product_attention
-    inner = attention.exact_attention
+    inner = exact_attention.exact_attention
 
     def wrong(*args: Any, **kwargs: Any) -> Any:
         kwargs["scaling"] = 1.1 * kwargs["scaling"]
@@ -260,7 +262,7 @@ def test_a_wrong_scale_in_exact_attention(dtype: torch.dtype, monkeypatch: pytes
     model = wide_llama(dtype, 1.0)
     options: Any = {"exact": True, "fuse": False, "pack": False}
     Target(model, check=True, **options)
-    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, attention.EXACT, wrong)
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, exact_attention.EXACT, wrong)
     with pytest.raises(Imprecise, match=r"it loads with exact=False$"):
         Target(model, check=True, **options)
     assert torch.nn.functional.scaled_dot_product_attention is right

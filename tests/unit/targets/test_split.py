@@ -9,7 +9,7 @@ from models import tiny_llama
 from outpace.cache import KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
-from outpace.targets.split import SplitTarget
+from outpace.targets.combined.split import SplitTarget
 from outpace.testing import ToyTarget
 
 TEXTS = [[3, 9, 2, 7, 4], [5], [6, 1, 6]]

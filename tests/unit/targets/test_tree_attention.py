@@ -18,8 +18,8 @@ from devices import TRITON_DEVICES
 from outpace import Engine, SamplingParams
 from outpace.core import UnsupportedModel
 from outpace.targets import CausalTarget, Rows
-from outpace.targets.masks import TREE, compact, dense, in_order, packed, placed
-from outpace.targets.tree_attention import reference, tree_attention, visible
+from outpace.targets.gpu.tree_attention import reference, tree_attention, visible
+from outpace.targets.inputs.masks import TREE, compact, dense, in_order, packed, placed
 from replay import Replay
 from zoo.families import FAMILIES
 
@@ -105,7 +105,7 @@ def test_reference(shape: tuple[int, ...], dtype: torch.dtype, off: float) -> No
 def test_kernels(shape: tuple[int, ...], dtype: torch.dtype, off: float, device: str) -> None:
     """On the CPU by Triton's interpreter."""
     pytest.importorskip("triton")
-    from outpace.targets.tree_kernel import tree_attention as run
+    from outpace.targets.gpu.tree_kernel import tree_attention as run
 
     check(run, shape, dtype, off, device)
 
@@ -124,7 +124,7 @@ def test_kernels_in_the_order_of_the_text(
 ) -> None:
     """Those of bit-exact targets on a GPU; with stretches so short that there are several."""
     pytest.importorskip("triton")
-    from outpace.targets import invariant_kernels
+    from outpace.targets.gpu import invariant_kernels
 
     monkeypatch.setattr(invariant_kernels, "_SPLIT", 64)
     monkeypatch.setattr(invariant_kernels, "_LAUNCHED", 16)

@@ -29,7 +29,7 @@ from outpace.drafters.models.draft_module import CheckpointConfig, DraftConfig, 
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Batch
 from outpace.targets import Target
-from outpace.targets.kernels import Stock
+from outpace.targets.kernel import Stock
 from outpace.testing import ToyTarget, check_drafter
 from outpace.train import data
 from outpace.train.data import Document
@@ -458,7 +458,7 @@ class Sealed(Stock):
 
 
 def test_a_copy_of_a_packed_draft_model_decodes_by_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.targets.packed.COMPILED", Sealed())
+    monkeypatch.setattr("outpace.targets.cpu.linear.COMPILED", Sealed())
     model = AutoModelForCausalLM.from_pretrained(nano_path(), dtype=torch.bfloat16).eval()
     module = DraftModule.load(nano_draft_path(), Target(model, pack=False))
     assert module.writer.model is module.model and module.writer.packed

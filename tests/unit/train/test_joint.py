@@ -24,8 +24,8 @@ from outpace.drafters.layers.exit_adapter import Adapter, AdapterConfig
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
 from outpace.targets import Target, TargetModel
-from outpace.targets.adapters import base_of, merge
 from outpace.targets.base import Rows
+from outpace.targets.weights.adapters import base_of, merge
 from outpace.testing import ToyTarget
 from outpace.train.data import Document
 from outpace.train.joint import TARGET, Joint

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import load_drafter
+from outpace.draws.logits import Logits
 from outpace.engine.engine import Engine
-from outpace.logits import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows
 from outpace.testing import ToyTarget

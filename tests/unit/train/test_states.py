@@ -14,7 +14,7 @@ from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
 from outpace.targets.base import Output, Rows
-from outpace.targets.causal import CausalTarget
+from outpace.targets.stock.causal import CausalTarget
 from outpace.testing import ToyTarget
 from outpace.train.data import Document, pack
 from outpace.train.distil import answer

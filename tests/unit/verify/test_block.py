@@ -11,7 +11,7 @@ from torch import Tensor
 from drafts import always, chain_shape, sampled, table
 from enumeration import EXACT, Enumerated, Model, Script, Text, error, expected_length
 from outpace.core import Draft, OutpaceError
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.verify.block import block
 from outpace.verify.rejection import rejection
 

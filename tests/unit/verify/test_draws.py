@@ -11,9 +11,9 @@ from torch import Tensor
 
 from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.drafters import DRAFTERS, DraftModel, load_drafter
+from outpace.draws.logits import Logits
+from outpace.draws.sampling import Key, Stream
 from outpace.engine.engine import Engine
-from outpace.logits import Logits
-from outpace.sampling import Key, Stream
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.testing import ToyTarget
 from outpace.verify import VERIFIERS, load_verifier

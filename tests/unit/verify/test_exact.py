@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from drafts import always, chain_shape, fixed, height, sampled, shapes, table
 from enumeration import EXACT, WRONG, Enumerated, Script, error, expected_length
 from outpace.core import Draft, OutpaceError
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.verify import VERIFIERS, Verifier
 from outpace.verify.match import match
 

@@ -24,8 +24,8 @@ from enumeration import (
     plain_distribution,
 )
 from outpace.core import Draft, SamplingParams
-from outpace.logits import Logits
-from outpace.sampling import Key
+from outpace.draws.logits import Logits
+from outpace.draws.sampling import Key
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.tree import chain
 from outpace.verify import BiLD, Lenient, TopBeta, Typical, Verifier

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from drafts import fixed, table, trees
 from enumeration import Enumerated, Script, verdicts
 from outpace.core import Draft, Verdict
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.verify.match import match
 
 

@@ -24,7 +24,7 @@ from enumeration import (
     plain_distribution,
 )
 from outpace.core import Draft, OutpaceError, Verdict
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.verify import rejection as module
 from outpace.verify.base import proposal
 from outpace.verify.match import match

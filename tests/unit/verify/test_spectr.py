@@ -17,8 +17,8 @@ from drafts import always, fixed, sampled, table, trees
 from enumeration import EXACT, Enumerated, Script, error, expected_length
 from outpace.core import Draft, OutpaceError
 from outpace.drafters import DraftModel, load_drafter
+from outpace.draws.logits import Logits
 from outpace.engine.engine import Engine
-from outpace.logits import Logits
 from outpace.testing import ToyTarget
 from outpace.verify.rejection import rejection
 from outpace.verify.spectr import division_factor, spectr

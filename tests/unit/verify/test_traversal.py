@@ -13,7 +13,7 @@ from torch import Tensor
 from drafts import always, chain_shape, fixed, height, sampled, table, trees
 from enumeration import EXACT, Enumerated, Script, error, expected_length
 from outpace.core import Draft
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.verify.block import block
 from outpace.verify.match import match
 from outpace.verify.rejection import rejection

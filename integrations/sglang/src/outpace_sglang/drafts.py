@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Combined, Lookahead, PromptLookup, Suffix, TokenRecycling, load_drafter
 from outpace.drafters.base import Drafter
-from outpace.logits import Told
-from outpace.sampling import Key
+from outpace.draws.logits import Told
+from outpace.draws.sampling import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 

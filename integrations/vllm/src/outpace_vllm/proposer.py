@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, PromptLookup, Reference, Retrieval, Suffix, load_drafter
-from outpace.logits import Logits
-from outpace.sampling import Key
+from outpace.draws.logits import Logits
+from outpace.draws.sampling import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
-from outpace.targets.pretrained import load_tokenizer
+from outpace.targets.weights.pretrained import load_tokenizer
 from outpace.tree import chain
 
 HOSTED = (PromptLookup, Suffix, Reference, Retrieval)

@@ -9,7 +9,7 @@ from functools import cached_property
 from torch import Tensor
 
 from outpace.core import Draft
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.sequence import Step
 from outpace.tree import path_to, select
 

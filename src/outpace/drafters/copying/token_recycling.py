@@ -32,7 +32,7 @@ from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.memories import Memories
-from outpace.logits import Told
+from outpace.draws.logits import Told
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import depths

@@ -34,7 +34,7 @@ from outpace.drafters.support.shapes import shape_of
 from outpace.drafters.support.vocabulary import part_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
-from outpace.targets.split import SplitTarget
+from outpace.targets.combined.split import SplitTarget
 
 _CHUNK = 512  # rows of a text that attention reads at once
 

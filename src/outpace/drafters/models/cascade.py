@@ -25,7 +25,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.models.provisional import Decoder, Provisional
 from outpace.drafters.models.staged import verify
 from outpace.drafters.support.runner import Feed, Runner, Track
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
 from outpace.tree import chain, trim

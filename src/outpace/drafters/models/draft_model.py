@@ -30,7 +30,7 @@ from outpace.drafters.support.vocabulary import Vocabulary, part_of, vocabulary_
 from outpace.embedded import nano_draft_path
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
-from outpace.targets.pretrained import load_model, load_tokenizer
+from outpace.targets.weights.pretrained import load_model, load_tokenizer
 
 
 @dataclass(frozen=True)

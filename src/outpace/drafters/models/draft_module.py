@@ -26,7 +26,7 @@ from outpace.learned.learned import (
 from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.spec import check_least
 from outpace.targets import CausalTarget, Target, TargetModel
-from outpace.targets.pretrained import load_tokenizer, read_model
+from outpace.targets.weights.pretrained import load_tokenizer, read_model
 
 
 @dataclass(frozen=True)

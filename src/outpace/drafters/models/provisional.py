@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from outpace.drafters.support.draws import Noise
-from outpace.logits import Logits
-from outpace.sampling import Key, Processor, Stream, key
+from outpace.draws.logits import Logits
+from outpace.draws.sampling import Key, Processor, Stream, key
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.targets.base import TargetModel
 

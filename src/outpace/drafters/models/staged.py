@@ -8,7 +8,7 @@ from torch import Tensor
 
 from outpace.core import Draft
 from outpace.drafters.models.provisional import Provisional, RecordingDraw
-from outpace.logits import Logits
+from outpace.draws.logits import Logits
 from outpace.sequence import Step
 from outpace.verify.match import match
 

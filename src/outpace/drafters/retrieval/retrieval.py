@@ -26,7 +26,7 @@ from outpace.drafters.retrieval.datastore_header import Header, fingerprint
 from outpace.drafters.retrieval.frequent import most_frequent
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
-from outpace.targets.pretrained import load_tokenizer
+from outpace.targets.weights.pretrained import load_tokenizer
 
 _REBUILD = "build one for the target: outpace datastore build --model NAME"
 

@@ -10,9 +10,9 @@ from typing import Literal
 from torch import Tensor
 
 from outpace.core import NoTokenLeft, OutpaceError
-from outpace.sampling import Stream, noisy_argmax, noisy_top, warp
+from outpace.draws.sampling import Stream, noisy_argmax, noisy_top, warp
+from outpace.native import layers
 from outpace.sequence import Sequence
-from outpace.targets import native
 
 Noise = Literal["coupled", "independent", "greedy"]
 
@@ -86,7 +86,7 @@ class Draws:
             best = rows.argmax(dim=-1)
             first: list[int] = (best if ids is None else ids[best]).tolist()
             return [Children([token], [0.0]) for token in first]
-        scores, tokens, totals = native.best(rows, min(most, rows.shape[-1]))
+        scores, tokens, totals = layers.best(rows, min(most, rows.shape[-1]))
         if ids is not None:
             tokens = ids[tokens]
         found = []

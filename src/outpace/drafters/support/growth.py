@@ -14,7 +14,7 @@ from outpace.drafters.support.draws import Children, Draws
 from outpace.drafters.support.runner import Feed, Runner, Track
 from outpace.drafters.support.shapes import Growing, Shape
 from outpace.drafters.support.vocabulary import Reader, Vocabulary
-from outpace.sampling import warp
+from outpace.draws.sampling import warp
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 

@@ -1,0 +1,35 @@
+"""Shared types: errors, a request's parameters, a draft and its verdict, counts and results.
+
+Imports nothing else from outpace, so that every module may import it.
+"""
+
+from outpace.core.drafts import Draft, PromptStates, Source, Verdict
+from outpace.core.errors import (
+    ContextOverflow,
+    NoTokenLeft,
+    OutpaceError,
+    RanksLost,
+    UnsupportedModel,
+    described,
+    first_line,
+    in_progress,
+    load_extra,
+    out_of_memory,
+)
+from outpace.core.parameters import LogitsProcessor, SamplingParams, Speculation
+from outpace.core.results import (
+    PROMISES,
+    FinishReason,
+    Generation,
+    Promise,
+    Stats,
+    StreamedToken,
+    TokenLogprobs,
+)
+
+__all__ = [
+    "PROMISES", "ContextOverflow", "Draft", "FinishReason", "Generation", "LogitsProcessor", "NoTokenLeft",
+    "OutpaceError", "Promise", "PromptStates", "RanksLost", "SamplingParams", "Source", "Speculation",
+    "Stats", "StreamedToken", "TokenLogprobs", "UnsupportedModel", "Verdict", "described", "first_line",
+    "in_progress", "load_extra", "out_of_memory",
+]  # fmt: skip

@@ -1,0 +1,269 @@
+"""Functions in C, compiled with the machine's compiler on first use, for its processor.
+
+``OUTPACE_CPU`` limits the instructions that they use (``instructions``). The libraries are kept in the
+user's cache folder, and run in torch's threads.
+
+A library is code, so it is loaded only if nobody else can have written it: from a folder and a file of this
+user that are not open to others, with the digest that it was written with. The folder is read through its
+descriptor: users who may write to the folders above can put another in its place, but not in the place of the
+one that was checked. A file that is not trusted, is damaged or cannot be loaded is made again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import logging
+import os
+import platform
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from ctypes import CDLL
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outpace.core import OutpaceError, first_line
+from outpace.embedded import NoHome, cache_path
+from outpace.files import foreign
+from outpace.native.instructions import chosen
+
+_log = logging.getLogger(__name__)
+FOLDER = Path(__file__).parent  # of the sources
+_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+_SECONDS = 20  # of a compiler; it needs about two
+_DIGEST = 32  # bytes at the end of a file, behind the library
+_MISSING = "there is none"
+
+# Name of a function -> types of its result and of its arguments.
+Signatures = Mapping[str, tuple[Any, list[Any]]]
+
+
+def compiled(source: Path, signatures: Signatures, *flags: str) -> CDLL | str:
+    """The functions of a C file; the reason why there are none here.
+
+    Args:
+        flags: further options of the compiler.
+    """
+    if sys.platform != "linux":
+        return f"compiled functions are for Linux, not {sys.platform}"
+    named = os.environ.get("CC", "")
+    try:
+        words = shlex.split(named) or ["cc"]  # such as "ccache gcc"
+    except ValueError as error:
+        return _warned(f"CC={named!r} cannot be split into words: {error}; quote it as a shell does")
+    program = shutil.which(words[0])
+    if program is None:
+        return "there is no C compiler; install gcc or clang, or set CC"
+    # torch's own OpenMP library, so that both use the same threads.
+    threads = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")) or sorted(
+        (Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*")
+    )
+    limit = chosen()
+    march = "native" if limit is None else limit.march
+    compiler = _compiler(program, *words[1:])
+    options = [f"-march={march}", *_FLAGS, *flags, str(source), *map(str, threads[:1])]
+    about = "\n".join(
+        [*compiler.command, *options, source.read_text("utf-8"), platform.machine(), _processor()]
+    )
+    name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.so"
+    try:
+        found = _library(name, compiler, options)
+    except (OSError, OutpaceError) as error:
+        _log.debug("%s is not compiled", source.name, exc_info=True)
+        return _warned(first_line(error))
+    for function_name, (result, arguments) in signatures.items():
+        function = getattr(found, function_name)
+        function.restype, function.argtypes = result, arguments
+    return found
+
+
+@lru_cache(maxsize=32)
+def _warned(reason: str) -> str:
+    """The reason, after one warning: without these functions steps are slow."""
+    _log.warning("functions in C are not used: %s", reason)
+    return reason
+
+
+def _library(name: str, compiler: _Compiler, options: Sequence[str]) -> CDLL:
+    """The library of a name, from the cache folder; where none can be written, from a folder of this process.
+
+    Raises:
+        OutpaceError: the folder is not trusted, or the library cannot be compiled or loaded.
+        OSError: no folder can be written.
+    """
+    try:
+        with _opened(cache_path() / "native") as folder:
+            return _loaded(folder / name, compiler, options)
+    except (OSError, NoHome) as error:
+        temporary = _temporary(os.getpid(), first_line(error))
+    with _opened(temporary) as folder:
+        return _loaded(folder / name, compiler, options)
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[Path]:
+    """A path to a folder, made if there is none, that stays that folder's.
+
+    One that is open to others is refused, as ssh does, and not closed to them: its owner has to look at it.
+    To read it does no harm.
+
+    Raises:
+        OutpaceError: another user owns it, or others may write to it.
+        OSError: it cannot be made or read.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(mode=0o700, exist_ok=True)
+    opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if why := foreign(os.fstat(opened)):
+            raise OutpaceError(
+                f"code in {folder} is not loaded, since {why}; make it yours alone (chmod 700), or set "
+                "OUTPACE_CACHE to another folder"
+            )
+        yield Path(f"/proc/self/fd/{opened}")
+    finally:
+        os.close(opened)
+
+
+@lru_cache(maxsize=1)
+def _temporary(process: int, reason: str) -> Path:
+    """A folder of this process (a fork has its own), removed at its end; a warning gives the reason."""
+    folder = Path(tempfile.mkdtemp(prefix="outpace-native-"))
+
+    def remove() -> None:
+        if os.getpid() == process:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    atexit.register(remove)
+    _log.warning(
+        "functions in C are compiled anew in each process, since they cannot be kept: %s; set OUTPACE_CACHE "
+        "to a folder that can be written",
+        reason,
+    )
+    return folder
+
+
+def _loaded(path: Path, compiler: _Compiler, options: Sequence[str]) -> CDLL:
+    """Load a library, compiled if there is none; made again, once, if it cannot be trusted or loaded.
+
+    Raises:
+        OutpaceError: it cannot be compiled or loaded.
+        OSError: it cannot be written.
+    """
+    why = _untrusted(path)
+    if not why:
+        try:
+            return CDLL(str(path))
+        except OSError as error:
+            why = first_line(error)
+    if why != _MISSING:
+        _log.warning("the library %s is compiled again: %s", path.name, why)
+    _write(path, compiler.library(options))
+    try:
+        return CDLL(str(path))
+    except OSError as error:
+        raise OutpaceError(f"{compiler} made a library that cannot be loaded: {first_line(error)}") from None
+
+
+def _untrusted(path: Path) -> str:
+    """The reason not to load a file; empty if it is as this user wrote it."""
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return _MISSING
+    except OSError as error:  # a link, or it may not be read
+        return error.strerror or str(error)
+    with os.fdopen(opened, "rb") as file:
+        status = os.fstat(opened)
+        if why := foreign(status):
+            return why
+        data = file.read() if stat.S_ISREG(status.st_mode) else b""
+    whole = hashlib.sha256(data[:-_DIGEST]).digest() == data[-_DIGEST:]
+    return "" if whole else "it is damaged"
+
+
+def _write(path: Path, library: bytes) -> None:
+    """Put a library and its digest in place as one file: a reader finds both, or neither."""
+    opened, part = tempfile.mkstemp(dir=path.parent)  # readable and writable by this user alone
+    try:
+        with os.fdopen(opened, "wb") as file:
+            file.write(library + hashlib.sha256(library).digest())
+        Path(part).replace(path)
+    except BaseException:
+        Path(part).unlink(missing_ok=True)
+        raise
+
+
+class _Compiler:
+    """A compiler, with options of its own; it is not called again once it has not ended in time."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.command = command
+        self._late = ""
+
+    def __str__(self) -> str:
+        return shlex.join(self.command)
+
+    def library(self, options: Sequence[str]) -> bytes:
+        """Compile a library.
+
+        Raises:
+            OutpaceError: it fails, or does not end.
+        """
+        if self._late:
+            raise OutpaceError(self._late)
+        with tempfile.TemporaryDirectory(prefix="outpace-compiled-") as folder:
+            made, messages = Path(folder) / "made.so", Path(folder) / "messages"
+            try:
+                status = self._status([*options, "-o", str(made), "-lm"], messages)
+            except OSError as error:
+                raise OutpaceError(f"{self} could not compile them: {first_line(error)}") from None
+            if status is None:
+                self._late = f"{self} did not end within {_SECONDS} seconds; set CC to another compiler"
+                raise OutpaceError(self._late)
+            if status or not made.is_file():
+                lines = messages.read_text("utf-8", errors="replace").strip().splitlines()
+                raise OutpaceError(
+                    f"{self} could not compile them: {(lines or [f'exit status {status}'])[0]}"
+                )
+            return made.read_bytes()
+
+    def _status(self, options: Sequence[str], messages: Path) -> int | None:
+        """Run it; its exit status, None if it did not end in time. What it started ends with it."""
+        with messages.open("wb") as file:
+            process = subprocess.Popen(
+                [*self.command, *options],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                start_new_session=True,
+            )
+            try:
+                return process.wait(_SECONDS)
+            except subprocess.TimeoutExpired:
+                return None
+            finally:
+                if process.returncode is None:  # an interrupt too
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+
+
+@lru_cache(maxsize=8)
+def _compiler(*command: str) -> _Compiler:
+    return _Compiler(command)
+
+
+def _processor() -> str:
+    """The processor's name and instruction sets, since a cache folder may be shared by machines."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

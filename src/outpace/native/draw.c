@@ -1,0 +1,209 @@
+/* Keyed draws from rows of scores (draws/many_rows.py), compiled on the machine it runs on.
+
+   A row's draw is the token with the highest score plus Gumbel noise among those that top-k, top-p and min-p
+   keep. The noise of a token is -log(-log(u)), with u from a hash of its word and the row's key. Two logarithms
+   for each token of a large vocabulary would take a millisecond, so they are computed only for tokens that may
+   be the best: with w = exp(score - peak) and the best noisy score b so far, -log(u) must be below
+   w exp(peak - b), and 1 - u is below -log(u). */
+
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#define UNDECIDED -2
+#define BLOCK 64   /* tokens whose noise is bounded together */
+#define GROUP 32   /* tokens of which top-k looks at the best one first */
+#define CLOSE 1e-9 /* rounding of a logarithm may swap noisy scores that differ by less */
+#define LOWEST 42  /* above the lowest noise of the best token, as a factor: exp(3.7) */
+#define SLACK 1.0001f
+#define SMALL 65536 /* scores below which one thread is faster than several */
+
+struct draw {
+    uint64_t key;
+    int64_t top_k; /* from 1 to the size */
+    double temperature, top_p, margin, min_p;
+    int64_t token; /* the result */
+};
+
+/* e to the power of x, at most 0, to about 1e-7 of it; 0 where x is so low that the token is never drawn. */
+static inline float exponential(float x) {
+    float kept = x < -60.0f ? -60.0f : x;
+    float count = (kept * 1.44269504f + 12582912.0f) - 12582912.0f; /* rounds to an integer */
+    float rest = kept - count * 0.693359375f + count * 2.12194440e-4f;
+    float sum = 1.9875691500e-4f;
+    sum = sum * rest + 1.3981999507e-3f;
+    sum = sum * rest + 8.3334519073e-3f;
+    sum = sum * rest + 4.1665795894e-2f;
+    sum = sum * rest + 1.6666665459e-1f;
+    sum = sum * rest + 5.0000001201e-1f;
+    sum = sum * rest * rest + rest + 1.0f;
+    union {
+        int32_t bits;
+        float value;
+    } power = {((int32_t)count + 127) << 23};
+    return x < -60.0f ? 0.0f : sum * power.value;
+}
+
+/* The finaliser of splitmix64. */
+static inline uint64_t mixed(uint64_t word) {
+    word = (word ^ word >> 30) * 0xBF58476D1CE4E5B9u;
+    word = (word ^ word >> 27) * 0x94D049BB133111EBu;
+    return word ^ word >> 31;
+}
+
+static double noise(uint64_t word) { return -log(-log(((double)(mixed(word) >> 12) + 0.5) * 0x1p-52)); }
+
+/* Room of this thread for a number of floats; NULL if there is no memory. */
+static float *workspace(size_t numbers) {
+    static _Thread_local float *room;
+    static _Thread_local size_t held;
+    if (numbers > held) {
+        free(room);
+        room = malloc(numbers * sizeof *room);
+        held = room ? numbers : 0;
+    }
+    return room;
+}
+
+/* The k-th largest of some numbers, 1 being the first, which are reordered. */
+static float ranked(float *numbers, long count, long k) {
+    long low = 0, high = count - 1, place = k - 1;
+    while (low < high) {
+        float pivot = numbers[(low + high) / 2];
+        long left = low, right = high;
+        while (left <= right) {
+            while (numbers[left] > pivot) left++;
+            while (numbers[right] < pivot) right--;
+            if (left > right) break;
+            float other = numbers[left];
+            numbers[left++] = numbers[right];
+            numbers[right--] = other;
+        }
+        if (place <= right) high = right;
+        else if (place >= left) low = left;
+        else break;
+    }
+    return numbers[place];
+}
+
+/* The k-th largest score. At least k scores reach the k-th largest of the groups' best ones, so it is among those
+   that do. ``room`` is for size + size / GROUP + 1 numbers. */
+static float kth(const float *scores, long size, long k, float *room) {
+    long groups = (size + GROUP - 1) / GROUP, count = 0;
+    float *best = room + size, least = -INFINITY;
+    for (long group = 0; group < groups; group++) {
+        long end = (group + 1) * GROUP < size ? (group + 1) * GROUP : size;
+        float peak = -INFINITY;
+#pragma omp simd reduction(max : peak)
+        for (long token = group * GROUP; token < end; token++) peak = scores[token] > peak ? scores[token] : peak;
+        best[group] = peak;
+    }
+    if (k <= groups) {
+        for (long group = 0; group < groups; group++) room[group] = best[group];
+        least = ranked(room, groups, k);
+    }
+    for (long group = 0; group < groups; group++) {
+        if (best[group] < least) continue;
+        long end = (group + 1) * GROUP < size ? (group + 1) * GROUP : size;
+        for (long token = group * GROUP; token < end; token++)
+            if (scores[token] >= least) room[count++] = scores[token];
+    }
+    return ranked(room, count, k);
+}
+
+/* The token with the best noisy score among those whose scores are above the floor; UNDECIDED if the next one is
+   too close, or there is none. */
+static long best_above(float floor, const float *scores, const float *weights, long size, float peak,
+                       const uint64_t *words, uint64_t key) {
+    double first = -INFINITY, second = -INFINITY;
+    long found = UNDECIDED;
+    float bound = LOWEST;
+    for (long start = 0; start < size; start += BLOCK) {
+        long end = start + BLOCK < size ? start + BLOCK : size;
+        float slack[BLOCK], least = INFINITY;
+#pragma omp simd reduction(min : least)
+        for (long token = start; token < end; token++) {
+            /* 1 - u from below, from the highest 24 bits of the hash. */
+            uint32_t high = (uint32_t)(mixed(words[token] ^ key) >> 40);
+            float rest = (float)(int32_t)(0xFFFFFF - high) * 0x1p-24f;
+            float weight = scores[token] > floor ? weights[token] : 0.0f;
+            float own = rest - weight * bound;
+            slack[token - start] = own;
+            least = own < least ? own : least;
+        }
+        if (!(least < 0)) continue;
+        for (long token = start; token < end; token++) {
+            if (!(slack[token - start] < 0)) continue;
+            double noisy = (double)scores[token] + noise(words[token] ^ key);
+            if (noisy > first) {
+                second = first;
+                first = noisy;
+                found = token;
+                bound = fminf(bound, (float)exp((double)peak - first) * SLACK);
+            } else if (noisy > second) {
+                second = noisy;
+            }
+        }
+    }
+    return second < first - CLOSE ? found : UNDECIDED;
+}
+
+/* Whether top-p and min-p keep a token: 1 if certainly, -1 if certainly not, 0 if rounding decides. */
+static int keeps(long token, const float *scores, const float *weights, long size, double total,
+                 const struct draw *own) {
+    float value = scores[token];
+    double weight = weights[token], from = 0, above = 0;
+    if (own->top_p < 1) {
+#pragma omp simd reduction(+ : from, above)
+        for (long other = 0; other < size; other++) {
+            from += scores[other] >= value ? weights[other] : 0.0f;
+            above += scores[other] > value ? weights[other] : 0.0f;
+        }
+    }
+    /* The order of ties is up to the reference's sort: all but the token itself may come before it. */
+    double before = from - weight;
+    int certain = before <= 0 || before < (own->top_p - own->margin) * total;
+    if (certain && weight > own->min_p * (1 + 1e-5)) return 1;
+    return above > (own->top_p + own->margin) * total || weight < own->min_p * (1 - 1e-5) ? -1 : 0;
+}
+
+static long drawn(const float *given, long size, const uint64_t *words, const struct draw *own) {
+    float *scores = workspace(3 * size + size / GROUP + 1);
+    if (!scores) return UNDECIDED;
+    float *weights = scores + size, peak = -INFINITY, least = -INFINITY, temperature = (float)own->temperature;
+    int wrong = 0;
+#pragma omp simd reduction(max : peak) reduction(| : wrong)
+    for (long token = 0; token < size; token++) {
+        float score = given[token] / temperature;
+        peak = score > peak ? score : peak;
+        wrong |= score != score;
+        scores[token] = score;
+    }
+    if (wrong || !isfinite(peak)) return UNDECIDED;
+    if (own->top_k < size) least = kth(scores, size, own->top_k, weights + size);
+    /* Two loops: the compiler vectorises neither the exponential nor the sum in a common one. */
+    for (long token = 0; token < size; token++) {
+        float weight = exponential(scores[token] - peak);
+        weights[token] = scores[token] < least ? 0.0f : weight;
+    }
+    double total = 0;
+#pragma omp simd reduction(+ : total)
+    for (long token = 0; token < size; token++) total += weights[token];
+    float floor = -INFINITY;
+    for (;;) {
+        long token = best_above(floor, scores, weights, size, peak, words, own->key);
+        if (token < 0) return UNDECIDED;
+        int kept = keeps(token, scores, weights, size, total, own);
+        if (kept > 0) return token;
+        if (!kept) return UNDECIDED;
+        floor = scores[token]; /* a token that is not kept takes all with it whose scores are not higher */
+    }
+}
+
+/* Draw a token from each of some rows of scores, [rows, size]; UNDECIDED if rounding decides, or a row has no finite
+   best score. */
+void draw_rows(long rows, long size, const float *scores, const uint64_t *words, struct draw *draws) {
+#pragma omp parallel for schedule(dynamic) if (rows > 1 && rows * size > SMALL)
+    for (long row = 0; row < rows; row++)
+        draws[row].token = drawn(scores + row * size, size, words, draws + row);
+}

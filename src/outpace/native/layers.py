@@ -1,0 +1,129 @@
+"""Compiled functions (``layers.c``): a step's matrix products, what is between them, the best logits."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import CDLL, POINTER, Structure, c_float, c_int, c_int32, c_int64, c_long, c_void_p
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from outpace.native.build import FOLDER, compiled
+from outpace.native.pointers import check, pointer
+
+_DEFINED = {torch.bfloat16: ("-DREAL16",), torch.float32: ()}
+
+DTYPES = frozenset(_DEFINED)
+LANES = 16  # rows of ``norm`` have a multiple of this size, those of ``gated`` at least this size
+
+
+class RowsStruct(Structure):
+    """``struct rows`` of ``layers.c``."""
+
+    _fields_ = [
+        *((name, c_int32) for name in ("rows", "sequences", "heads", "shared", "size")),
+        *((name, c_void_p) for name in ("order", "begin", "sequence", "place")),
+        *((name, c_void_p) for name in ("first", "run", "count", "start", "columns")),
+        *((name, c_void_p) for name in ("cosine", "sine", "queries")),
+    ]
+
+
+class HeadsStruct(Structure):
+    """``struct heads`` of ``layers.c``."""
+
+    _fields_ = [
+        *((name, c_void_p) for name in ("query", "key", "value")),
+        *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
+        *((name, c_void_p) for name in ("query_norm", "key_norm")),
+        *((name, c_float) for name in ("epsilon", "scale")),
+        *((name, c_void_p) for name in ("keys", "values")),
+        *((name, c_int64) for name in ("sequence_stride", "head_stride")),
+        ("out", c_void_p),
+    ]
+
+
+class ProductStruct(Structure):
+    """``struct product`` of ``layers.c``."""
+
+    _fields_ = [
+        *((name, c_long) for name in ("inputs", "outputs")),
+        *((name, c_void_p) for name in ("weights", "bias", "scales")),
+    ]
+
+
+class BlockStruct(Structure):
+    """``struct block`` of ``layers.c``."""
+
+    _fields_ = [
+        *((name, ProductStruct) for name in ("joined", "output", "gates", "down")),
+        *((name, c_void_p) for name in ("before", "between")),
+        ("epsilon", c_float),
+    ]
+
+
+class RoomStruct(Structure):
+    """``struct room`` of ``layers.c``."""
+
+    _fields_ = [(name, c_void_p) for name in ("state", "joined", "attended", "both", "inner")]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "panel_outputs": (c_int, []),
+    "pair_inputs": (c_int, []),
+    "multiply": (None, [POINTER(ProductStruct), c_long, *[c_void_p] * 2]),
+    "norm": (None, [c_long, c_long, *[c_void_p] * 3, c_float, *[c_void_p] * 2]),
+    "gated": (None, [c_long, c_long, *[c_void_p] * 2, c_long, c_void_p]),
+    "best": (None, [*[c_long] * 3, *[c_void_p] * 4]),
+    "attention": (c_int, [POINTER(RowsStruct), POINTER(HeadsStruct)]),
+    "layers": (
+        c_int,
+        [
+            *(c_int, POINTER(POINTER(BlockStruct)), POINTER(RoomStruct), c_long, c_void_p, POINTER(c_void_p)),
+            *(c_int, POINTER(POINTER(RowsStruct)), POINTER(HeadsStruct)),
+        ],
+    ),
+    "read_mask": (c_int64, [c_void_p, c_int32, c_int32, *[c_void_p] * 7]),
+}
+
+
+@lru_cache(maxsize=4)
+def functions(dtype: torch.dtype) -> CDLL | str:
+    """The functions for activations of a dtype, one of ``DTYPES``; the reason why there are none here."""
+    return compiled(FOLDER / "layers.c", _SIGNATURES, *_DEFINED[dtype])
+
+
+def best(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """The ``count`` greatest logits of each row [n, size], in descending order; from one up to all.
+
+    By torch where there is no compiled function.
+
+    Returns:
+        The logits and their places, each [n, count], and the logs of the sums of the rows' exponentials, [n].
+        Logits and logs are in float32, or in the rows' dtype if that is wider.
+
+    Raises:
+        OutpaceError: there are not that many.
+    """
+    many, size = rows.shape
+    check(1 <= count <= size, f"the best 1 to {size} of {size} logits, not {count}")
+    found = functions(rows.dtype) if rows.device.type == "cpu" and rows.dtype in DTYPES else ""
+    if isinstance(found, str):
+        wide = rows.float() if rows.dtype.itemsize < 4 else rows
+        return *wide.topk(count), wide.logsumexp(dim=-1)
+    given, scores, totals = rows.contiguous(), torch.empty(many, count), torch.empty(many)
+    places = torch.empty(many, count, dtype=torch.long)
+    found.best(
+        many,
+        size,
+        count,
+        pointer(given, rows.dtype, many, size),
+        pointer(scores, torch.float32, many, count),
+        pointer(places, torch.long, many, count),
+        pointer(totals, torch.float32, many),
+    )
+    return scores, places, totals
+
+
+byref = ctypes.byref

@@ -1,0 +1,15 @@
+"""The compiled move (``move.c``): rows of a cache's slots to other places."""
+
+from __future__ import annotations
+
+from ctypes import CDLL, c_long, c_void_p
+from functools import lru_cache
+
+from outpace.native.build import FOLDER, compiled
+
+
+@lru_cache(maxsize=1)
+def functions() -> CDLL | str:
+    """The function of ``move.c``; the reason why there is none here."""
+    arguments = [c_void_p, *[c_long] * 7, *[c_void_p] * 3]
+    return compiled(FOLDER / "move.c", {"move_rows": (None, arguments)})

@@ -1,0 +1,1 @@
+"""Targets made of more or less than one model."""

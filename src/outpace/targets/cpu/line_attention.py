@@ -1,0 +1,51 @@
+"""Attention for rows in a line: each window is padded for itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+
+from outpace.targets.cpu.exact_attention import EXACT, exact_attention
+from outpace.targets.inputs.line import OTHERS, parts_in
+
+# A model's attention -> the same for rows in a line, and its name.
+_INNER = {"sdpa": sdpa_attention_forward, EXACT: exact_attention}
+_NAMES = {name: f"outpace_line_{name}" for name in _INNER}
+
+
+def line_attention(model: Any) -> str | None:
+    """The attention with which a model takes lines of rows; None if it cannot."""
+    return _NAMES.get(model.config.get_text_config(decoder=True)._attn_implementation)
+
+
+def _attention(inner: Any) -> Any:
+    def attend(
+        module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **more: Any
+    ) -> tuple[Tensor, None]:
+        """Attention of rows in a line: [1, heads, N, size] to keys and values [B, heads, columns, size]."""
+        found = []
+        # A family that computes other keys from the cached ones loses those of further windows.
+        others = vars(key).get(OTHERS, ())
+        for part, (keys, values) in zip(parts_in(attention_mask), [(key, value), *others], strict=True):
+            rows = query[:, :, part.span]
+            if part.cells is not None:
+                width = part.window.width
+                padded = query.new_zeros((len(keys) * width, query.shape[1], query.shape[3]))
+                padded[part.cells] = rows[0].transpose(0, 1)
+                rows = padded.unflatten(0, (len(keys), width)).transpose(1, 2)
+            result, _ = inner(module, rows, keys, values, part.mask, **more)
+            found.append(result if part.cells is None else result.flatten(0, 1)[part.cells][None])
+        line = torch.cat(found, dim=1)
+        return nn.functional.pad(line, (0, 0, 0, 0, 0, query.shape[2] - line.shape[1])), None
+
+    return attend
+
+
+for _name, _inner in _INNER.items():
+    AttentionInterface.register(_NAMES[_name], _attention(_inner))
+    AttentionMaskInterface.register(_NAMES[_name], sdpa_mask)

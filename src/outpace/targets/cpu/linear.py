@@ -1,0 +1,456 @@
+"""Linear layers with packed weights on a CPU, for forwards of a few rows.
+
+A stock ``nn.Linear`` passes its weights to a kernel in their layout in memory, in every forward. On a CPU a
+packed layout is read faster, and several rows cost little more than one. Unless they are rounded, the weights
+are the same numbers, to the last bit; only the order of summation differs from the stock layer's, and for a
+row it does not depend on the number of rows (``row_step``).
+
+All layers of a bit-exact step use the products of ``layers.c``, where there is a C compiler: they sum
+in the order of the inputs on every processor, and threads share outputs, never a sum. Elsewhere they use a
+kernel that a trial shows to give a row the same bits among any rows and with any number of threads.
+
+``pack="compiled"``, or another kernel's name, takes that one for all layers, in every process alike.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2CLS
+
+from outpace.core import OutpaceError, UnsupportedModel
+from outpace.native.layers import LANES, functions
+from outpace.native.pointers import check, pointer
+from outpace.targets.cpu.kernels import (
+    COMPILED,
+    KERNELS,
+    QUANTISED,
+    STOCK,
+    UNAVAILABLE,
+    Compiled,
+    best_kernel,
+    row_step,
+    unavailable,
+)
+from outpace.targets.hardware import free_bytes
+from outpace.targets.inputs.config import family, is_multimodal
+from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.kernel import Kernel
+
+# Elements that fill two vectors of any processor, and elements that one thread computes: torch shares 2^15.
+_VECTORS, _PIECE = 64, 1 << 14
+_ACTIVATIONS = frozenset(one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values())
+_PACKED = {kernel.name: kernel for kernel in KERNELS if kernel.copies}
+_SHARE = 0.5  # share of the free memory that copies of weights may use by default
+
+
+class Linear(nn.Module):
+    """A linear layer that uses a kernel, with the rows padded to a multiple of ``step``.
+
+    Args:
+        single: unpacked weight for a single row; None to use the kernel for it too.
+    """
+
+    def __init__(
+        self, linear: nn.Linear, kernel: Kernel, packed: Any, step: int, single: Tensor | None = None
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.kernel = kernel
+        self.step = step
+        self.packed = packed
+        self.bias = linear.bias
+        self._single = single
+        self.train(linear.training)
+
+    def forward(self, states: Tensor) -> Tensor:
+        product = self.of_rows(states.reshape(-1, self.in_features))
+        return product.view(*states.shape[:-1], self.out_features)
+
+    def of_rows(self, rows: Tensor) -> Tensor:
+        """``forward`` for rows [n, inputs]."""
+        count = len(rows)
+        if count == 1 and self._single is not None:
+            return nn.functional.linear(rows, self._single, self.bias)
+        if missing := -count % self.step:
+            padded = torch.cat([rows, rows[-1:].expand(missing, -1)])
+            return self.kernel.multiply(padded, self.packed, self.bias)[:count]
+        return self.kernel.multiply(rows, self.packed, self.bias)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, kernel={self.kernel.name}"
+
+
+class Norm(nn.Module):
+    """A root mean square norm by the compiled function, of rows in the dtype of its weight.
+
+    Args:
+        weight: of a multiple of ``LANES`` numbers.
+    """
+
+    def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
+        super().__init__()
+        check(not weight.numel() % LANES, f"a multiple of {LANES} weights of a norm, not {weight.numel()}")
+        self.weight, self.epsilon = weight, epsilon
+
+    def forward(self, states: Tensor) -> Tensor:
+        given, out = states.contiguous(), torch.empty_like(states, memory_format=torch.contiguous_format)
+        dtype, shape, size = self.weight.dtype, states.shape, self.weight.numel()
+        read, weight = pointer(given, dtype, *shape[:-1], size), pointer(self.weight, dtype, size)
+        found: Any = functions(dtype)
+        found.norm(
+            given.numel() // size, size, read, None, weight, self.epsilon, None, pointer(out, dtype, *shape)
+        )
+        return out
+
+
+class Piecewise(nn.Module):
+    """An activation whose result for a number depends on no other number, and not on the number of threads.
+
+    torch computes the last elements of each thread's share one by one if they do not fill its vectors, and
+    some functions then round differently. So whole vectors are given to it, fewer than it shares.
+    """
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self._inner = (inner,)  # not a child, so that self-tests see one operation on rows
+
+    def forward(self, states: Tensor) -> Tensor:
+        flat = states.reshape(-1)
+        if missing := -len(flat) % _VECTORS:
+            flat = nn.functional.pad(flat, (0, missing))
+        [inner], pieces = self._inner, flat.split(_PIECE)
+        done = inner(flat) if torch.get_num_threads() == 1 else torch.cat([inner(piece) for piece in pieces])
+        return done[: states.numel()].view(states.shape)
+
+
+def piecewise(module: nn.Module) -> Piecewise | None:
+    """The replacement of an activation; None for other modules."""
+    return Piecewise(module) if type(module) in _ACTIVATIONS and not list(module.parameters()) else None
+
+
+class Packer:
+    """Replacement of a model's linear layers by packed ones.
+
+    Args:
+        pack: pack weights if this is faster on this machine, or needed for ``exact``.
+        exact: give a row the same bits among any rows and with any number of threads, in layers that are not
+            packed too.
+        quantise: round the weights of all layers; to int8 those of the head, and of shapes that int4 does not
+            take.
+        apart: layers to keep, for ``join``.
+        kernel: the kernel of all layers; None to choose it.
+
+    Attributes:
+        kernels: name of a kernel -> number of layers that use it.
+        packed: layers of whose weights a packed copy was made.
+        doubled: those among them whose own weights steps do not read.
+        rows: forwards of fewer rows take no less time than this number.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        pack: bool,
+        exact: bool,
+        quantise: str = "",
+        apart: Iterable[nn.Linear] = (),
+        kernel: Kernel | None = None,
+    ) -> None:
+        self._layers = set(linears_of(model)).difference(apart)
+        self._head = model.get_output_embeddings() if quantise else None
+        self._quantise = quantise
+        self._pack = pack
+        self._exact = exact
+        self._kernel = kernel
+        self.kernels: Counter[str] = Counter()
+        self.packed: list[nn.Linear] = []
+        self.doubled: list[nn.Linear] = []
+        self.rows = 1
+
+    def __call__(self, module: nn.Module) -> nn.Module | None:
+        """The replacement of a module; None to keep it."""
+        if type(module) is not nn.Linear or module not in self._layers:
+            return None
+        return self._replaced(module, [module])
+
+    def join(self, modules: Sequence[nn.Linear]) -> nn.Module:
+        """One layer with the outputs of several that have the same inputs, one after the other.
+
+        A compiled product takes layers of any size, since it is called with the rest of a fused layer.
+        """
+        if len(modules) == 1:
+            return self._replaced(modules[0], modules, fused=True) or modules[0]
+        weight = torch.cat([module.weight.detach() for module in modules])
+        whole = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
+        whole.weight = nn.Parameter(weight, requires_grad=False)
+        if any(module.bias is not None for module in modules):
+            biases = [weight.new_zeros(len(m.weight)) if m.bias is None else m.bias.detach() for m in modules]
+            whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+        replaced = self._replaced(whole, modules, fused=True)
+        if not (isinstance(replaced, Linear) and replaced.kernel.copies):  # it holds a copy itself
+            self.packed.extend(modules)
+            self.doubled.extend(modules)
+        return replaced or whole
+
+    def _replaced(
+        self, module: nn.Linear, modules: Sequence[nn.Linear], fused: bool = False
+    ) -> nn.Module | None:
+        """The replacement of a layer, made of these of the model; None to keep it."""
+        weight = module.weight.detach()
+        kernel, packed, single, step = self._packed(module, weight, fused)
+        if kernel.copies:
+            self.kernels[kernel.name] += len(modules)
+            self.packed.extend(modules)
+            if not single or modules[1:]:
+                self.doubled.extend(modules)
+        elif step == 1 and self._kernel is None:
+            return None
+        return Linear(module, kernel, packed, step, weight if single else None)
+
+    def _packed(self, module: nn.Linear, weight: Tensor, fused: bool) -> tuple[Kernel, Any, bool, int]:
+        """A layer's kernel, its weights for it, whether the stock layer takes a single row, and the step."""
+        if self._kernel is not None:
+            packed = self._kernel.pack(weight) if weight.dtype in self._kernel.dtypes else None
+            kernel, packed = (STOCK, weight) if packed is None else (self._kernel, packed)
+            return kernel, packed, False, self._step(kernel, weight)
+        if self._quantise:
+            kernel = QUANTISED["int8" if module is self._head else self._quantise]
+            if (packed := kernel.pack(weight)) is None:
+                kernel = QUANTISED["int8"]
+                packed = kernel.pack(weight)
+            return kernel, packed, False, self._step(kernel, weight)
+        if self._exact:
+            return self._exactly(weight)
+        if self._pack:
+            best = best_kernel(weight.dtype, torch.get_num_threads())
+            takes = best.kernel.takes(weight) or (fused and isinstance(best.kernel, Compiled))
+            if takes and (packed := best.kernel.pack(weight)) is not None:
+                self.rows = best.rows
+                return best.kernel, packed, best.single, 1
+        return STOCK, weight, False, 1
+
+    def _step(self, kernel: Kernel, weight: Tensor) -> int:
+        outputs, inputs = weight.shape
+        return row_step(kernel, weight.dtype, inputs, outputs, weight.device) if self._exact else 1
+
+    def _exactly(self, weight: Tensor) -> tuple[Kernel, Any, bool, int]:
+        """``_packed`` for a layer of a bit-exact step.
+
+        Raises:
+            UnsupportedModel: no kernel available here gives a row the same bits in any forward.
+        """
+        kernels: dict[Kernel, None] = {STOCK: None}
+        if self._pack:
+            best = best_kernel(weight.dtype, torch.get_num_threads())
+            kernels = dict.fromkeys([COMPILED, best.kernel, *reversed(KERNELS)])
+        refused = []
+        for kernel in kernels:
+            if weight.dtype not in kernel.dtypes:
+                continue
+            try:
+                packed, step = kernel.pack(weight), self._step(kernel, weight)
+            except UnsupportedModel as error:
+                refused.append(str(error))
+                continue
+            except UNAVAILABLE:
+                continue
+            if packed is not None:
+                if self._pack and kernel is best.kernel:
+                    self.rows = best.rows
+                return kernel, packed, False, step
+        raise UnsupportedModel("; ".join(refused))
+
+
+def pack_drafter(module: nn.Module) -> None:
+    """Replace the linear layers of a frozen drafter on a CPU by packed ones where these are faster.
+
+    Where the compiled kernel is the fastest for bfloat16, weights in bfloat16 are rounded to int8: reading
+    them is most of a drafter's time, and the target verifies its drafts. Its norms are then compiled too.
+    """
+    half = {layer.weight.dtype for layer in linears_of(module)} == {torch.bfloat16}
+    rounds = half and isinstance(best_kernel(torch.bfloat16, torch.get_num_threads()).kernel, Compiled)
+    packer = Packer(module, pack=True, exact=False, kernel=QUANTISED["int8"] if rounds else None)
+    for parent in list(module.modules()):
+        for name, child in parent.named_children():
+            if (replaced := packer(child)) is not None:
+                setattr(parent, name, replaced)
+            elif rounds and type(child) is nn.RMSNorm and child.eps and not child.weight.numel() % LANES:
+                setattr(parent, name, Norm(child.weight, child.eps))
+
+
+def check_pack(pack: bool | str, quantise: str | None) -> None:
+    """Refuse an unknown way to pack weights.
+
+    Raises:
+        OutpaceError: there is no such kernel, or ``quantise`` chooses another.
+    """
+    if not isinstance(pack, bool) and pack != "auto" and pack not in _PACKED:
+        raise OutpaceError(
+            f"pack must be True, False, 'auto' or the name of a kernel, {', '.join(_PACKED)}; not {pack!r}"
+        )
+    if quantise is not None and pack in _PACKED:
+        raise OutpaceError(f"quantise={quantise!r} has kernels of its own; leave pack={pack!r} out")
+
+
+def packing_wanted(model: Any, pack: bool | str, exact: bool) -> bool | Kernel:
+    """Decide whether to pack a model, or with which kernel.
+
+    Args:
+        exact: for a bit-exact step, whether it is faster or not.
+
+    Raises:
+        UnsupportedModel: ``pack`` is True, or a kernel's name, but the model cannot be packed.
+    """
+    if pack is False:
+        return False
+    if isinstance(pack, str) and (kernel := _PACKED.get(pack)):
+        if why := untouchable(model) or _not_for(kernel, model):
+            raise UnsupportedModel(f"{family(model)} cannot be packed by {pack}: {why}; leave pack out")
+        return kernel
+    why = untouchable(model) or _none_to_pack(model, exact)
+    if pack is True and why:
+        raise UnsupportedModel(f"{family(model)} cannot be packed: {why}; leave pack out")
+    if why or pack is True:
+        return not why
+    return copies_fit(model)
+
+
+def copies_fit(model: Any) -> bool:
+    """True if the free memory allows a copy of the weights of a model's linear layers."""
+    free = free_bytes(torch.device("cpu"))
+    return free is None or sum(layer.weight.nbytes for layer in linears_of(model)) <= free * _SHARE
+
+
+def check_rounding(quantise: str | None) -> None:
+    """Refuse an unknown way to round weights.
+
+    Raises:
+        OutpaceError: it is unknown.
+    """
+    if quantise is not None and quantise not in QUANTISED:
+        raise OutpaceError(f"quantise must be {' or '.join(QUANTISED)}, not {quantise!r}")
+
+
+def check_quantise(model: Any, quantise: str | None) -> None:
+    """Refuse a model whose weights cannot be rounded.
+
+    Raises:
+        OutpaceError: there is no such way to round. UnsupportedModel: the model does not allow it.
+    """
+    check_rounding(quantise)
+    if quantise is not None and (why := untouchable(model) or _not_to_round(model, QUANTISED[quantise])):
+        raise UnsupportedModel(f"{family(model)} cannot be quantised to {quantise}: {why}")
+
+
+def _not_to_round(model: Any, kernel: Kernel) -> str:
+    """The reason not to round a model's weights for a kernel; empty if there is none."""
+    if model.dtype not in kernel.dtypes:
+        return f"the kernel is for bfloat16, and the model is in {model.dtype}; load it in bfloat16"
+    if is_multimodal(model.config):
+        return "it reads more than text; leave quantise out"
+    known = set(linears_of(model))
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear) and module not in known:
+            what = "has hooks" if _has_hooks(module) else "is quantised or replaced already"
+            return f"{name} ({type(module).__name__}) {what}; leave quantise out"
+    if not known:
+        return "it has no linear layers"
+    return ""
+
+
+def _stepped(model: Any) -> Iterator[tuple[str, nn.Module]]:
+    """The modules that a step runs, by name: all, or, if the model reads images too, those that decode."""
+    if not is_multimodal(getattr(model, "config", None)):
+        yield from model.named_modules()
+        return
+    yield from model.get_decoder().named_modules()
+    yield "head", model.get_output_embeddings()
+
+
+def linears_of(model: Any) -> list[nn.Linear]:
+    """A model's layers that a kernel may replace: none with hooks, and none that are quantised.
+
+    A quantised layer is a subclass, or its weight is: torchao's has the dtype that its products have.
+    """
+    return [
+        module
+        for _, module in _stepped(model)
+        if type(module) is nn.Linear
+        and type(module.weight) in (nn.Parameter, Tensor)
+        and module.weight.dtype in KERNELS[0].dtypes
+        and not _has_hooks(module)
+    ]
+
+
+def unproven(step: nn.Module) -> str:
+    """The first module for which a row's bits are not known to be independent of the other rows.
+
+    They are for linear layers (``row_step``) and for embeddings, which only look up. For others, such as
+    experts that multiply the rows routed to them, they are not; the bit test may pass them by chance, because
+    rounding to a half dtype hides nearly all effects of the order of a sum.
+
+    Returns:
+        Its name and the reason; empty if there is none.
+    """
+    known = set(linears_of(step))
+    for name, module in _stepped(step):
+        if not isinstance(module, Linear | nn.Embedding) and module not in known:
+            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if any(weight.dim() > 1 for weight in own):
+                return f"{name} ({type(module).__name__}) multiplies rows in another way"
+    return ""
+
+
+def _not_for(kernel: Kernel, model: Any) -> str:
+    """The reason why a kernel takes none of a model's layers; empty if it takes some."""
+    dtypes = {layer.weight.dtype for layer in linears_of(model)} & kernel.dtypes
+    if not dtypes:
+        names = sorted(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
+        return f"it has no plain linear layers in {' or '.join(names)}"
+    return next(filter(None, (unavailable(kernel, dtype) for dtype in dtypes)), "")
+
+
+def _none_to_pack(model: Any, exact: bool) -> str:
+    """The reason why none of a model's layers would be packed; empty if some would."""
+    layers = linears_of(model)
+    if not layers:
+        return "it has no plain linear layers in float32, bfloat16 or float16"
+    if exact:
+        return ""
+    largest = max((layer.weight for layer in layers), key=Tensor.numel)
+    dtype = largest.dtype
+    if not any(kernel.takes(largest) for kernel in KERNELS if kernel.copies and dtype in kernel.dtypes):
+        return "its layers are too small to gain from it"
+    trial = best_kernel(dtype, torch.get_num_threads())
+    if trial.kernel.takes(largest) and trial.kernel.copies:
+        return ""
+    return "; ".join(f"{name}: {what}" for name, what in trial.found.items())
+
+
+def _has_hooks(module: nn.Module) -> bool:
+    return any(vars(module)[name] for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
+
+
+def tail_step(model: Any) -> int:
+    """Number of rows whose activations fill a whole number of the processor's vectors.
+
+    torch computes the last elements of a tensor one by one if they do not fill a vector, and some functions
+    (SiLU, GELU, sigmoid, softplus) then round differently.
+    """
+    wide = torch.backends.cpu.get_cpu_capability() == "AVX2"
+    elements = 2 * (32 if wide else 64) // model.dtype.itemsize  # two vectors at a time
+    head = model.get_output_embeddings()
+    sizes = {m.out_features for _, m in _stepped(model) if isinstance(m, nn.Linear) and m is not head}
+    return max((elements // math.gcd(elements, size) for size in sizes if size >= elements), default=1)
+
+
+def release(layers: Iterable[nn.Linear]) -> None:
+    """Free the weights of layers; their shapes and dtypes stay."""
+    for layer in layers:
+        layer.weight = nn.Parameter(torch.empty_like(layer.weight, device="meta"), requires_grad=False)

@@ -1,0 +1,162 @@
+"""Detection of changes to a model since a target's steps were made from it: of its weights, of its modules.
+
+torch counts writes to a tensor, but not those through ``weight.data``, through NumPy, or by an optimiser with
+``fused=True``. So when a text begins a sample of each weight's numbers is compared too. A write that is not
+counted and misses the sample is not seen; ``CausalTarget.renew`` is for those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from itertools import chain
+from operator import attrgetter, is_not
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.targets.inputs.config import family
+
+_VERSION = attrgetter("_version")
+_FORM = attrgetter("shape", "dtype")
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a number
+_PLAIN = (Tensor, nn.Parameter)
+_EVERY, _LEAST = 8192, 64  # one number in 8,192 is compared, and at least 64 of each matrix
+# Where the functions are from that transformers and this package set as hooks; they change no output.
+_HARMLESS = ("transformers.utils.output_capturing", "outpace.")
+
+
+class Places:
+    """Detector of weights that were replaced, or whose memory was.
+
+    ``load_state_dict(assign=True)`` replaces a parameter, ``weight.data = ...`` its memory.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        # Looked up in the modules' dicts, since nn.Module's own look-up takes longer.
+        self._places = [(module._parameters, name) for module in modules for name in module._parameters]
+        self._found = self._current()
+        self._weights: list[Any] = list({id(one): one for one in self._found if _plain(one)}.values())
+        self._held = self._memory()
+
+    def _current(self) -> list[Any]:
+        return [own.get(name) for own, name in self._places]
+
+    def _memory(self) -> list[Any]:
+        return [
+            *map(Tensor.data_ptr, self._weights),
+            *map(Tensor.stride, self._weights),
+            *map(_FORM, self._weights),
+        ]
+
+    def moved(self) -> bool:
+        """True if a weight is another tensor now, or has other memory, another shape or another dtype."""
+        return any(map(is_not, self._current(), self._found)) or self._memory() != self._held
+
+
+def _plain(weight: Any) -> bool:
+    """True unless a weight may have no memory of its own, as those of quantised layers, or is complex."""
+    return type(weight) in _PLAIN and weight.layout is torch.strided and not weight.is_complex()
+
+
+class Weights(Places):
+    """Detector of weights that were modified or replaced."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        super().__init__(modules)
+        # Tensors made in inference mode do not count writes, and released ones cannot be written.
+        self._counted = [one for one in self._weights if not (one.is_inference() or one.is_meta)]
+        self._written = self._writes()
+        # The views keep the memory, so no other tensor gets its address.
+        samples: dict[tuple[torch.device, int], list[Tensor]] = {}
+        for weight in self._weights:
+            if weight.numel() and not weight.is_meta:
+                samples.setdefault((weight.device, weight.itemsize), []).append(sample(weight))
+        self._samples = list(samples.values())
+        self._values = self._sampled()
+
+    def _writes(self) -> int:
+        return sum(map(_VERSION, self._counted))
+
+    @torch.no_grad()
+    def _sampled(self) -> list[Tensor]:
+        return list(map(torch.cat, self._samples))
+
+    def changed(self, thorough: bool) -> bool:
+        """True if a write was counted, or, with ``thorough``, some were replaced or have other values.
+
+        The comparison of values takes a few hundredths of a forward's time.
+        """
+        if self._writes() != self._written:
+            return True
+        return thorough and (self.moved() or not all(map(torch.equal, self._sampled(), self._values)))
+
+
+def sample(weight: Tensor) -> Tensor:
+    """A view of some of a weight's numbers as integers, one-dimensional.
+
+    All of a vector; of a matrix every 8,192nd or so, and at least 64. The stride has no divisor in common
+    with a row's length, or it could pass through a few columns alone.
+    """
+    found = weight.detach().view(_BITS[weight.itemsize])
+    steps = sorted((step, size) for size, step in zip(found.shape, found.stride(), strict=True) if size > 1)
+    span = 1 + sum((size - 1) * step for step, size in steps)
+    stride = 1
+    if len(steps) > 1:
+        stride = max(1, min(_EVERY, span // _LEAST))
+        while math.gcd(stride, steps[1][0]) > 1:
+            stride -= 1
+    return found.as_strided((math.ceil(span / stride),), (stride,))
+
+
+class Structure:
+    """Detector of modules of a model that were replaced, wrapped, added or removed, or given hooks or a
+    ``forward`` of their own; and of a conversion to another dtype or device.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model, self._place = model, (model.dtype, model.device)
+        self.accept()
+
+    def accept(self) -> None:
+        """Take the model's modules as they are now."""
+        self._modules = list(self._model.modules())
+        self._known = self._now()
+
+    def changed(self, modules: bool = True) -> str | None:
+        """The reason why a target made before no longer fits the model; None if it does.
+
+        Args:
+            modules: look at modules too.
+        """
+        place = self._model.dtype, self._model.device
+        if place != self._place:  # caches have rows of the former
+            now, then = (f"{dtype} on {device}" for dtype, device in (place, self._place))
+            return (
+                f"the model is {now}, but this target was made for {then}; make a new target after "
+                "converting or moving a model"
+            )
+        if modules and self._now() != self._known:
+            return (
+                f"modules of {family(self._model)} were replaced, wrapped or given hooks after this target "
+                "was made; make a new target and engine"
+            )
+        return None
+
+    def _now(self) -> list[Any]:
+        owns = list(map(vars, self._modules))
+        return [
+            *chain.from_iterable(own["_modules"].values() for own in owns),
+            *chain.from_iterable(map(hooks_of, self._modules)),
+            *(own["forward"] for own in owns if "forward" in own),
+        ]
+
+
+def hooks_of(module: nn.Module) -> list[Any]:
+    """The hooks of a module's forward, except those that record hidden states, and this package's own."""
+    own = vars(module)
+    if not (own["_forward_hooks"] or own["_forward_pre_hooks"]):
+        return []
+    hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
+    return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith(_HARMLESS)]

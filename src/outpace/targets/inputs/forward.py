@@ -1,0 +1,135 @@
+"""Inputs of a transformers model's forward over a window of a cache: tokens, positions, the cache object."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import Cache as ModelCache
+
+from outpace.cache import FixedRows, LayerShape, RowShape, Slot, Window
+from outpace.targets.base import Rows
+from outpace.targets.inputs.line import Line
+from outpace.tree import depths
+
+_NOTHING = Rows(())
+
+
+class CacheAdapter(ModelCache):
+    """A window of a KVCache as transformers' cache.
+
+    Args:
+        places: layer of the model -> layer of the cache. (Layers that share another's keys have no entry.)
+
+    Attributes:
+        shared: anything that the layers of one forward have in common.
+    """
+
+    def __init__(self, window: Window | Line | FixedRows, places: dict[int, int]) -> None:
+        super().__init__(layers=[])
+        self.window = window
+        self.shared: dict[Any, Any] = {}
+        self._places = places
+        self._columns = window.columns
+        self._width = window.width
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        return self.window.append(self._places[layer_idx], key_states, value_states)
+
+    def buffers(self, layer_idx: int, window: Window) -> tuple[Tensor, Tensor]:
+        """The keys and values of a layer, each [B, heads, rows, size], for code that writes them itself."""
+        return window.buffers[self._places[layer_idx]]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._columns - self._width
+
+    def get_mask_sizes(self, query_length: Any, layer_idx: int) -> tuple[int, int]:
+        return self._columns, 0
+
+    def get_max_length(self, layer_idx: int | None = None) -> int:
+        return -1
+
+    # The name of get_max_length before transformers 5.23.
+    get_max_cache_shape = get_max_length
+
+    @property
+    def is_initialized(self) -> bool:
+        return True
+
+
+class Probe(CacheAdapter):
+    """Recorder of each layer's rows, which it returns unchanged: a first token without a cache.
+
+    Attributes:
+        rows: layer of the model -> its keys and values, each [1, heads, width, size].
+    """
+
+    def __init__(self) -> None:
+        ModelCache.__init__(self, layers=[])
+        self._columns = self._width = 1
+        self.rows: dict[int, tuple[Tensor, Tensor]] = {}
+
+    @property
+    def shapes(self) -> dict[int, LayerShape]:
+        """Layer of the model -> shape of its rows."""
+        shapes = {}
+        for layer, pair in sorted(self.rows.items()):
+            keys, values = (RowShape(s.shape[1], s.shape[3], s.dtype, s.device) for s in pair)
+            shapes[layer] = LayerShape(keys, values)
+        return shapes
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        self.rows[layer_idx] = (key_states, value_states)
+        return key_states, value_states
+
+
+def embeddings_of(part: Any) -> Any:
+    """The table of the tokens of an encoder or a decoder, which FSMT's lack a method for."""
+    return part.get_input_embeddings() if hasattr(part, "get_input_embeddings") else part.embed_tokens
+
+
+def device_of(embeddings: Any) -> torch.device:
+    """Device of a model's inputs."""
+    device: torch.device = embeddings.weight.device
+    if device.type == "meta":  # offloaded: accelerate's hook brings the weights to this device
+        device = torch.device(embeddings._hf_hook.execution_device)
+    return device
+
+
+def rows_of(window: Window, feeds: Mapping[Slot, Rows]) -> list[Rows]:
+    """Feeds of a window's slots, in its order; empty for those without one in it."""
+    fed = zip(window.slots, window.widths, strict=True)
+    return [feeds[slot] if slot is not None and width else _NOTHING for slot, width in fed]
+
+
+def inputs_of(rows: Sequence[Rows], window: Window) -> tuple[list[list[int]], list[list[int]]]:
+    """Token ids and positions of a window's rows, each [B][width]."""
+    tokens = [[*row.tokens, *[0] * (window.width - len(row.tokens))] for row in rows]
+    positions = [
+        positions_of(row, offset, window.width) for row, offset in zip(rows, window.offsets, strict=True)
+    ]
+    return tokens, positions
+
+
+def padded(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:
+    """Rows of slots, [n, size], as one tensor [B, width, size] in the window's order, padded with zeros."""
+    some = next(iter(states.values()))
+    padded = some.new_zeros((len(window.slots), window.width, some.shape[-1]))
+    for place, slot in enumerate(window.slots):
+        if slot is not None and slot in states:
+            padded[place, : len(states[slot])] = states[slot]
+    return padded
+
+
+def positions_of(row: Rows, offset: int, width: int) -> list[int]:
+    """Position of each row: committed length + depth. Padding repeats the last one, a legal position."""
+    size, fed = len(row.tokens), len(row.fed)
+    places = range(size) if row.parents is None else depths(row.tree)[fed:]
+    positions = [offset - fed + depth for depth in places]
+    return positions + [positions[-1] if positions else 0] * (width - size)

@@ -1,0 +1,1 @@
+"""Targets over several processes, one rank each."""

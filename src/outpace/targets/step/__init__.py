@@ -1,0 +1,1 @@
+"""Which step runs here, and the test of it against the model."""

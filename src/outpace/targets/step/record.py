@@ -1,0 +1,240 @@
+"""Answers of a target's self-test, kept in the user's cache: a loaded model that passed is not tested again.
+
+An answer is known by all that it may depend on: the model's classes and their source, its config, its weights
+(of each tensor the shape, the dtype and up to ``_SAMPLE`` numbers spread over it), the target's options and
+kernels, this package's source, the versions of torch and transformers, the processor, its instruction sets,
+threads, and torch's settings of precision. Sampled numbers do: which operations round how depends on shapes
+and kernels, not on single weights.
+
+A file is read only if nobody but this user can have written it and the whole of what the answer depends on is
+in it, word for word; else the model is tested. Without a folder that can be written, or in one that others
+may write to, there is no record.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torch import Tensor
+
+from outpace._version import __version__
+from outpace.core import OutpaceError, first_line
+from outpace.embedded import NoHome, cache_path
+from outpace.files import foreign, replace_text
+from outpace.targets.hardware import hardware
+from outpace.targets.inputs.changes import hooks_of
+
+_log = logging.getLogger(__name__)
+
+_SAMPLE = 256  # numbers of a weight
+_MOST = 512  # files
+_PLAIN = (bool, int, float, str, type(None))
+# Settings of the libraries below; the folder of the cache and of this record change no answer.
+_SETTINGS = ("OUTPACE_", "ATEN_", "CUBLAS_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "TORCH_")
+_APART = ("OUTPACE_CACHE", "OUTPACE_TESTED")
+
+
+def folder() -> Path | None:
+    """The folder of the record: ``$OUTPACE_TESTED`` or ``tested`` in the cache; None if that is empty.
+
+    None too, with a warning, if others may write to it.
+    """
+    named = os.environ.get("OUTPACE_TESTED")
+    if named == "":
+        return None
+    try:
+        found = Path(named) if named else cache_path() / "tested"
+        if not (why := foreign(found.stat())):
+            return found
+        why = f"{found} is not read, since {why}; make it yours alone (chmod 700), or set OUTPACE_TESTED"
+    except FileNotFoundError:
+        return found
+    except (OSError, NoHome) as error:
+        why = first_line(error)
+    _warn(f"models are tested each time they are loaded, since there is no record: {why}")
+    return None
+
+
+@lru_cache(maxsize=8)
+def _warn(message: str) -> None:
+    """Warn once."""
+    _log.warning(message)
+
+
+class Record:
+    """The record of one model and the options of its target.
+
+    Args:
+        model: a loaded model.
+        options: of the target.
+    """
+
+    def __init__(self, model: Any, options: Mapping[str, Any]) -> None:
+        self._folder = folder()
+        self._about = None if self._folder is None else _about(model, options)
+
+    def answer(self, question: str, step: Any, ask: Callable[[], str]) -> str:
+        """The recorded answer to a question about the modules that steps run on, otherwise ``ask()``."""
+        if self._folder is None or self._about is None:
+            return ask()
+        key = {**self._about, "question": question, "step": _digest(_layout(step))}
+        path = self._folder / f"{_digest(sorted(key.items()))}.json"
+        found = _read(path, key)
+        if found is None:
+            _write(path, {"key": key, "answer": (found := ask())})
+        return found
+
+
+def answer(record: Record | None, question: str, step: Any, ask: Callable[[], str]) -> str:
+    """``Record.answer``; without a record, ``ask()``."""
+    return ask() if record is None else record.answer(question, step, ask)
+
+
+def _read(path: Path, key: Mapping[str, str]) -> str | None:
+    try:
+        with path.open(encoding="utf-8") as file:
+            if foreign(os.fstat(file.fileno())):
+                return None
+            found = json.load(file)
+    except (OSError, ValueError, RecursionError):
+        return None
+    if not isinstance(found, dict) or found.get("key") != key or not isinstance(found.get("answer"), str):
+        return None
+    answer: str = found["answer"]
+    return answer
+
+
+def _write(path: Path, entry: Mapping[str, Any]) -> None:
+    try:
+        path.parent.parent.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        replace_text(path, json.dumps(entry, indent=1))
+        path.chmod(0o600)
+        files = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
+        for file in files[:-_MOST]:
+            file.unlink()
+    except (OSError, OutpaceError) as error:
+        _log.debug("the self-test is not recorded: %s", error)
+
+
+def _about(model: Any, options: Mapping[str, Any]) -> dict[str, str] | None:
+    """All that an answer depends on, as digests and words; None if that is not known."""
+    modules = list(model.modules())
+    if any("forward" in vars(one) or hooks_of(one) for one in modules):
+        return None
+    classes = {type(module) for module in modules}
+    sources = [_source(sys.modules.get(kind.__module__)) for kind in classes]
+    weights = _weights(model)
+    if weights is None or None in sources:
+        return None
+    config = model.config.get_text_config(decoder=True)
+    values = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
+    numbers = [
+        (name, sorted((key, value) for key, value in vars(module).items() if isinstance(value, _PLAIN)))
+        for name, module in model.named_modules()
+    ]
+    devices = {weight.device for weight in model.parameters()}
+    return {
+        "classes": _digest(
+            [sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes), sorted(sources, key=str)]
+        ),
+        "config": _digest(
+            [repr(sorted(values.items(), key=lambda one: one[0])), config._attn_implementation, numbers]
+        ),
+        "weights": weights,
+        "options": repr(sorted(options.items())),
+        "outpace": f"{__version__} {_own_source()}",
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": ", ".join(
+            [platform.machine(), *hardware(devices), _instructions(), *map(str, sorted(map(str, devices)))]
+        ),
+        "settings": _digest([sorted(_settings()), _precisions()]),
+    }
+
+
+def _weights(model: Any) -> str | None:
+    """A digest of weights and buffers; None if some cannot be read."""
+    found = hashlib.sha256()
+    for name, weight in [*model.named_parameters(), *model.named_buffers()]:
+        if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_meta:
+            return None
+        flat = weight.detach().reshape(-1) if weight.is_contiguous() else weight.detach().flatten()
+        sample = flat[:: max(len(flat) // _SAMPLE, 1)].contiguous().cpu()
+        found.update(f"{name} {tuple(weight.shape)} {weight.dtype} {weight.device}".encode())
+        found.update(sample.view(torch.uint8).numpy().tobytes() if len(sample) else b"")
+    return found.hexdigest()
+
+
+def _layout(step: Any) -> list[str]:
+    """The classes of a step's modules, with the kernels of its linear layers."""
+    return [
+        f"{name} {type(module).__qualname__} {getattr(getattr(module, 'kernel', None), 'name', '')}"
+        for name, module in step.named_modules()
+    ]
+
+
+def _source(module: Any) -> str | None:
+    """A digest of a Python module's file; None without one."""
+    file = Path(getattr(module, "__file__", None) or "")
+    return _file(file, file.stat().st_mtime_ns) if file.is_file() else None
+
+
+@lru_cache(maxsize=64)
+def _file(path: Path, modified: int) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+@lru_cache(maxsize=1)
+def _own_source() -> str:
+    """A digest of this package's source: a version under development keeps its number."""
+    root = Path(__file__).parents[2]
+    parts = sorted(file for ending in ("*.py", "*.c", "*.h") for file in root.rglob(ending))
+    return _digest([(str(file.relative_to(root)), file.read_bytes()) for file in parts])[:16]
+
+
+def _instructions() -> str:
+    """The processor's instruction sets: those that torch uses, and a digest of those that it has."""
+    file, flags = Path("/proc/cpuinfo"), ""
+    if file.exists():
+        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
+        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return f"{torch.backends.cpu.get_cpu_capability()} {_digest(flags)[:16]}"
+
+
+def _settings() -> Iterable[tuple[str, str]]:
+    return [
+        (name, value)
+        for name, value in os.environ.items()
+        if name.startswith(_SETTINGS) and name not in _APART
+    ]
+
+
+def _precisions() -> str:
+    """torch's settings of precision, old and new."""
+    backends = torch.backends
+    found: list[Any] = [backends.mkldnn.enabled, torch.are_deterministic_algorithms_enabled()]
+    for owner in (
+        backends,
+        backends.mkldnn,
+        getattr(backends.mkldnn, "matmul", None),
+        backends.cuda.matmul,
+        backends.cudnn,
+    ):
+        found.append(getattr(owner, "fp32_precision", None))
+    return repr(found)
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()

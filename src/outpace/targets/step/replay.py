@@ -1,0 +1,137 @@
+"""A stock model whose layers run on given inputs, each for itself, in its own dtype or in a wider one.
+
+Rounding grows from layer to layer; in some models the logits in bfloat16 are then as far from those in
+float32 as from another text's. A layer that gets the very inputs of another computation shows only its own
+rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import UnsupportedModel
+from outpace.targets.inputs.config import config_of
+from outpace.targets.inputs.surgery import exchange
+
+_WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
+_OUTPUTS = 1 << 13  # outputs of a head whose weights are converted at once
+
+
+def wider(dtype: torch.dtype, device: torch.device) -> torch.dtype | None:
+    """A dtype whose rounding is negligible beside that of ``dtype``; None if there is none on a device."""
+    found = _WIDER.get(dtype)
+    return None if found is torch.float64 and device.type == "mps" else found
+
+
+def layers_of(model: Any) -> list[nn.Module]:
+    """The layers of a model's decoder, in their order; empty if they are not told apart."""
+    decoder: Any = model.get_decoder()
+    config, names = config_of(decoder, model), ["num_decoder_layers", "decoder_layers", "num_hidden_layers"]
+    if not model.config.is_encoder_decoder:
+        config, names = config.get_text_config(decoder=True), names[2:]
+    count = next((size for name in names if (size := getattr(config, name, None))), 0)
+    lists = [one for one in decoder.modules() if isinstance(one, nn.ModuleList) and len(one) == count]
+    inside = {id(part) for one in lists for part in one.modules() if part is not one}
+    outer = [one for one in lists if id(one) not in inside]
+    return list(outer[0]) if len(outer) == 1 and count else []
+
+
+class Replay:
+    """A copy of a model that runs its layers on given inputs; all weights are shared.
+
+    Args:
+        model: a loaded model, which stays unchanged.
+        layers: its decoder's layers.
+        dtype: modules run as copies in this dtype, one at a time; None for their own.
+    """
+
+    def __init__(self, model: Any, layers: Sequence[nn.Module], dtype: torch.dtype | None = None) -> None:
+        self.given: Sequence[Tensor] = ()
+        self.found: list[Tensor] = []
+        places = {id(layer): place for place, layer in enumerate(layers)}
+        around = {id(one) for one in model.modules() if any(id(part) in places for part in one.modules())}
+
+        def change(module: nn.Module) -> nn.Module | None:
+            if id(module) in places:
+                return _Layer(self, places[id(module)], module, dtype)
+            # Tables are read, not computed with; a copy of one would be large.
+            apart = id(module) not in around and module is not model and not isinstance(module, nn.Embedding)
+            if dtype is None or not apart or next(module.parameters(), None) is None:
+                return None
+            return _Wide(module, dtype)
+
+        self._model = exchange(model, change, None)
+
+    def __call__(self, run: Callable[[Any], Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+        """The input of each layer as it follows from the given input of the one before, then the logits.
+
+        Args:
+            run: the logits of a copy of the model.
+            given: input of each layer, [B, n, hidden size].
+
+        Raises:
+            UnsupportedModel: the model runs some layer several times, as Dory does, or not at all.
+        """
+        self.given, self.found = given, []
+        logits = run(self._model)
+        if len(self.found) != len(given):
+            raise UnsupportedModel(f"{len(given)} layers ran {len(self.found)} times in one forward")
+        return [*self.found, logits]
+
+
+class _Around(nn.Module):
+    """A module in place of another, whose attributes it has."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        vars(self)["inner"] = inner  # not a child, whose weights would be counted as the model's
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(vars(self)["inner"], name)
+
+
+class _Wide(_Around):
+    """A module that runs as a copy in another dtype."""
+
+    def __init__(self, inner: nn.Module, dtype: torch.dtype) -> None:
+        super().__init__(inner)
+        vars(self)["dtype"] = dtype
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        inner, dtype = vars(self)["inner"], vars(self)["dtype"]
+        args, kwargs = _converted(args, dtype), _converted(kwargs, dtype)
+        if type(inner) is not nn.Linear or inner.out_features <= _OUTPUTS:
+            return copy.deepcopy(inner).to(dtype)(*args, **kwargs)
+        parts = [nn.functional.linear(args[0], part.to(dtype)) for part in inner.weight.split(_OUTPUTS)]
+        product = torch.cat(parts, dim=-1)
+        return product if inner.bias is None else product + inner.bias.to(dtype)
+
+
+class _Layer(_Around):
+    """A layer that runs on its given input, and notes the one that it would have had."""
+
+    def __init__(self, replay: Replay, place: int, inner: nn.Module, dtype: torch.dtype | None) -> None:
+        super().__init__(inner)
+        vars(self).update(run=inner if dtype is None else _Wide(inner, dtype), replay=replay, place=place)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        own = vars(self)
+        replay: Replay = own["replay"]
+        replay.found.append(args[0] if args else kwargs.pop("hidden_states"))
+        return own["run"](replay.given[own["place"]], *args[1:], **kwargs)
+
+
+def _converted(value: Any, dtype: torch.dtype) -> Any:
+    """Convert the floating tensors among nested arguments."""
+    if isinstance(value, Tensor):
+        return value.to(dtype) if value.is_floating_point() else value
+    if type(value) in (tuple, list):
+        return type(value)(_converted(one, dtype) for one in value)
+    if type(value) is dict:
+        return {name: _converted(one, dtype) for name, one in value.items()}
+    return value

@@ -1,0 +1,1 @@
+"""Models of transformers as targets: decoders, encoder-decoders and models with images."""

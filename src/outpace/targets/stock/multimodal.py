@@ -1,0 +1,288 @@
+"""Stock transformers models whose prompts contain images, or other inputs that become embeddings.
+
+Such a model turns images into rows of embeddings, puts them into its prompt in place of placeholder tokens,
+and runs a language model over the prompt. From then on it decodes text. So an image matters only where the
+prompt is fed: this target takes the language model's inputs, embeddings and positions, from the model itself,
+and feeds those. Drafts are text.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+
+from outpace.cache import Cache, Slot, Window
+from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel, in_progress
+from outpace.targets.base import Output, Rows
+from outpace.targets.inputs.config import family
+from outpace.targets.inputs.forward import positions_of
+from outpace.targets.step.self_test import agree, shaken
+from outpace.targets.stock.causal import CausalTarget
+
+# Arguments of a language model for a prompt, besides flags; it must not need any others.
+_KNOWN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache", "cache_position"}
+_PLAIN = (bool, int, float, str)
+# What else it may be given (DeepStack, Meng et al. 2024, arXiv 2406.04334): which rows [B, length] are those
+# of images, and for each of its first layers what is added to their outputs, [rows of images, hidden size].
+_MARKED, _ADDED = "visual_pos_masks", "deepstack_visual_embeds"
+
+
+class MultimodalTarget(CausalTarget):
+    """A model of text and images (Llava, Qwen2-VL, SmolVLM, Idefics3) as a target of text.
+
+    A request's source is what the model's processor returns for its prompt, a batch of one: ``input_ids``,
+    ``pixel_values`` and the model's further inputs. Its prompt is the same token ids, placeholders included.
+    The first such request tests the model: the logits after its prompt must be those of a plain forward.
+
+    The arguments are those of ``CausalTarget``.
+    """
+
+    _packs_lines = False  # positions have three dimensions
+    _needs_weights = "it reads images with its own weights"
+
+    def __init__(self, model: Any, *args: Any, **options: Any) -> None:
+        self._prompts: WeakKeyDictionary[Slot, PromptStates] = WeakKeyDictionary()
+        self._tested = False
+        super().__init__(model, *args, **options)
+
+    # -- a prompt with images ----------------------------------------------------------------------------
+
+    def encode(self, source: Any) -> PromptStates | None:
+        """A prompt with images as the language model's inputs; None for a prompt of text.
+
+        Args:
+            source: None; a mapping of the model's inputs, for one prompt; or PromptStates.
+
+        Raises:
+            OutpaceError: the source is something else.
+            UnsupportedModel: the language model reads more of an image than embeddings and positions.
+        """
+        if source is None or isinstance(source, PromptStates):
+            return source
+        ids = source.get("input_ids") if isinstance(source, Mapping) else None
+        if not isinstance(ids, Tensor) or ids.dim() != 2 or len(ids) != 1:
+            raise OutpaceError(
+                f"{family(self.model)}: a source is what the processor returns for one prompt, a mapping "
+                "with input_ids [1, length] and pixel_values"
+            )
+        mask = source.get("attention_mask")
+        if mask is not None and not bool((mask != 0).all()):
+            raise OutpaceError("the source's attention_mask has zeros; give one prompt without pads")
+        inputs = {name: value for name, value in source.items() if name != "attention_mask"}
+        return self.prompts(inputs, [0])[0]
+
+    @torch.inference_mode()
+    def prompts(self, inputs: Mapping[str, Any], pads: Sequence[int]) -> list[PromptStates]:
+        """The language model's inputs for each prompt of a batch.
+
+        Args:
+            inputs: arguments of the model's forward, without a cache.
+            pads: number of pads before each prompt.
+
+        Raises:
+            OutpaceError, UnsupportedModel: as ``encode``.
+        """
+        if self.model.training:
+            raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        if self.static:
+            raise OutpaceError("forwards of fixed shapes take no images; make the target without static=True")
+        name = family(self.model)
+        here = {key: _on(self.device, value) for key, value in inputs.items() if key != "labels"}
+        logits, given = self._captured(here, whole=not self._tested)
+        deep = _deep(given.pop(_MARKED, None), given.pop(_ADDED, None))
+        odd = [key for key, value in given.items() if key not in _KNOWN and not _harmless(value)]
+        mask = given.get("attention_mask")
+        if odd or isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.dim() != 2):
+            what = ", ".join(odd) or "a mask of its own"
+            raise UnsupportedModel(
+                f"the language model of {name} reads {what} besides embeddings and positions, which this "
+                "target cannot give it with a part of a prompt; pass text alone"
+            )
+        states = given.get("inputs_embeds")
+        if not isinstance(states, Tensor):
+            raise UnsupportedModel(f"the language model of {name} is not given embeddings; pass text alone")
+        positions = given.get("position_ids")
+        found = []
+        for row, front in enumerate(pads):
+            own = None if positions is None else _axes(positions, row, front, name)
+            added = None if deep is None else deep[:, row, front:].clone()
+            found.append(PromptStates(states[row, front:].clone(), positions=own, deep=added))
+        if self.chains_only and any(prompt.positions is not None for prompt in found):
+            raise UnsupportedModel(
+                f"{name} gives a prompt with images positions of its own, and its decoder takes none: "
+                f"{self.chains_only}; pass text alone"
+            )
+        if logits is not None:
+            with shaken(self.model):
+                again, _ = self._captured(here, whole=True)
+            assert again is not None
+            ids = here["input_ids"][0, pads[0] :].tolist()
+            self._test(found[0], ids, logits[0, -1:], again[0, -1:])
+        return found
+
+    def _captured(self, inputs: Mapping[str, Any], whole: bool) -> tuple[Tensor | None, dict[str, Any]]:
+        """The language model's inputs for a prompt and, if ``whole``, the logits after it."""
+        here = sys._getframe()
+        given: dict[str, Any] = {}
+
+        def look(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+            # Threads may share a model, and an interrupt may leave this hook behind.
+            if in_progress(here) and not given:
+                if args:
+                    raise UnsupportedModel(f"{family(self.model)} does not name its language model's inputs")
+                given.update(kwargs)
+                if not whole:
+                    raise _Enough
+
+        hook = self.model.get_decoder().register_forward_pre_hook(look, with_kwargs=True)
+        try:
+            more = {"logits_to_keep": 1} if self._keep_logits else {}
+            output = self.model(**{**inputs, **more, "use_cache": False, "return_dict": True})
+        except _Enough:
+            return None, given
+        finally:
+            hook.remove()
+        return output.logits, given
+
+    def _test(self, prompt: PromptStates, ids: list[int], logits: Tensor, again: Tensor) -> None:
+        """Compare the logits after the first prompt with those of the model itself, [1, vocabulary].
+
+        Args:
+            again: the model's own, with embeddings that are rounded otherwise.
+        """
+        cache = self.new_cache(length=len(ids))
+        slot = self.open(cache, prompt)
+        half = len(ids) // 2
+        if half:
+            self.forward(cache, {slot: Rows(ids[:half])}, logits_from=None)
+            cache.keep({slot: range(half)})
+        found = self.forward(cache, {slot: Rows(ids[half:])}).logits_of(slot)[-1:]
+        if not agree(found, logits, again):
+            raise UnsupportedModel(
+                f"{family(self.model)} gives other logits for a prompt with images than for its embeddings "
+                "and positions, so that drafts cannot be verified; pass text alone"
+            )
+        self._tested = True
+
+    def open(self, cache: Cache, source: Source | None = None, rows: int = 0) -> Slot:
+        slot = super().open(cache, source, rows)
+        if isinstance(source, PromptStates):
+            self._prompts[slot] = source
+        return slot
+
+    # -- the forward -------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _given(self, cache: Cache, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
+        states = super()._given(cache, feeds)
+        read = {
+            slot: prompt
+            for slot in feeds
+            if (prompt := self._prompts.get(slot)) is not None and cache.length(slot) < len(prompt.states)
+        }
+        if not read:
+            return states
+        if states is None:
+            widths = [len(row.tokens) for row in feeds.values()]
+            ids = torch.tensor([token for row in feeds.values() for token in row.tokens], device=self.device)
+            states = dict(zip(feeds, self.embed(ids).split(widths), strict=True))
+        for slot, prompt in read.items():
+            row = feeds[slot]
+            at = torch.tensor(positions_of(row, cache.length(slot), len(row.tokens)), device=self.device)
+            inside = at < len(prompt.states)
+            states[slot][inside] = prompt.states[at[inside]].to(states[slot])
+        return states
+
+    def _pass(
+        self,
+        window: Window,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None,
+        hidden_layers: Sequence[int],
+        states: Mapping[Slot, Tensor] | None,
+    ) -> Output:
+        with self._adding(window):
+            return super()._pass(window, feeds, logits_from, hidden_layers, states)
+
+    @contextmanager
+    def _adding(self, window: Window) -> Iterator[None]:
+        """Context in which the language model gets what is added to a window's rows of images, if any."""
+        rows: dict[int, Tensor] = {}
+        for place, slot in enumerate(window.slots):
+            prompt = None if slot is None else self._prompts.get(slot)
+            if prompt is not None and prompt.deep is not None:
+                rows[place] = prompt.deep[:, window.offsets[place] :][:, : window.widths[place]]
+        if not any(added.any() for added in rows.values()):
+            yield
+            return
+        some = next(iter(rows.values()))
+        dense = some.new_zeros((len(some), len(window.slots), window.width, some.shape[-1]))
+        for place, added in rows.items():
+            dense[:, place, : added.shape[1]] = added
+        marked = torch.ones(dense.shape[1:3], dtype=torch.bool, device=dense.device)
+        more = {_MARKED: marked, _ADDED: list(dense.flatten(1, 2))}
+        forward = sys._getframe(2)  # this function is a generator, which contextlib has called
+
+        def give(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
+            return (args, {**kwargs, **more}) if in_progress(forward) else None
+
+        hook = self._modules.step.get_decoder().register_forward_pre_hook(give, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _rotated(self, window: Window, positions: Tensor) -> Tensor:
+        prompts = [None if slot is None else self._prompts.get(slot) for slot in window.slots]
+        axes = next((len(p.positions) for p in prompts if p is not None and p.positions is not None), 0)
+        if not axes:
+            return positions
+        found = positions.expand(axes, *positions.shape).clone()
+        for place, prompt in enumerate(prompts):
+            if prompt is not None and prompt.positions is not None:
+                last = len(prompt.states) - 1
+                inside = positions[place].clamp(max=last)
+                found[:, place] = prompt.positions[:, inside] + (positions[place] - inside)
+        return found
+
+
+class _Enough(Exception):
+    """The end of a forward once the language model's inputs are known."""
+
+
+def _on(device: torch.device, value: Any) -> Any:
+    return value.to(device) if isinstance(value, Tensor) else value
+
+
+def _deep(marked: Tensor | None, added: Sequence[Tensor] | None) -> Tensor | None:
+    """Tensor of what is added to the rows of prompts, [layers, B, length, hidden size]; None for nothing."""
+    if marked is None or not added:
+        return None
+    deep = added[0].new_zeros((len(added), *marked.shape, added[0].shape[-1]))
+    deep[:, marked] = torch.stack(list(added))
+    return deep
+
+
+def _harmless(value: Any) -> bool:
+    """True for an argument that controls how a model runs, not its input."""
+    return value is None or isinstance(value, _PLAIN) or (isinstance(value, Mapping) and not value)
+
+
+def _axes(positions: Tensor, row: int, front: int, name: str) -> Tensor | None:
+    """Positions of one prompt, [axes, length]; None if they count from 0 as a text's do."""
+    if positions.dim() == 2:
+        own = positions[row if len(positions) > 1 else 0, None, front:]
+    else:
+        # Qwen2-VL's first of four rows are the text's, which only a mask of the model's own would read.
+        own = positions[-3:, row if positions.shape[1] > 1 else 0, front:]
+    if bool((own == torch.arange(own.shape[1], device=own.device)).all()):
+        return None
+    if len(own) == 1:
+        raise UnsupportedModel(f"{name} gives a prompt with images positions that do not count from 0")
+    return own.clone()

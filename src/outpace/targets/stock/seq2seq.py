@@ -1,0 +1,522 @@
+"""Stock encoder-decoder transformers models: the decoder is the target, the encoder's output its source.
+
+As with decoder-only models nothing is patched: the decoder gets a 4-D mask, its positions in one of three
+ways (``positions.py``), and outpace's cache objects. The encoder runs once per source, without padding.
+Cross-attention keys and values are computed once per slot and move with it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+from transformers import Cache as ModelCache
+from transformers import EncoderDecoderCache, PreTrainedModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from outpace.cache import Cache, KVCache, LayerShape, Slot, Window
+from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
+from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, check_chains, own_cache
+from outpace.targets.inputs.changes import Structure
+from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family, size_in
+from outpace.targets.inputs.forward import CacheAdapter, Probe, device_of, embeddings_of, inputs_of, rows_of
+from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
+from outpace.targets.inputs.positions import ByBias, Placement, placement_of
+from outpace.targets.inputs.refusals import refuse_by_config, refuse_unprobed, why_chains_only
+from outpace.targets.step.record import Record, answer
+from outpace.targets.step.self_test import Stock, tested
+
+_TEXT, _FEATURES = "input_ids", "input_features"
+_TEST_LENGTHS = (7, 4)  # lengths of the self-test's two sources
+
+
+class Seq2SeqCache(KVCache):
+    """The decoder's rows, and for each slot the keys and values of its source.
+
+    ``sources`` is a separate cache, whose slots are allocated and freed together with these; its rows are
+    cross-attention keys and values. Both have all slots in one lane, so that a slot has the same place in
+    both. ``capacity`` counts the decoder's rows.
+
+    Args:
+        layers: shape of each decoder layer's rows.
+        cross: shape of each decoder layer's rows of cross-attention.
+    """
+
+    # Rows depend on the source too, so those of another sequence with the same tokens may differ.
+    copies_rows = False
+
+    def __init__(
+        self,
+        layers: list[LayerShape],
+        cross: list[LayerShape],
+        slots: int,
+        length: int,
+        capacity: int | None = None,
+    ) -> None:
+        super().__init__(layers, slots, length, capacity=capacity, spread=math.inf)
+        self.sources = KVCache(cross, slots, spread=math.inf)
+        self.beside: dict[Slot, Slot] = {}
+
+    @property
+    def bytes(self) -> int:
+        return super().bytes + self.sources.bytes
+
+    def allocate(self, rows: int = 0) -> Slot:
+        slot = super().allocate(rows)
+        self.beside[slot] = self.sources.allocate(1)
+        return slot
+
+    def free(self, slot: Slot) -> None:
+        super().free(slot)
+        self.sources.free(self.beside.pop(slot))
+
+
+@dataclass
+class _Encoded(BaseModelOutput):
+    """An encoder's output, with what models with experts read of it besides."""
+
+    router_logits: Any = None
+
+
+class _Cross(ModelCache):
+    """Views of cross-attention keys and values as a filled transformers cache."""
+
+    class Layer:
+        def __init__(self, keys: Tensor, values: Tensor) -> None:
+            self.keys, self.values = keys, values
+
+    def __init__(self, views: list[tuple[Tensor, Tensor]]) -> None:
+        super().__init__(layers=[])
+        self.layers: list[Any] = [_Cross.Layer(keys, values) for keys, values in views]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return int(self.layers[layer_idx].keys.shape[2])
+
+
+class Seq2SeqTarget(TargetModel):
+    """An encoder-decoder transformers model.
+
+    A request's source is a list of token ids or, if the encoder reads features (Whisper), a tensor of
+    features without a batch axis. It must not contain padding. The request's prompt is the decoder's initial
+    tokens: ``start``, and any forced tokens.
+
+    Construction runs a few forwards, as with ``CausalTarget``. The model is unchanged.
+
+    Args:
+        model: a loaded model in evaluation mode, on one device or spread over several.
+        check: run the self-test; see ``CausalTarget``.
+
+    Raises:
+        UnsupportedModel: named by family, with the reason.
+    """
+
+    has_encoder: ClassVar[bool] = True
+    inexact = "steps of encoder-decoder models run on stock modules, whose sums depend on the other rows"
+
+    def __init__(self, model: PreTrainedModel, check: bool | Literal["auto"] = "auto") -> None:
+        refuse_by_config(model, seq2seq=True)
+        self._cache_argument = cache_argument(model)
+        if model.main_input_name not in (_TEXT, _FEATURES):
+            raise UnsupportedModel(
+                f"{family(model)} reads {model.main_input_name}; supported are {_TEXT} and {_FEATURES}"
+            )
+        self.model = model
+        self._encoder: Any = model.get_encoder()
+        self._decoder: Any = model.get_decoder()
+        self._structure = Structure(model)
+        found = placement_of(model)
+        self._placement = found if isinstance(found, Placement) else Placement()
+        self.chains_only = why_chains_only(model, seq2seq=True) or (found if isinstance(found, str) else "")
+        config = config_of(self._decoder, model)
+        self._masks = OwnMasks() if self.chains_only else MaskMaker(config, model.dtype)
+        limits = getattr(self._decoder, "max_target_positions", None), context_of(model.config)
+        self.context = next(filter(None, limits), context_of(config))
+        self.eos_token_ids = end_tokens(model)
+        self.start = _start(model)
+        self.shares_ids = self._one_vocabulary()
+        self.device = device_of(embeddings_of(self._decoder))
+        self._probe()
+        if check:
+            record = Record(model, {}) if check == "auto" else None
+            answer(record, "steps", model, lambda: tested(self, self.reference(), self._unchecked))
+
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Seq2SeqCache:
+        return Seq2SeqCache(self._layers, self._cross, slots, length, capacity)
+
+    def replaced(self) -> str | None:
+        return self._structure.changed()
+
+    # -- the source --------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def encode(self, source: Any) -> Source:
+        """Run the encoder over a source.
+
+        Args:
+            source: token ids; a tensor of features [bins, frames]; or a Source, which is returned unchanged.
+
+        Raises:
+            ContextOverflow: the source has more tokens than the encoder has positions.
+            OutpaceError: there is no source, or the encoder cannot read it.
+        """
+        name = family(self.model)
+        if source is None:
+            raise OutpaceError(f"{name} is an encoder-decoder model: it needs a source besides the prompt")
+        if self.model.training:
+            raise OutpaceError(f"{name} is in training mode; call model.eval()")
+        if isinstance(source, Source):
+            if source.states.dim() != 2 or source.states.shape[1] != self._size or not len(source.states):
+                found = list(source.states.shape)
+                raise OutpaceError(f"{name} takes encoded sources [length, {self._size}], not {found}")
+            return source
+        if self.reads_features:
+            return Source(self._read(self._features(source)))
+        ids = self._ids(source)
+        states = self._read(torch.tensor([ids], device=device_of(embeddings_of(self._encoder))))
+        return self.source(states, ids)
+
+    @property
+    def reads_features(self) -> bool:
+        """True if the encoder reads features; the decoder then attends to all of its output."""
+        return bool(self.model.main_input_name == _FEATURES)
+
+    @property
+    def relative(self) -> bool:
+        """True if the decoder's positions are relative: pads before a text, masked, do not shift them."""
+        return isinstance(self._placement, ByBias)
+
+    def source(self, states: Tensor, tokens: Sequence[int]) -> Source:
+        """The encoder's output [length, size] for these tokens as a source."""
+        return Source(states, tuple(tokens) if self.shares_ids else ())
+
+    def _one_vocabulary(self) -> bool:
+        """True if encoder and decoder share their token ids."""
+        sizes = {len(embeddings_of(part).weight) for part in (self._encoder, self._decoder)}
+        # Some Marian models have two vocabularies, possibly of one size; their config states it.
+        return len(sizes) == 1 and bool(getattr(self.model.config, "share_encoder_decoder_embeddings", True))
+
+    def _ids(self, source: Any) -> list[int]:
+        """Token ids of a source as plain integers."""
+        name = family(self.model)
+        try:
+            ids = [operator.index(token) for token in source]
+        except TypeError as error:
+            raise OutpaceError(f"{name} reads text: a source is a list of token ids: {error}") from error
+        vocabulary = embeddings_of(self._encoder).weight.shape[0]
+        outside = [token for token in ids if not 0 <= token < vocabulary]
+        if outside:
+            raise OutpaceError(f"source: token {outside[0]} is outside its vocabulary of {vocabulary}")
+        if not ids:
+            raise OutpaceError("the source is empty: it needs at least one token")
+        limit = getattr(self._encoder, "max_source_positions", None)
+        if limit is not None and len(ids) > limit:
+            raise ContextOverflow(
+                f"the source has {len(ids)} tokens, the encoder {limit} positions; shorten the source"
+            )
+        return ids
+
+    def _features(self, source: Any) -> Tensor:
+        """Check features, [bins, frames], and add a batch axis."""
+        if not isinstance(source, Tensor) or source.dim() != 2 or not source.is_floating_point():
+            known = isinstance(source, Tensor)
+            found = f"{source.dtype} {list(source.shape)}" if known else f"a {type(source).__name__}"
+            raise OutpaceError(
+                f"{family(self.model)} reads features: a source is floats [bins, frames], not {found}"
+            )
+        return source[None].to(self.device, self.model.dtype)
+
+    def _read(self, given: Tensor) -> Tensor:
+        """The encoder's output [length, size] for one source with a batch axis."""
+        try:
+            states: Tensor = self._encoder(**{self.model.main_input_name: given})[0]
+        except ValueError as error:
+            raise OutpaceError(f"{family(self.model)} cannot encode this source: {error}") from error
+        return states[0]
+
+    @torch.inference_mode()
+    def open(self, cache: Cache, source: Source | None = None, rows: int = 0) -> Slot:
+        """Allocate a slot, and write the source's cross-attention keys and values.
+
+        Raises:
+            OutpaceError: there is no source; the model has other modules or another dtype; or the source's
+                length differs from those in use, for an encoder of features, whose decoder does not mask
+                parts of a source.
+        """
+        if (reason := self.replaced()) is not None:
+            raise OutpaceError(reason)
+        own = own_cache(self, cache, Seq2SeqCache)
+        if source is None:
+            raise OutpaceError(f"{family(self.model)} is an encoder-decoder model: a slot needs a source")
+        length = len(source.states)
+        others = {own.sources.length(other) for other in own.beside.values()} - {length}
+        if self.reads_features and others:
+            raise OutpaceError(
+                f"{family(self.model)} masks no part of a source: decode sources of one length together, "
+                f"not {length} beside {max(others)}"
+            )
+        made = self._start_of(source.states.to(self.device, self.model.dtype)[None])[1]
+        slot = own.allocate(rows)
+        beside = own.beside[slot]
+        (window,) = own.sources.begin({beside: length})
+        for layer, pair in made.rows.items():
+            window.append(layer, *pair)
+        own.sources.keep({beside: range(length)})
+        return slot
+
+    def _start_of(self, states: Tensor) -> tuple[Probe, Probe, Tensor]:
+        """Decode a first token from a source: rows of self-attention and of cross-attention, and logits."""
+        own, cross = Probe(), Probe()
+        token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        mask = self._masks.one(self.device)
+        with self._placement.during(token, token, mask):
+            output = self.model(
+                encoder_outputs=_Encoded(last_hidden_state=states),
+                decoder_input_ids=token,
+                use_cache=True,
+                **self._masked(mask),
+                **self._placement.arguments(token),
+                **{self._cache_argument: EncoderDecoderCache(own, cross)},
+            )
+        return own, cross, output.logits
+
+    # -- for trained drafters ----------------------------------------------------------------------------
+
+    @property
+    def hidden(self) -> HiddenStates:
+        return HiddenStates(self._measured[0], self.model.dtype, self.device)
+
+    @property
+    def layers(self) -> int:
+        return len(self._layers)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        with torch.no_grad():
+            embedded: Tensor = embeddings_of(self._decoder)(tokens)
+        return embedded
+
+    def head(self, states: Tensor) -> Tensor:
+        """See ``TargetModel``.
+
+        Raises:
+            OutpaceError: the model does more with its decoder's output than to scale it and add a bias.
+        """
+        scale = self._measured[1]
+        return super().head(states) if scale is None else self._scaled_head(states, scale)
+
+    @cached_property
+    def _measured(self) -> tuple[int, float | None]:
+        """The size of the decoder's states, and their factor before the head, which T5 has.
+
+        The factor is None if the logits are not those of states with a factor, and a bias. Measured only when
+        asked for, since transformers leaves hooks in a model whose hidden states were read.
+        """
+        with torch.inference_mode():
+            output = self.model(
+                encoder_outputs=_Encoded(
+                    last_hidden_state=torch.zeros(
+                        (1, 1, self._size), dtype=self.model.dtype, device=self.device
+                    )
+                ),
+                decoder_input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device),
+                output_hidden_states=True,
+                use_cache=False,
+            )
+            states, logits = output.decoder_hidden_states[-1], output.logits.float()
+            size: int = states.shape[-1]
+            for scale in (1.0, size**-0.5):
+                if (self._scaled_head(states, scale).float() - logits).std() < 0.02 * logits.std():
+                    return size, scale
+        return size, None
+
+    def _scaled_head(self, states: Tensor, scale: float) -> Tensor:
+        matrix: Any = self.model.get_output_embeddings()
+        logits: Tensor = matrix(states.to(matrix.weight.dtype) * scale)
+        bias = getattr(self.model, "final_logits_bias", None)
+        return logits if bias is None else logits + bias[0]
+
+    @torch.inference_mode()
+    def read_texts(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], layers: Sequence[int], scored: bool
+    ) -> tuple[list[dict[int, Tensor]], list[Tensor]]:
+        """Hidden states of whole texts, and their logits if ``scored``, in one forward without a cache.
+
+        Args:
+            texts: source and text of each.
+            layers: the layers whose states are returned.
+
+        Raises:
+            OutpaceError: the encoder cannot read a source.
+        """
+        if self.model.training:
+            raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        if self.reads_features:
+            raise OutpaceError(f"{family(self.model)} reads features, of which texts have none")
+        each = [torch.tensor(self._ids(source)) for source, _ in texts]
+        # Some encoders derive positions from the model's own pad.
+        pad = self.model.config.pad_token_id or 0
+        ids = pad_sequence(each, batch_first=True, padding_value=pad).to(self.device)
+        lengths = torch.tensor([len(source) for source in each], device=self.device)
+        decoded = pad_sequence([torch.tensor(text) for _, text in texts], batch_first=True).to(self.device)
+        real = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()
+        more = {"output_hidden_states": bool(layers), "use_cache": False}
+        if scored:
+            output = self.model(input_ids=ids, attention_mask=real, decoder_input_ids=decoded, **more)
+            found, logits = output.decoder_hidden_states, output.logits
+        else:  # without the head
+            read = self._encoder(input_ids=ids, attention_mask=real)[0]
+            given = {"encoder_hidden_states": read, "encoder_attention_mask": real}
+            found, logits = self._decoder(input_ids=decoded, **given, **more).hidden_states, None
+        # Pads follow a text, so its places do not attend to them.
+        sizes = [len(text) for _, text in texts]
+        states = [{layer: found[layer][at, :size] for layer in layers} for at, size in enumerate(sizes)]
+        return states, [] if logits is None else [logits[at, :size] for at, size in enumerate(sizes)]
+
+    # -- the forward -------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def forward(
+        self,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None = 0,
+        hidden_layers: Sequence[int] = (),
+    ) -> Output:
+        if self.model.training:
+            raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        check_chains(self, feeds)
+        own = own_cache(self, cache, Seq2SeqCache)
+        widths = {slot: len(row.tokens) for slot, row in feeds.items()}
+        windows = own.begin(widths, apart=widths if self.chains_only else ())
+        return Output.join([self._pass(own, window, feeds, logits_from, hidden_layers) for window in windows])
+
+    def _pass(
+        self,
+        cache: Seq2SeqCache,
+        window: Window,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None,
+        hidden_layers: Sequence[int],
+    ) -> Output:
+        """A forward of the model over one window."""
+        rows = rows_of(window, feeds)
+        tokens, positions = inputs_of(rows, window)
+        ids, places = torch.tensor([tokens, positions], device=self.device).unbind()
+        mask = self._masks(rows, window, positions, self.device)
+        if not isinstance(mask, dict):  # one per kind of layer is right as it is
+            mask = self._placement.mask(mask, rows, window, positions)
+        with self._placement.during(ids, places, mask):
+            output = self.model(
+                decoder_input_ids=ids,
+                **self._masked(mask),
+                **self._attended(cache, window),
+                **self._placement.arguments(places),
+                **({"output_hidden_states": True} if hidden_layers else {}),
+            )
+        hidden = {layer: output.decoder_hidden_states[layer] for layer in hidden_layers}
+        logits = None if logits_from is None else output.logits[:, logits_from:]
+        return Output.of(window.slots, feeds, logits, logits_from, hidden)
+
+    def _masked(self, mask: Mask) -> dict[str, Any]:
+        """Arguments of the model for the decoder's mask."""
+        return {} if self.chains_only else {"decoder_attention_mask": mask}
+
+    def _attended(self, cache: Seq2SeqCache, window: Window) -> dict[str, Any]:
+        """Arguments of the model for a window's rows and the sources of its slots."""
+        own = [cache.sources.length(cache.beside[slot]) for slot in window.slots if slot is not None]
+        if not all(own):
+            raise OutpaceError("a slot has no source: take slots of this target with open(cache, source)")
+        count, lengths, longest = len(own), torch.tensor(own, device=self.device), max(own)
+        # Only the shape of these states is used, since their keys and values are in the cache.
+        states = torch.zeros((), dtype=self.model.dtype, device=self.device).expand(
+            count, longest, self._size
+        )
+        rows = CacheAdapter(window, self._places)
+        return {
+            "encoder_outputs": _Encoded(last_hidden_state=states),
+            "attention_mask": (torch.arange(longest, device=self.device) < lengths[:, None]).long(),
+            self._cache_argument: EncoderDecoderCache(
+                rows, _Cross(cache.sources.views(window.start, window.stop))
+            ),
+            "use_cache": True,
+        }
+
+    # -- construction ------------------------------------------------------------------------------------
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Determine the shape of each layer's rows, and the vocabulary."""
+        name, config = family(self.model), config_of(self._encoder, self.model)
+        self._size = size_in(config.get_text_config(), "hidden_size", self.model)
+        states = torch.zeros((1, 1, self._size), dtype=self.model.dtype, device=self.device)
+        try:
+            own, cross, logits = self._start_of(states)
+        except UnsupportedModel:
+            raise
+        except Exception as error:
+            source, token = Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device)
+            taken = "a 4-D mask, an encoder's states and a cache object"
+            refuse_unprobed(self.model, taken, error, partial(self._run, self.model, source, token))
+        if not own.rows or list(cross.shapes) != list(range(len(cross.rows))):
+            raise UnsupportedModel(f"{name} does not keep its keys and values in the cache it is given")
+        self._places = {layer: place for place, layer in enumerate(own.shapes)}
+        self._layers = list(own.shapes.values())
+        self._cross = list(cross.shapes.values())
+        self.vocabulary: int = logits.shape[-1]
+
+    @staticmethod
+    def _run(model: Any, source: Source | None, ids: Tensor, **options: Any) -> Any:
+        """A plain forward over texts [B, n] decoded from one source."""
+        assert source is not None
+        more: dict[str, Any] = {}
+        if (
+            model.main_input_name == _TEXT
+        ):  # without a cache FSMT masks later tokens only if it has the source
+            more["input_ids"] = torch.zeros(
+                (len(ids), len(source.states)), dtype=torch.long, device=ids.device
+            )
+        states = source.states.expand(len(ids), -1, -1)
+        return model(
+            encoder_outputs=_Encoded(last_hidden_state=states),
+            decoder_input_ids=ids,
+            use_cache=False,
+            **more,
+            **options,
+        )
+
+    def reference(self) -> Stock:
+        """The model that the self-test compares with."""
+        embedded, own = len(embeddings_of(self._decoder).weight), (self.model,)
+        return Stock(self.model, self._run, self._unchecked, embedded, own, sources=self._test_sources())
+
+    @classmethod
+    def _unchecked(cls, model: Any) -> Seq2SeqTarget:
+        return cls(model, check=False)
+
+    def _test_sources(self) -> tuple[Source, Source]:
+        """Sources of noise, of different lengths unless the encoder reads features."""
+        generator = torch.Generator().manual_seed(0)
+        noise = torch.randn((_TEST_LENGTHS[0], self._size), generator=generator)
+        noise = noise.to(self.device, self.model.dtype)
+        other = noise.flip(0) if self.reads_features else noise[: _TEST_LENGTHS[1]]
+        return Source(noise), Source(other)
+
+
+def _start(model: PreTrainedModel) -> tuple[int, ...]:
+    """The tokens that the decoder starts with: the first, and the one that is forced after it, if any.
+
+    From the generation config, or from the config where it has none.
+    """
+    names = ("decoder_start_token_id", "forced_bos_token_id")
+    found = [
+        next((token for config in configs if (token := getattr(config, name, None)) is not None), None)
+        for name in names
+        for configs in [(model.generation_config, model.config)]
+    ]
+    return tuple(int(token) for token in found if token is not None) if found[0] is not None else ()

@@ -1,0 +1,160 @@
+"""Draft models and tokenizers by name: loaded once, and shared by the engines that name them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from outpace.core import OutpaceError, UnsupportedModel, first_line, out_of_memory
+from outpace.targets import Target, TargetModel, is_gguf
+from outpace.targets.weights.checkpoint import read_config
+
+# (path, dtype, device) -> the model; freed with the last engine that uses it.
+_LOADED: weakref.WeakValueDictionary[tuple[str, str, str], TargetModel] = weakref.WeakValueDictionary()
+
+
+def load_model(model: Any, target: TargetModel, device: str | None = None) -> TargetModel:
+    """A draft model as a target: a loaded one unchanged, a named one in the target's dtype.
+
+    Engines that name one model share its weights.
+
+    Args:
+        device: device of a named one; None for the target's.
+
+    Raises:
+        OutpaceError: transformers cannot load it, or the device cannot be used here.
+        UnsupportedModel: it is an encoder-decoder model.
+    """
+    if not isinstance(model, str | Path):
+        return _without_encoder(Target(model))
+    source = str(Path(model).resolve() if Path(model).exists() else model)
+    place = target.device if device is None else torch.device(device)
+    key = (source, str(target.dtype), str(place))
+    loaded = _LOADED.get(key)
+    if loaded is None:
+        if is_gguf(model):
+            if device is not None:
+                raise OutpaceError(f"draft_model: {model} is a GGUF file, so leave device out")
+            loaded = _LOADED[key] = Target(model)
+            return loaded
+        found = read_model(str(model), dtype=target.dtype)
+        try:
+            found = found.to(place)
+        except (RuntimeError, AssertionError) as error:
+            if out_of_memory(error):
+                raise
+            raise OutpaceError(f"draft_model: device {str(place)!r} cannot be used here: {error}") from error
+        loaded = _LOADED[key] = Target(found)
+    return loaded
+
+
+def _without_encoder(model: TargetModel) -> TargetModel:
+    """Refuse a draft model with an encoder: draft models read the text alone, without a source.
+
+    Raises:
+        UnsupportedModel: it has an encoder.
+    """
+    if model.has_encoder:
+        raise _with_encoder(type(model.model).__name__)
+    return model
+
+
+def _with_encoder(name: str) -> UnsupportedModel:
+    return UnsupportedModel(
+        f"draft_model: {name} is an encoder-decoder model, and a draft model reads no source; give a "
+        "decoder-only model, or use a drafter without a model, such as reference"
+    )
+
+
+def read_model(name: str, **options: Any) -> Any:
+    """Load a transformers model, in evaluation mode, on the CPU.
+
+    Args:
+        options: of ``from_pretrained``.
+
+    Raises:
+        OutpaceError: transformers cannot load it, or weights are missing.
+        UnsupportedModel: it is an encoder-decoder model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    # transformers loads the decoder of some alone, which predicts poorly without its source.
+    if getattr(_read(read_config, name), "is_encoder_decoder", False):
+        raise _with_encoder(name)
+    read = AutoModelForCausalLM.from_pretrained
+    loaded, info = _read(read, name, use_safetensors=True, output_loading_info=True, **options)
+    refuse_incomplete(info, f"draft_model {name!r}")
+    return loaded
+
+
+def refuse_incomplete(info: Mapping[str, Any], shown: str) -> None:
+    """Refuse a model without some of its weights: transformers would put random numbers there, and only warn.
+
+    Args:
+        info: the ``output_loading_info`` of ``from_pretrained``.
+        shown: the model's name for messages.
+
+    Raises:
+        OutpaceError: weights are missing; the message names some.
+    """
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise OutpaceError(
+            f"cannot load {shown}: its weights are incomplete; missing are {', '.join(missing[:3])}"
+            + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        )
+
+
+def _read(read: Callable[..., Any], name: str, **options: Any) -> Any:
+    try:
+        return read(name, **options)
+    except OutpaceError as error:
+        raise type(error)(f"draft_model: {error}") from error
+    except Exception as error:  # transformers, the hub and a model's own code may raise anything
+        if out_of_memory(error):
+            raise
+        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {first_line(error)}") from error
+
+
+def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
+    """A tokenizer that was given, by name or as an object, otherwise the one in a model's folder.
+
+    Args:
+        model: the model's name or path; or a target, whose transformers model has its name.
+        needed: whether to query the hub, and to fail if there is none; otherwise only a folder is read.
+
+    Raises:
+        OutpaceError: transformers cannot load it.
+    """
+    if given is not None and not isinstance(given, str | Path):
+        return given
+    if given is None and isinstance(model, TargetModel) and model.tokenizer is not None:
+        return model.tokenizer
+    name = given if given is not None else _name(model)
+    if not name or (given is None and not needed and not (Path(name) / "tokenizer.json").is_file()):
+        return None
+    return _tokenizer(str(name))
+
+
+def _name(model: Any) -> str | Path | None:
+    if isinstance(model, str | Path):
+        return model
+    name = getattr(model.model if isinstance(model, TargetModel) else model, "name_or_path", None)
+    return name if isinstance(name, str) else None
+
+
+@lru_cache(maxsize=8)
+def _tokenizer(name: str) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(name)
+    except Exception as error:  # transformers and the hub may raise anything
+        raise OutpaceError(
+            f"draft_model: transformers cannot load a tokenizer from {name!r}: {first_line(error)}"
+        ) from error
