@@ -181,7 +181,8 @@ def same_unit(unit: str, importer: str, target: str) -> str:
 
 def between_rooms(importer: str, target: str) -> str:
     """The reason why one room of targets may not import another; a name that is no room is its door's."""
-    target = target if f"targets.{target}" in MODULES or f"targets.{target}.__init__" in MODULES else "__init__"
+    if not {f"targets.{target}", f"targets.{target}.__init__"} & set(MODULES):
+        target = "__init__"
     for room in (importer, target):
         if room not in FLOOR:
             return f"{room!r} has no floor in targets yet: give it one in tests/test_layers.py"
