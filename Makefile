@@ -29,7 +29,7 @@ BIN := $(VENV)/bin
 RUN := $(VENV)/.installed-run
 TEST := $(VENV)/.installed-test
 DEV := $(VENV)/.installed-dev
-INPUTS := pyproject.toml constraints.txt
+INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 
 # Everything runs on models in the repository; nothing is fetched while it runs.
 export HF_HUB_OFFLINE := 1
@@ -56,7 +56,7 @@ soak: $(TEST)
 	SOAK=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_soak.py -s
 
 conformance: $(TEST)
-	$(BIN)/python tools/conformance/run.py
+	$(BIN)/python lab/tools/conformance/run.py
 
 # llama.cpp is compiled once, about ten minutes, into a wheel outside the clone.
 LLAMACPP := llama-cpp-python==0.3.36
@@ -70,7 +70,7 @@ test-llamacpp-real: $(VENV_LLAMACPP)/.installed
 	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python -m pytest -m real --durations 25 tests/llamacpp
 
 exactness: $(VENV_LLAMACPP)/.installed
-	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python tools/exactness.py
+	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python lab/tools/exactness.py
 
 # gcc drops the configuration of tiles in llama.cpp's products for AMX, which then end the process.
 LLAMACPP_FLAGS ?= $(shell cc -mno-amx-int8 -E - </dev/null >/dev/null 2>&1 && echo -DCMAKE_CXX_FLAGS=-mno-amx-int8)
@@ -81,7 +81,7 @@ $(VENV_LLAMACPP)/.installed: $(INPUTS)
 		CMAKE_ARGS="$(LLAMACPP_FLAGS)" $(VENV_LLAMACPP)/bin/python -m pip wheel --no-cache-dir --no-deps \
 			--wheel-dir $(WHEELS) $(LLAMACPP)
 	$(VENV_LLAMACPP)/bin/python -m pip install --quiet --constraint constraints.txt --find-links $(WHEELS) \
-		--editable '.[test]' $(LLAMACPP)
+		--editable '.[test]' --editable './lab[test]' $(LLAMACPP)
 	@touch $@
 
 VENV_OPTIONAL ?= .venv-optional
@@ -92,15 +92,15 @@ test-optional: $(VENV_OPTIONAL)/.installed
 
 $(VENV_OPTIONAL)/.installed: $(INPUTS)
 	$(PYTHON) -m venv $(VENV_OPTIONAL)
-	$(VENV_OPTIONAL)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' \
+	$(VENV_OPTIONAL)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' --editable './lab[test]' \
 		torchao==0.18.0 bitsandbytes==0.50.2 sentencepiece==0.2.3
 	@touch $@
 
 test-cpus: $(TEST)
-	OMP_NUM_THREADS=1 $(BIN)/python tools/cpus.py
+	OMP_NUM_THREADS=1 $(BIN)/python lab/tools/cpus.py
 
 test-sanitised: $(TEST)
-	OMP_NUM_THREADS=1 $(BIN)/python tools/sanitised.py
+	OMP_NUM_THREADS=1 $(BIN)/python lab/tools/sanitised.py
 
 VENV_RAY ?= .venv-ray
 
@@ -109,7 +109,7 @@ test-ray: $(VENV_RAY)/.installed
 
 $(VENV_RAY)/.installed: $(INPUTS)
 	$(PYTHON) -m venv $(VENV_RAY)
-	$(VENV_RAY)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray]'
+	$(VENV_RAY)/bin/python -m pip install --quiet --constraint constraints.txt --editable '.[test,ray]' --editable './lab[test]'
 	@touch $@
 
 lint: lint-ruff lint-format lint-mypy
@@ -131,11 +131,11 @@ $(RUN): $(INPUTS) | $(BIN)/python
 	@touch $@
 
 $(TEST): $(INPUTS) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[test]' --editable './lab[test]'
 	@touch $(RUN) $@
 
 $(DEV): $(INPUTS) | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]' --editable './lab[test]'
 	@touch $(RUN) $(TEST) $@
 
 # One environment for each file constraints-lowest*.txt.
@@ -149,12 +149,12 @@ test-lowest: $(LOWEST:%=$(VENV_LOWEST)/%/.installed)
 
 $(VENV_LOWEST)/%/.installed: constraints-%.txt pyproject.toml
 	$(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --constraint $< --editable '.[test]'
+	$(@D)/bin/python -m pip install --quiet --constraint $< --editable '.[test]' --editable './lab[test]'
 	@touch $@
 
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find src tests tools examples benchmarks integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
+	find src lab tests tools examples integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
 	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY)

@@ -14,8 +14,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gguf_types import quantise
-from outpace.bench.lab.gguf import write_gguf
 from outpace.embedded import nano_draft_path, nano_path
+from outpace_lab.bench.gguf import write_gguf
 
 
 @lru_cache(maxsize=1)

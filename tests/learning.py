@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outpace.learned.learned import Batch, Learned, Losses
 from outpace.sequence import Step
-from outpace.train.objectives import ground_truth
+from outpace_lab.train.objectives import ground_truth
 
 
 def train(module: Learned, batch: Batch, steps: int, rate: float = 5e-3) -> list[Losses]:

@@ -20,10 +20,11 @@ import exactness
 from outpace.bench.methods import split_drafters
 from outpace.cli.app import app
 from outpace.core import PROMISES, OutpaceError
-from outpace.drafters import DRAFTERS, LEARNED, load_drafter
+from outpace.drafters import DRAFTERS, load_drafter
 from outpace.spec import load
-from outpace.train import Learning
 from outpace.verify import VERIFIERS, load_verifier
+from outpace_lab.train import Learning
+from outpace_lab.train.methods import LEARNED
 
 ROOT = Path(__file__).parent.parent
 # The log names commands and options as they were then.

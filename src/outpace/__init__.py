@@ -32,12 +32,10 @@ if TYPE_CHECKING:
     from .hf import accelerate, decode, restore
     from .loading import load
     from .targets import Target
-    from .targets.drift import Drift, measure_drift
 
 __all__ = [
     "AsyncEngine",
     "ContextOverflow",
-    "Drift",
     "Engine",
     "Generation",
     "OutpaceError",
@@ -53,7 +51,6 @@ __all__ = [
     "drafters",
     "load",
     "load_drafter",
-    "measure_drift",
     "nano_draft_path",
     "nano_drafter_path",
     "nano_path",
@@ -66,7 +63,6 @@ limit_libraries()  # before torch is imported, which reads them
 _HOME = {
     "AsyncEngine": "engine",
     "ContextOverflow": "core",
-    "Drift": "targets.drift",
     "Engine": "engine",
     "Generation": "core",
     "OutpaceError": "core",
@@ -80,7 +76,6 @@ _HOME = {
     "decode": "hf",
     "load": "loading",
     "load_drafter": "drafters",
-    "measure_drift": "targets.drift",
     "restore": "hf",
 }
 

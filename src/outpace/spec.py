@@ -21,14 +21,15 @@ import difflib
 import sys
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from typing import Any, Generic, Literal, TypeVar
 
 from outpace.core import OutpaceError
+from outpace.plugins import checked_class, installed, load_class, moved
 
 T = TypeVar("T")
 
@@ -90,55 +91,6 @@ def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | Non
     return _Loader(kind, table, base).load(spec)
 
 
-def installed(kind: str) -> dict[str, EntryPoint]:
-    """The entry points of other packages in the group ``outpace.{kind}s``, by name, without importing them.
-
-    Raises:
-        OutpaceError: two packages register different classes under one name.
-    """
-    found: dict[str, EntryPoint] = {}
-    for entry in entry_points(group=f"outpace.{kind}s"):
-        other = found.setdefault(entry.name, entry)
-        if other.value != entry.value:
-            raise OutpaceError(
-                f"two packages register the {kind} {entry.name!r}: {package_of(other)} ({other.value}) and "
-                f"{package_of(entry)} ({entry.value}); uninstall one of them"
-            )
-    return found
-
-
-def package_of(entry: EntryPoint) -> str:
-    """The name and version of the package that registers an entry point."""
-    return "an unknown package" if entry.dist is None else f"{entry.dist.name} {entry.dist.version}"
-
-
-def load_class(kind: str, entry: EntryPoint, base: type[T]) -> type[T]:
-    """The class of an entry point.
-
-    Raises:
-        OutpaceError: it cannot be imported, or it is not a dataclass that derives from ``base``.
-    """
-    return _imported(kind, f"{entry.name!r} of {package_of(entry)}", entry.load, base)
-
-
-def _imported(kind: str, name: str, read: Callable[[], Any], base: type[T]) -> type[T]:
-    """The class that ``read`` imports, checked."""
-    try:
-        found = read()
-    except Exception as error:  # a module may raise anything while it is imported
-        reason = f"{type(error).__name__}: {error}"
-        raise OutpaceError(f"the {kind} {name} cannot be imported: {reason}") from error
-    if not (isinstance(found, type) and issubclass(found, base)):
-        raise OutpaceError(
-            f"{name} is not a {kind}: it is {found!r}, and a {kind} is a class that derives from "
-            f"{base.__module__}.{base.__qualname__}"
-        )
-    # Otherwise its annotations would be ignored, and its options would be those of its base.
-    if "__dataclass_params__" not in vars(found):
-        raise OutpaceError(f"the {kind} {name} is not a dataclass; put @dataclass(frozen=True) before it")
-    return found
-
-
 @dataclass(frozen=True)
 class _Loader(Generic[T]):
     """Parser of specs with balanced parentheses."""
@@ -168,12 +120,14 @@ class _Loader(Generic[T]):
             return name, self.table[name], options
         others: Mapping[str, EntryPoint] = {}
         if self.base is not None:
-            others = installed(self.kind)
+            others = installed(f"{self.kind}s")
             if name in others:
                 return name, load_class(self.kind, others[name], self.base), options
             if _is_module(name, options):
                 attribute, _, options = (part.strip() for part in options.partition(":"))
                 return f"{name}:{attribute}", self._of_path(name, attribute, self.base), options
+        if advice := moved(self.kind, name):
+            raise OutpaceError(advice)
         names = [*self.table, *others]
         near = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
@@ -185,7 +139,7 @@ class _Loader(Generic[T]):
             raise OutpaceError(f"{module!r} is a module; name a {self.kind} in it, as in {module}:ClassName")
         path = f"{module}:{attribute}"
         try:
-            return _imported(self.kind, path, lambda: getattr(import_module(module), attribute), base)
+            return checked_class(self.kind, path, lambda: getattr(import_module(module), attribute), base)
         except OutpaceError as error:
             cause = error.__cause__
             if isinstance(cause, ModuleNotFoundError) and f"{module}.".startswith(f"{cause.name}."):

@@ -19,7 +19,6 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llama
 
 import outpace
 from gguf_files import gguf_file
-from outpace.bench import tuning
 from outpace.cli import app
 from outpace.cli.chat import Chat
 from outpace.cli.interrupt import Interrupt
@@ -27,6 +26,7 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import Target
 from outpace.targets.llamacpp.library import LlamaContext, library, log
+from outpace_lab.bench import tuning
 from serving import FORM, PERSON, run, serving
 
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)

@@ -19,12 +19,10 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llama
 
 import outpace
 from gguf_files import _model, gguf_file
-from outpace.bench.lab.gguf import splitting, write_gguf
-from outpace.bench.lab.roof import measure_widths
 from outpace.cache import CacheFull
 from outpace.cli import app
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams, UnsupportedModel
-from outpace.drafters import DraftModel
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
 from outpace.loading.placement import Spread
@@ -32,6 +30,8 @@ from outpace.serve.pool import Share
 from outpace.serve.texts import Texts
 from outpace.targets import Rows, Target
 from outpace.targets.llamacpp.library import ROWS
+from outpace_lab.bench.gguf import splitting, write_gguf
+from outpace_lab.bench.roof import measure_widths
 
 TEXT = "Tom has 12 apples.\n\n    def add(a, b):  # x\n\treturn a+b 3.14 – 日本語 🙂\n  \n x"
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)

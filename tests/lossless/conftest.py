@@ -17,7 +17,7 @@ from lossless.trained import tuned, with_trained
 from outpace.core import Generation, SamplingParams
 from outpace.targets import TargetModel
 from outpace.targets.weights.adapters import merge
-from outpace.train.joint import TARGET
+from outpace_lab.train.joint import TARGET
 
 SAMPLINGS = {
     "greedy": SamplingParams(max_new_tokens=64),

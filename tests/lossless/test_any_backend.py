@@ -10,7 +10,7 @@ import pytest
 from list_target import ListCache, ListTarget
 from outpace.cache import Slot
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters import DraftModel
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.draws.sampling import Key, noisy_argmax
 from outpace.engine.engine import Engine
 from outpace.targets import Rows

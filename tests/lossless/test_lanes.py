@@ -12,10 +12,11 @@ from models import tiny_llama
 from outpace.cache import KVCache, Slot, Window
 from outpace.cache.lanes import Lane
 from outpace.core import SamplingParams
-from outpace.drafters import DraftModel
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
-from outpace.targets import CausalTarget, ContrastiveTarget, TargetModel
+from outpace.targets import CausalTarget, TargetModel
 from outpace.testing import ToyTarget
+from outpace_lab.targets import ContrastiveTarget
 
 # Short, long, and two that join while the others decode; all outgrow their first lane.
 PROMPTS = [[5, 3], [(7 * i) % 31 + 1 for i in range(90)], [4, 4, 8] * 8, [9]]

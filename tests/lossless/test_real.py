@@ -12,13 +12,14 @@ import torch
 
 from learning import train
 from outpace import Engine, Generation, SamplingParams
-from outpace.drafters import DRAFTERS, LEARNED
+from outpace.drafters import DRAFTERS
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.embedded import smollm2_path
 from outpace.loading import Loaded, load
 from outpace.targets import CausalTarget
-from outpace.train.data import Document
-from outpace.train.reading import read_batch
+from outpace_lab.train.data import Document
+from outpace_lab.train.methods import LEARNED
+from outpace_lab.train.reading import read_batch
 
 pytestmark = [
     pytest.mark.real,

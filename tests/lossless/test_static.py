@@ -22,11 +22,12 @@ from devices import CUDA, DEVICES
 from models import tiny_llama
 from outpace.cache import Slot
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters import DraftModel
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
-from outpace.targets import CausalTarget, ContrastiveTarget, Rows
+from outpace.targets import CausalTarget, Rows
 from outpace.targets.gpu.graphs import CudaGraphs, Eager, Made, Runner
 from outpace.targets.inputs.changes import Structure
+from outpace_lab.targets import ContrastiveTarget
 from replay import HostRead, Replay
 from zoo.families import FAMILIES
 

@@ -16,15 +16,15 @@ import outpace
 from learning import train
 from lossless.prompts import PROMPTS
 from outpace.core import SamplingParams
-from outpace.drafters import LEARNED
 from outpace.drafters.heads.medusa import MedusaHeads
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
 from outpace.targets import TargetModel
-from outpace.train.data import Document
-from outpace.train.joint import Joint
-from outpace.train.lora import LoRA
-from outpace.train.reading import read_batch
+from outpace_lab.train.data import Document
+from outpace_lab.train.joint import Joint
+from outpace_lab.train.lora import LoRA
+from outpace_lab.train.methods import LEARNED
+from outpace_lab.train.reading import read_batch
 
 # Few texts, so that a few seconds teach a drafter enough of them for its drafts to be accepted.
 _TEXTS = 3

@@ -32,8 +32,7 @@ from outpace.drafters import load_drafter
 from outpace.drafters.blocks.dflash import DFlashConfig, DFlashModule
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
-from outpace.drafters.heads.medusa import BlockwiseHeads, MedusaConfig, MedusaHeads
-from outpace.drafters.layers.exit_adapter import Adapter
+from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
 from outpace.drafters.retrieval.datastore import Datastore
 from outpace.drafters.retrieval.datastore_header import MAGIC, SIZE
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
@@ -45,6 +44,8 @@ from outpace.targets import Target, TargetModel
 from outpace.targets.llamacpp.header import check_layers
 from outpace.targets.weights.checkpoint import read_config
 from outpace.targets.weights.pretrained import load_model
+from outpace_lab.drafters.blockwise import BlockwiseHeads
+from outpace_lab.drafters.layers.exit_adapter import Adapter
 
 pytestmark = linux
 

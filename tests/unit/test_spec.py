@@ -12,9 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.core import OutpaceError
-from outpace.drafters import Combined, Lookahead, load_drafter
+from outpace.drafters import load_drafter
+from outpace.drafters.combined.combined import Combined
+from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.spec import installed, load, package_of
-from outpace.verify import Match, load_verifier
+from outpace.verify import load_verifier
+from outpace.verify.match import Match
 
 
 class Thing:
@@ -158,8 +161,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from outpace.drafters import Drafter, PromptLookup
-from outpace.verify import Match
+from outpace.drafters import Drafter
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.verify.match import Match
 
 if TYPE_CHECKING:
     from nowhere import Missing

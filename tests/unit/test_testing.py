@@ -14,7 +14,9 @@ import torch
 from outpace.cache import KVCache, Slot
 from outpace.cache.lanes import Lane
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters import Drafter, Lookahead, NoDraft, SequenceDrafter
+from outpace.drafters import Drafter, SequenceDrafter
+from outpace.drafters.none import NoDraft
+from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence as Text
 from outpace.sequence import Step

@@ -21,9 +21,10 @@ import outpace
 from outpace import Engine, SamplingParams, Target
 from outpace.cache import KVCache
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.drafters import DraftModel
-from outpace.targets import ContrastiveTarget, Rows
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.targets import Rows
 from outpace.targets.inputs.forward import CacheAdapter
+from outpace_lab.targets import ContrastiveTarget
 from zoo.families import CHAINS, VOCABULARY, WINDOW
 from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, START
 from zoo.test_families import RandomTrees

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from outpace.core import Draft, OutpaceError
-from outpace.drafters import Suffix
+from outpace.drafters.copying.suffix import Suffix
 from outpace_sglang.drafts import Drafts, HostedModel, accepted, hosted_drafter
 from outpace_sglang.plugin import algorithm_class, check_request, refuse_inexact, register, worker_class
 

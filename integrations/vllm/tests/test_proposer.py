@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters import PromptLookup, Suffix
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.copying.suffix import Suffix
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.draws.sampling import Key
 from outpace.sequence import Sequence as Text

@@ -10,7 +10,6 @@ from pathlib import Path
 import torch
 
 from outpace.bench.ours import Ours
-from outpace.bench.peers import worker_of
 from outpace.bench.runs import BASELINE, Method
 from outpace.bench.stock import KINDS, Stock, load_assistant
 from outpace.core import OutpaceError
@@ -18,6 +17,7 @@ from outpace.drafters import load_drafter
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
 from outpace.targets import is_gguf
+from outpace_lab.bench.peers import worker_of
 
 LIBRARIES = {
     "transformers": KINDS,

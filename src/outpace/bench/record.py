@@ -9,10 +9,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from outpace.bench.lab.roof import Roof
 from outpace.bench.rows import Row
 from outpace.core import OutpaceError
 from outpace.files import read_json
+from outpace_lab.bench.roof import Roof
 
 FORMAT, VERSION = "outpace bench", 1
 # What distinguishes rows of the same drafter in a file of several runs.

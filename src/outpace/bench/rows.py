@@ -7,15 +7,15 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
-from outpace.bench.grading import Grader, Quality, quality_of
-from outpace.bench.lab.roof import Roof
 from outpace.bench.latency import Latency, latency_of
 from outpace.bench.run import Measured, Trace
 from outpace.bench.runs import Run
 from outpace.bench.speed import Sample, Speed, samples_of, speed_of, speed_of_categories
 from outpace.bench.statistics import ratio, repeated_4grams
 from outpace.core import Promise
-from outpace.targets.drift import parting
+from outpace.targets.ties import parting
+from outpace_lab.bench.grading import Grader, Quality, quality_of
+from outpace_lab.bench.roof import Roof
 
 Margin = Callable[[Seq[int], Seq[int]], float]
 NEAR_TIE = 1e-4  # difference of two logits

@@ -14,8 +14,8 @@ from itertools import zip_longest
 from pathlib import Path
 
 from outpace.bench.items import Suite, read_items
-from outpace.bench.public import PUBLIC, load_public
 from outpace.core import OutpaceError
+from outpace_lab.bench.public import PUBLIC, load_public
 
 COPYING = ("rewriting", "retrieval")
 PACKAGED = ("builtin", *COPYING)

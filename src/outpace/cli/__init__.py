@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import sys
 
-from outpace.cli.app import INTERRUPTED, app
+from outpace.cli.app import INTERRUPTED, add_plugins, app
 
 # Each module registers its command; --help lists them in this order.
 # isort: off
-from outpace.cli import demo, generate, chat, drafters  # noqa: F401
-from outpace.cli import bench, scaling, tune, grow  # noqa: F401
-from outpace.cli import train, search, datastore, serve  # noqa: F401
+from outpace.cli import demo, generate, chat, drafters, bench, datastore, serve  # noqa: F401
 # isort: on
+
+add_plugins(app)
 
 
 def main() -> None:

@@ -11,18 +11,31 @@ from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from typer.core import TyperGroup
 
 from outpace._version import __version__
 from outpace.cli import screen
-from outpace.core import OutpaceError, out_of_memory
+from outpace.core import OutpaceError, first_line, out_of_memory
+from outpace.plugins import installed, load_object, moved, package_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
 
+
+class _Commands(TyperGroup):
+    """The commands; one that is in another package is named with that package."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in self.commands and (advice := moved("command", args[0])):
+            ctx.fail(advice)
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="outpace",
+    cls=_Commands,
     help="Faster decoding of Hugging Face models and GGUF files, exact as docs/exactness.md has it.",
     no_args_is_help=True,
     add_completion=False,
@@ -36,6 +49,18 @@ datastores = typer.Typer(
 app.add_typer(datastores, name="datastore")
 benchmarks = typer.Typer()
 app.add_typer(benchmarks, name="bench")
+
+
+def add_plugins(app: typer.Typer) -> None:
+    """Add the commands of other packages, each under its package's name; one that fails is told in a line."""
+    for name, entry in sorted(installed("commands").items()):
+        known = len(app.registered_commands)
+        try:
+            load_object("commands of", entry)(app)
+        except Exception as error:  # whatever a package raises, the other commands work
+            screen.note(f"the commands of {name} are left out: {first_line(error)}", style="yellow")
+        for command in app.registered_commands[known:]:
+            command.rich_help_panel = command.rich_help_panel or package_of(entry)
 
 
 def fail(message: str) -> None:

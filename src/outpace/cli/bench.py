@@ -169,9 +169,9 @@ def refuse_given(context: typer.Context) -> None:
 def compare_benchmarks(first: FirstResult, second: SecondResult, as_json: o.AsJson = False) -> None:
     """Compare two results of `outpace bench --json FILE` side by side."""
     with screen.busy("reading ..."):
-        from outpace.bench import comparison
         from outpace.bench.record import read_rows
         from outpace.cli import bench_tables as bench_report
+        from outpace_lab.bench import comparison
 
         (one, rows), (two, others) = read_rows(first), read_rows(second)
         found = comparison.compare(one, two, (rows, others))

@@ -16,13 +16,7 @@ from typing import Any
 import torch
 
 from outpace.bench import record as records
-from outpace.bench.grading import check_gradable, grader_of
 from outpace.bench.items import Suite, counted
-from outpace.bench.lab.gguf import write_gguf
-from outpace.bench.lab.grown import Grown
-from outpace.bench.lab.growth import vocabulary_note
-from outpace.bench.lab.growth_folder import shape_of
-from outpace.bench.lab.roof import EXPERTS, Roof, measure_roof
 from outpace.bench.machine import machine
 from outpace.bench.methods import (
     READ_GGUF,
@@ -34,7 +28,6 @@ from outpace.bench.methods import (
     split_peers,
     with_lengths,
 )
-from outpace.bench.peers import versions_of
 from outpace.bench.record import Record
 from outpace.bench.rows import rows_of
 from outpace.bench.run import Settings, measure, reason
@@ -51,8 +44,15 @@ from outpace.drafters import load_drafter
 from outpace.embedded import nano_draft_path, nano_path
 from outpace.loading import Loaded
 from outpace.targets import is_gguf
-from outpace.targets.drift import margin_of
+from outpace.targets.ties import margin_of
 from outpace.verify import load_verifier
+from outpace_lab.bench.gguf import write_gguf
+from outpace_lab.bench.grading import check_gradable, grader_of
+from outpace_lab.bench.grown import Grown
+from outpace_lab.bench.growth import vocabulary_note
+from outpace_lab.bench.growth_folder import shape_of
+from outpace_lab.bench.peers import versions_of
+from outpace_lab.bench.roof import EXPERTS, Roof, measure_roof
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> 
     if found.rows:
         screen_of = screen.err() if as_json == STANDARD_OUTPUT else screen.out()
         report.show(found, screen_of)
-    from outpace.bench.html import page
+    from outpace_lab.bench.html import page
 
     drawn = html if found.rows else None
     write_results(json.dumps(records.as_json(found)), as_json, lambda: page(found), drawn)

@@ -11,11 +11,11 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from outpace.bench.comparison import Comparison
 from outpace.bench.items import counted
 from outpace.bench.record import Record
 from outpace.bench.remarks import missing, remarks, totals, versions
 from outpace.bench.rows import Row, number
+from outpace_lab.bench.comparison import Comparison
 
 _LOOK: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,

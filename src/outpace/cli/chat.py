@@ -11,11 +11,11 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.online import check_online, engine_of, learning
 from outpace.cli.parts import Source, profiled, sampling
 from outpace.cli.running import exactness_note, rate, run_one
 from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.reading import token_ids
+from outpace_lab.cli.online import check_online, engine_of, learning
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine

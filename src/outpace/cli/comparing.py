@@ -20,7 +20,7 @@ from outpace.core import Generation, SamplingParams
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
-    from outpace.targets.drift import Drift
+    from outpace_lab.drift import Drift
 
 _WARM_UP_TOKENS = 8
 
@@ -145,7 +145,7 @@ def first_difference(
     model: Loaded, job: Job, plain: Generation, other: Generation, greedy: bool
 ) -> Difference | None:
     """The first place where two outputs of a prompt differ; None if they are equal."""
-    from outpace.targets.drift import margin, parting
+    from outpace.targets.ties import margin, parting
 
     index = parting(plain.tokens, other.tokens)
     if index is None:
@@ -171,7 +171,7 @@ def compare(
 
     None if interrupted before both sides were measured once.
     """
-    from outpace.targets.drift import measure_drift
+    from outpace_lab.drift import measure_drift
 
     if params.seed is None and not params.greedy:
         params = replace(params, seed=secrets.randbits(64))
@@ -248,7 +248,7 @@ def report(found: Seq[Comparison], label: str, writer: Writer) -> None:
 
 def _table(found: Seq[Comparison], label: str) -> Table:
     """Table of sums over the prompts: tokens, steps and median seconds."""
-    from outpace.targets.drift import Drift
+    from outpace_lab.drift import Drift
 
     table = Table("", "plain", label, title=None)
     for column in table.columns[1:]:

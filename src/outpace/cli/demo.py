@@ -26,12 +26,12 @@ from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import first_difference, kept, promises, warm_up
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.online import engine_of
 from outpace.cli.parts import Source, labelled, profiled, sampling
 from outpace.cli.prompts import Prompt
 from outpace.cli.running import Job, rate
 from outpace.core import OutpaceError, SamplingParams
 from outpace.text import TextStream
+from outpace_lab.cli.online import engine_of
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -92,7 +92,7 @@ def demo(
         raise OutpaceError("--real and --gguf each name a model; give one of them")
     if gguf:
         with screen.busy("writing the embedded model as a GGUF file ..."):
-            from outpace.bench.lab.gguf import nano_gguf
+            from outpace_lab.bench.gguf import nano_gguf
 
             model = str(nano_gguf())
     if real:

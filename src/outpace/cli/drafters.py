@@ -58,9 +58,9 @@ def _entry(name: str, package: str, cls: type[Any]) -> dict[str, Any]:
 def _third_party() -> Iterator[dict[str, Any]]:
     """The drafters of other packages; unusable ones are listed with their error."""
     from outpace.drafters import DRAFTERS, Drafter
-    from outpace.spec import installed, load_class, package_of
+    from outpace.plugins import installed, load_class, package_of
 
-    for name, entry in installed("drafter").items():
+    for name, entry in installed("drafters").items():
         package = package_of(entry)
         try:
             if name in DRAFTERS:

@@ -17,7 +17,6 @@ from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import compare_all
 from outpace.cli.encoder_decoder import check_audio, spoken, with_own_rules
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.online import check_online, engine_of, learning
 from outpace.cli.parts import Source, labelled, profiled, sampling
 from outpace.cli.place import note_traffic, place_of
 from outpace.cli.progress import bar
@@ -34,6 +33,7 @@ from outpace.cli.running import (
 )
 from outpace.cli.writer import Writer
 from outpace.core import Generation, OutpaceError, SamplingParams
+from outpace_lab.cli.online import check_online, engine_of, learning
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine

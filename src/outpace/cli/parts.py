@@ -85,7 +85,7 @@ class Source:
                 )
             if self.llamacpp:
                 raise OutpaceError("--llamacpp is for .gguf files, which --like does not grow; leave one out")
-            from outpace.bench.lab.grown import load_grown
+            from outpace_lab.bench.grown import load_grown
 
             return load_grown(
                 self.model,

@@ -18,10 +18,10 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
-from outpace.cli.online import check_online, learning, read_topics
 from outpace.cli.parts import Source, profiled
 from outpace.cli.place import place_of
 from outpace.core import OutpaceError
+from outpace_lab.cli.online import check_online, learning, read_topics
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine

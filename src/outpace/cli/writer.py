@@ -46,7 +46,7 @@ def check_outputs(as_json: str | None, html: Path | None) -> None:
         check_out(Path(as_json), overwrite=True)
     if html is not None:
         check_out(html, overwrite=True)
-        from outpace.bench.html import check_installed
+        from outpace_lab.bench.html import check_installed
 
         check_installed()
 

@@ -5,103 +5,18 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.drafters.base import Drafter, SequenceDrafter
-from outpace.drafters.blocks.dflash import DFlash, DFlashModule
-from outpace.drafters.blocks.parallel_tokens import LookAhead, ParallelTokens
-from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterModule
-from outpace.drafters.combined.combined import Combined
-from outpace.drafters.copying.prompt_lookup import PromptLookup
-from outpace.drafters.copying.reference import Reference
-from outpace.drafters.copying.suffix import Suffix
-from outpace.drafters.copying.token_recycling import TokenRecycling
-from outpace.drafters.eagle.eagle import Eagle
-from outpace.drafters.eagle.eagle_module import EagleModule
-from outpace.drafters.heads.hydra import Hydra, HydraHeads
-from outpace.drafters.heads.medusa import Blockwise, BlockwiseHeads, Medusa, MedusaHeads
-from outpace.drafters.layers.early_exit import EarlyExit
-from outpace.drafters.layers.exit_adapter import Adapter
-from outpace.drafters.layers.self_speculative import SelfSpeculative
-from outpace.drafters.layers.windowed import Windowed
-from outpace.drafters.models.cascade import Cascade
-from outpace.drafters.models.draft_model import DraftModel
-from outpace.drafters.models.draft_module import DraftModule
-from outpace.drafters.none import NoDraft
-from outpace.drafters.parallel.jacobi import Jacobi
-from outpace.drafters.parallel.lookahead import Lookahead
-from outpace.drafters.retrieval.retrieval import Retrieval
 from outpace.learned.learned import Learned
+from outpace.plugins import defined
 from outpace.spec import load
 
-__all__ = [
-    "DRAFTERS",
-    "LEARNED",
-    "Blockwise",
-    "Cascade",
-    "Combined",
-    "DFlash",
-    "DraftModel",
-    "Drafter",
-    "Eagle",
-    "EarlyExit",
-    "Hydra",
-    "Jacobi",
-    "Lookahead",
-    "Medusa",
-    "NoDraft",
-    "ParallelTokens",
-    "PromptLookup",
-    "Reference",
-    "Retrieval",
-    "SelfSpeculative",
-    "SequenceDrafter",
-    "SpecDrafter",
-    "Suffix",
-    "TokenRecycling",
-    "Windowed",
-    "load_drafter",
-]
+__all__ = ["DRAFTERS", "LEARNED", "Drafter", "SequenceDrafter", "load_drafter"]
 
-DRAFTERS: dict[str, type[Drafter[Any]]] = {
-    cls.name: cls
-    for cls in (
-        NoDraft,
-        Blockwise,
-        Cascade,
-        Combined,
-        DFlash,
-        DraftModel,
-        Eagle,
-        EarlyExit,
-        Hydra,
-        Jacobi,
-        Lookahead,
-        Medusa,
-        ParallelTokens,
-        PromptLookup,
-        Reference,
-        Retrieval,
-        SelfSpeculative,
-        SpecDrafter,
-        Suffix,
-        TokenRecycling,
-        Windowed,
-    )
-}
+# A drafter is a class with a paper in a module of this package.
+_CLASSES: list[type[Drafter[Any]]] = defined(__name__, Drafter, "paper")
+DRAFTERS = {cls.name: cls for cls in _CLASSES}
 
-# Trained methods, with the modules that training saves and their drafters load.
-LEARNED: dict[str, type[Learned]] = {
-    cls.method: cls
-    for cls in (
-        BlockwiseHeads,
-        DFlashModule,
-        DraftModule,
-        EagleModule,
-        Adapter,
-        HydraHeads,
-        MedusaHeads,
-        LookAhead,
-        SpecDrafterModule,
-    )
-}
+# Trained methods, with the modules that drafters load.
+LEARNED: dict[str, type[Learned]] = {cls.method: cls for cls in defined(__name__, Learned, "method")}
 
 
 def load_drafter(spec: str) -> Drafter[Any]:

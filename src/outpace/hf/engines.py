@@ -32,7 +32,7 @@ _ANOTHER = "the learner was made for another model, or it has changed; make one"
 
 
 class Learner(Observer, Protocol):
-    """An observer with a target and a drafter for its engine: ``outpace.train.Online`` or ``Topics``."""
+    """An observer with a target and a drafter for its engine: ``outpace_lab.train.Online`` or ``Topics``."""
 
     @property
     def target(self) -> TargetModel: ...

@@ -26,9 +26,9 @@ from outpace.learned.batch import Batch
 from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
 from outpace.learned.head import PartialHead, head_weights
 from outpace.learned.hidden_layers import check_layers
-from outpace.learned.losses import Losses, Objective, accepted_of_chain, among, measure
 from outpace.targets.base import TargetModel
 from outpace.targets.cpu.linear import pack_drafter
+from outpace_lab.losses import Losses, Objective, accepted_of_chain, among, measure
 
 L = TypeVar("L", bound="Learned")
 

@@ -7,7 +7,6 @@ from typing import Any
 
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel
-from outpace.targets.combined.contrastive import ContrastiveTarget
 from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.stock.causal import CausalTarget
 from outpace.targets.stock.multimodal import MultimodalTarget
@@ -15,7 +14,6 @@ from outpace.targets.stock.seq2seq import Seq2SeqTarget
 
 __all__ = [
     "CausalTarget",
-    "ContrastiveTarget",
     "MultimodalTarget",
     "Output",
     "Rows",

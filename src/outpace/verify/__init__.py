@@ -1,48 +1,19 @@
 """Verifiers by name: they decide which drafted tokens are accepted, and which tokens a step emits.
 
-``match`` preserves the tokens of plain decoding, ``rejection``, ``spectr``, ``block`` and ``traversal`` their
-distribution. The others are lossy, and marked as such.
+``match`` preserves the tokens of plain decoding; ``rejection``, ``block`` and ``traversal`` preserve their
+distribution.
 """
 
 from __future__ import annotations
 
+from outpace.plugins import defined
 from outpace.spec import load
 from outpace.verify.base import Draw, Verifier
-from outpace.verify.block import Block
-from outpace.verify.lossy import BiLD, Lenient, TopBeta, Typical
-from outpace.verify.match import Match
-from outpace.verify.rejection import Rejection
-from outpace.verify.spectr import SpecTr
-from outpace.verify.traversal import Traversal
 
-__all__ = [
-    "VERIFIERS",
-    "BiLD",
-    "Block",
-    "Draw",
-    "Lenient",
-    "Match",
-    "Rejection",
-    "SpecTr",
-    "TopBeta",
-    "Traversal",
-    "Typical",
-    "Verifier",
-    "load_verifier",
-]
+__all__ = ["VERIFIERS", "Draw", "Verifier", "load_verifier"]
 
-_CLASSES: tuple[type[Verifier], ...] = (
-    Match,
-    Rejection,
-    SpecTr,
-    Block,
-    Traversal,
-    Typical,
-    TopBeta,
-    BiLD,
-    Lenient,
-)
-VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in _CLASSES}
+# A verifier is a class with a name in a module of this package.
+VERIFIERS: dict[str, type[Verifier]] = {cls.name: cls for cls in defined(__name__, Verifier, "name")}
 
 
 def load_verifier(verifier: str | Verifier) -> Verifier:

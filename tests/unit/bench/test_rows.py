@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from outpace.bench.items import Item, Suite
-from outpace.bench.lab.roof import Limits, Roof, Work
 from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, Trace
 from outpace.bench.runs import Run
+from outpace_lab.bench.roof import Limits, Roof, Work
 from unit.bench.told import Told
 
 ITEMS = (Item("p", "x", ("one",)), Item("q", "x", ("two",)), Item("r", "y", ("three",)))

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from outpace.bench import public
 from outpace.bench.suites import COPYING, load_suite, load_together
 from outpace.core import OutpaceError
+from outpace_lab.bench import public
 
 
 @pytest.mark.parametrize("name", COPYING)

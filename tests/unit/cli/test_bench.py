@@ -13,7 +13,6 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from outpace.bench.lab import roof
 from outpace.bench.ours import Ours
 from outpace.bench.runs import Request, Run
 from outpace.bench.stock import Stock
@@ -22,6 +21,7 @@ from outpace.cli import bench_run as console
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
+from outpace_lab.bench import roof
 
 Bench = Callable[..., Any]
 
@@ -300,7 +300,7 @@ def test_mistakes(bench: Bench, options: list[str], message: str) -> None:
 
 
 def test_a_missing_extra_is_told_before_anything_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.bench.html.find_spec", lambda name: None)
+    monkeypatch.setattr("outpace_lab.bench.html.find_spec", lambda name: None)
     refused(bench("--html", "report.html"), "pip install 'outpace[bench]'")
 
 
@@ -328,8 +328,8 @@ def test_a_report_that_fails_costs_no_results(bench: Bench, monkeypatch: pytest.
     def fail(found: Any) -> str:
         raise OutpaceError("it cannot be drawn")
 
-    monkeypatch.setattr("outpace.bench.html.find_spec", lambda name: True)
-    monkeypatch.setattr("outpace.bench.html.page", fail)
+    monkeypatch.setattr("outpace_lab.bench.html.find_spec", lambda name: True)
+    monkeypatch.setattr("outpace_lab.bench.html.page", fail)
     quick = ("--drafters", "none", "--peers", "none", "--limit", 1, "--html", "a.html")
     for where in ("a.json", "-"):
         result = bench(*quick, "--json", where)

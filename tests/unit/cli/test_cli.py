@@ -27,7 +27,8 @@ import outpace
 from folders import CONTEXT, save_llama
 from outpace.cli import app
 from outpace.engine.engine import Engine
-from outpace.verify import VERIFIERS, Match
+from outpace.verify import VERIFIERS
+from outpace.verify.match import Match
 from parts import first
 
 PROMPT = "abcabcabc"

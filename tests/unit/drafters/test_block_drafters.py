@@ -16,14 +16,14 @@ from models import tiny_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.blocks.blocks import BlockModule
 from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
-from outpace.drafters.blocks.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
-from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
-from outpace.drafters.models.cascade import Cascade
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
-from outpace.train.data import Document
-from outpace.train.reading import read_batch
+from outpace_lab.drafters.cascade import Cascade
+from outpace_lab.drafters.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
+from outpace_lab.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace_lab.train.data import Document
+from outpace_lab.train.reading import read_batch
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
 
 TARGET = Target(tiny_llama(vocabulary=12))
@@ -91,7 +91,7 @@ def test_a_spec_drafter_drafts_for_a_draft_model() -> None:
 @pytest.mark.parametrize("chunk", [4, 512])
 def test_a_spec_drafter_reads_sources_as_in_training(chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft is the block that training fills after the same place of the same text and source."""
-    monkeypatch.setattr("outpace.drafters.blocks.spec_drafter._CHUNK", chunk)
+    monkeypatch.setattr("outpace_lab.drafters.spec_drafter._CHUNK", chunk)
     family = SEQ2SEQ_FAMILIES["bart"]
     target = Target(family.build())
     made, sources = module("spec_drafter", target), family.sources((9, 3))

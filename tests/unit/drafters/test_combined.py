@@ -12,17 +12,22 @@ import pytest
 import torch
 
 from outpace.core import Draft, Generation, OutpaceError, SamplingParams, Stats
-from outpace.drafters import Combined, Drafter, DraftModel, Jacobi, Lookahead, PromptLookup, load_drafter
+from outpace.drafters import Drafter, load_drafter
 from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.combined.combined import Combined
+from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.copying.token_recycling import TokenRecycling
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.parallel.jacobi import Jacobi
+from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.draws.sampling import Key
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned, Plan
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
-from outpace.targets.combined.contrastive import ContrastiveTarget
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to, select
+from outpace_lab.targets.contrastive import ContrastiveTarget
 
 PROMPTS = [[5], [3, 9, 2, 7, 3, 9], [6, 1, 6, 1, 6]]
 GREEDY = SamplingParams(max_new_tokens=40)

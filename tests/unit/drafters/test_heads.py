@@ -10,16 +10,16 @@ import torch
 
 from learning import train
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters import Blockwise, Hydra, Medusa
 from outpace.drafters.heads.heads import Heads, best_tree
-from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
-from outpace.drafters.heads.medusa import BlockwiseConfig, BlockwiseHeads, MedusaConfig, MedusaHeads
+from outpace.drafters.heads.hydra import Hydra, HydraConfig, HydraHeads
+from outpace.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHeads
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Batch
 from outpace.testing import ToyTarget, check_drafter
-from outpace.train.data import Document
-from outpace.train.reading import read_batch
 from outpace.tree import depths, path_to
+from outpace_lab.drafters.blockwise import Blockwise, BlockwiseConfig, BlockwiseHeads
+from outpace_lab.train.data import Document
+from outpace_lab.train.reading import read_batch
 from parts import first
 
 TARGET = ToyTarget()

@@ -10,10 +10,11 @@ import pytest
 
 from outpace import drafters
 from outpace.core import OutpaceError
-from outpace.drafters import DRAFTERS, LEARNED, load_drafter
+from outpace.drafters import DRAFTERS, load_drafter
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.jacobi import Jacobi
+from outpace_lab.train.methods import LEARNED
 
 # Drafters that have options without a default.
 WITH_WHAT_IT_NEEDS = {

@@ -15,7 +15,6 @@ from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
-from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.draws.sampling import Stream, noisy_argmax
@@ -23,9 +22,10 @@ from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
 from outpace.targets import Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter
-from outpace.train.data import Document
-from outpace.train.metric import Replay
-from outpace.train.reading import read_batch
+from outpace_lab.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace_lab.train.data import Document
+from outpace_lab.train.metric import Replay
+from outpace_lab.train.reading import read_batch
 from parts import first
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]

@@ -18,23 +18,23 @@ from torch import Tensor
 from learning import Watch
 from models import tiny_llama
 from outpace.core import SamplingParams
-from outpace.drafters import Blockwise, Hydra, Medusa
 from outpace.drafters.base import Drafter
 from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
-from outpace.drafters.blocks.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
-from outpace.drafters.blocks.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
-from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
-from outpace.drafters.heads.medusa import BlockwiseConfig, BlockwiseHeads, MedusaConfig, MedusaHeads
-from outpace.drafters.layers.early_exit import EarlyExit
-from outpace.drafters.layers.exit_adapter import Adapter, AdapterConfig
+from outpace.drafters.heads.hydra import Hydra, HydraConfig, HydraHeads
+from outpace.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHeads
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Batch, Learned
 from outpace.policy.governor import Outcome, Plan
 from outpace.targets import Target
-from outpace.train.data import Document
-from outpace.train.reading import read_batch
+from outpace_lab.drafters.blockwise import Blockwise, BlockwiseConfig, BlockwiseHeads
+from outpace_lab.drafters.layers.early_exit import EarlyExit
+from outpace_lab.drafters.layers.exit_adapter import Adapter, AdapterConfig
+from outpace_lab.drafters.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
+from outpace_lab.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
+from outpace_lab.train.data import Document
+from outpace_lab.train.reading import read_batch
 
 # With few tokens the drafts of random weights are accepted now and then.
 TARGET = Target(tiny_llama(vocabulary=12))

@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 
 from outpace.core import Draft, SamplingParams
-from outpace.drafters import Combined, Drafter, NoDraft, PromptLookup
+from outpace.drafters import Drafter
+from outpace.drafters.combined.combined import Combined
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Outcome, Pinned
 from outpace.sequence import Sequence, Step

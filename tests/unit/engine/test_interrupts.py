@@ -20,12 +20,14 @@ import torch
 from interrupts import Interrupted, Line, interrupt, lines, spread, tracer
 from models import tiny_llama
 from outpace.core import SamplingParams
-from outpace.drafters import Cascade, DraftModel, PromptLookup
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
 from outpace.targets import Target
 from outpace.testing import ToyTarget
+from outpace_lab.drafters.cascade import Cascade
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
 
 PROMPTS = [[5], [6, 1, 6, 1, 6, 1, 6], [*range(1, 8), *range(1, 8), *range(1, 4)]]

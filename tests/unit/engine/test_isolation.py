@@ -16,7 +16,11 @@ import torch
 from torch import Tensor
 
 from outpace.core import Draft, NoTokenLeft, OutpaceError, SamplingParams
-from outpace.drafters import Combined, DraftModel, NoDraft, PromptLookup, SequenceDrafter
+from outpace.drafters import SequenceDrafter
+from outpace.drafters.combined.combined import Combined
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.engine.guards import Clock
 from outpace.sequence import Sequence, Step

@@ -10,12 +10,14 @@ from typing import Any
 import pytest
 
 from outpace.core import OutpaceError, SamplingParams, Speculation
-from outpace.drafters import DraftModel, EarlyExit, PromptLookup
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets.base import Output
 from outpace.testing import ToyTarget
+from outpace_lab.drafters.layers.early_exit import EarlyExit
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 8), *range(1, 8), *range(1, 4)]]
 PARAMS = [

@@ -17,7 +17,7 @@ import torch
 from transformers import LlamaForCausalLM, pipeline
 
 import outpace
-from outpace.drafters import PromptLookup
+from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.hf import Generate
 from outpace.targets.inputs.config import CACHE
 from unit.hf.tiny import NEVER, Forwards, make

@@ -10,8 +10,9 @@ import torch
 from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig, TopKLogitsWarper
 
 import outpace
-from outpace.drafters import DRAFTERS, LEARNED
+from outpace.drafters import DRAFTERS
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+from outpace_lab.train.methods import LEARNED
 from unit.hf.tiny import make
 
 WARPERS: dict[str, dict[str, Any]] = {

@@ -10,7 +10,7 @@ import torch
 from transformers import LogitsProcessorList, TextIteratorStreamer, TextStreamer
 from transformers.generation.streamers import BaseStreamer
 
-from outpace.drafters import Lookahead
+from outpace.drafters.parallel.lookahead import Lookahead
 from unit.hf.tiny import NEVER
 
 

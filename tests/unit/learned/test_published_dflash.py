@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from learning import Watch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters import DFlash
-from outpace.drafters.blocks.dflash import DFlashModule
+from outpace.drafters.blocks.dflash import DFlash, DFlashModule
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
 

@@ -16,8 +16,7 @@ from torch.nn import functional as F
 from learning import Watch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters import Medusa
-from outpace.drafters.heads.medusa import MedusaHeads
+from outpace.drafters.heads.medusa import Medusa, MedusaHeads
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
 

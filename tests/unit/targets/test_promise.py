@@ -13,11 +13,12 @@ from models import tiny_llama
 from outpace.core import PROMISES, OutpaceError, Promise, SamplingParams, UnsupportedModel
 from outpace.drafters import load_drafter
 from outpace.engine.engine import Engine
-from outpace.ralm.knn import KnnTarget
-from outpace.targets import CausalTarget, ContrastiveTarget, Target, TargetModel
+from outpace.targets import CausalTarget, Target, TargetModel
 from outpace.targets.around import WrappedTarget
 from outpace.targets.combined.split import SplitTarget
 from outpace.testing import ToyTarget
+from outpace_lab.ralm.knn import KnnTarget
+from outpace_lab.targets import ContrastiveTarget
 
 OFF: dict[str, Any] = {"exact": False, "pack": False, "fuse": False}
 HALF = torch.bfloat16

@@ -17,12 +17,15 @@ from examples_of import output_of
 from outpace import ContextOverflow, Engine, OutpaceError, SamplingParams, Target, UnsupportedModel
 from outpace.cache import Slot
 from outpace.core import Source
-from outpace.drafters import Cascade, DraftModel, PromptLookup
-from outpace.targets import CausalTarget, ContrastiveTarget, Rows, Seq2SeqTarget
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.targets import CausalTarget, Rows, Seq2SeqTarget
 from outpace.targets.inputs.forward import positions
 from outpace.targets.inputs.forward import refusals as checks
 from outpace.targets.stock.seq2seq import Seq2SeqCache, _Encoded
 from outpace.testing import ToyTarget
+from outpace_lab.drafters.cascade import Cascade
+from outpace_lab.targets import ContrastiveTarget
 from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES, START
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)

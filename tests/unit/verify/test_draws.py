@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from outpace.core import Generation, OutpaceError, SamplingParams
-from outpace.drafters import DRAFTERS, DraftModel, load_drafter
+from outpace.drafters import DRAFTERS, load_drafter
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.draws.logits import Logits
 from outpace.draws.sampling import Key, Stream
 from outpace.engine.engine import Engine

@@ -10,7 +10,9 @@ import pytest
 
 from outpace import verify
 from outpace.core import OutpaceError
-from outpace.verify import VERIFIERS, BiLD, Match, TopBeta, Typical, load_verifier
+from outpace.verify import VERIFIERS, load_verifier
+from outpace.verify.match import Match
+from outpace_lab.verify.lossy import BiLD, TopBeta, Typical
 
 LOSSY = {"typical", "top_beta", "bild", "lenient"}
 

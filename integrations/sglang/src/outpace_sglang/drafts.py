@@ -15,8 +15,13 @@ import torch
 from numpy.typing import NDArray
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters import Combined, Lookahead, PromptLookup, Suffix, TokenRecycling, load_drafter
+from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
+from outpace.drafters.combined.combined import Combined
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.copying.suffix import Suffix
+from outpace.drafters.copying.token_recycling import TokenRecycling
+from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.draws.logits import Told
 from outpace.draws.sampling import Key
 from outpace.sequence import Sequence, Step

@@ -20,7 +20,11 @@ import torch
 from numpy.typing import NDArray
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters import Drafter, PromptLookup, Reference, Retrieval, Suffix, load_drafter
+from outpace.drafters import Drafter, load_drafter
+from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.copying.reference import Reference
+from outpace.drafters.copying.suffix import Suffix
+from outpace.drafters.retrieval.retrieval import Retrieval
 from outpace.draws.logits import Logits
 from outpace.draws.sampling import Key
 from outpace.sequence import Sequence, Step

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
-from outpace.drafters.heads.heads import RANKS, HeadDrafter, Heads, Residual, TreeHeads, check_shared
+from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_shared
 from outpace.drafters.support.shapes import Shape, Static, branching_parents, numbers
 from outpace.embedded import nano_drafter_path
 from outpace.learned import published_medusa
@@ -59,27 +59,6 @@ class MedusaConfig:
     def __post_init__(self) -> None:
         check_least("medusa", self, heads=1, layers=1, max_nodes=1, draft_vocabulary=0)
         check_shared("medusa", self.own_head, self.draft_vocabulary)
-
-
-@dataclass(frozen=True)
-class BlockwiseConfig:
-    """Heads of blockwise parallel decoding.
-
-    Attributes:
-        heads: number of heads, at least 1: k - 1 in the paper, which counts the target's own.
-        width: width of the hidden layer per head, relative to the target's hidden size; above 0.
-        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
-            text; 0 is all.
-    """
-
-    heads: int = 4
-    width: float = 1.0
-    draft_vocabulary: int = 0
-
-    def __post_init__(self) -> None:
-        check_least("blockwise", self, heads=1, draft_vocabulary=0)
-        if self.width <= 0:
-            raise OutpaceError(f"blockwise: width must be above 0, not {self.width}")
 
 
 class StateHeads(Heads):
@@ -152,25 +131,6 @@ class MedusaHeads(StateHeads):
         return self.drafted.head(self.target)(guessed)
 
 
-class BlockwiseHeads(StateHeads):
-    """K heads with a common hidden layer, whose output for each is added to the state (section 6)."""
-
-    method: ClassVar[str] = "blockwise"
-    config_type: ClassVar[type[Any]] = BlockwiseConfig
-
-    def __init__(self, config: BlockwiseConfig, fit: Fit) -> None:
-        super().__init__(config, fit, config.heads, ranks=1, decay=1.0, max_nodes=config.heads)
-        size = fit.hidden_size
-        self.hidden = nn.Linear(size, config.heads * max(1, round(config.width * size)))
-        self.outputs = nn.ModuleList(nn.Linear(self.hidden.out_features, size) for _ in range(config.heads))
-        for weight in self.outputs.parameters():
-            nn.init.zeros_(weight)
-
-    def guess(self, states: Tensor, depth: int) -> Tensor:
-        own: Tensor = self.outputs[depth](nn.functional.relu(self.hidden(states)))
-        return self.drafted.head(self.target)(states + own)
-
-
 @dataclass(frozen=True)
 class Medusa(TreeHeads):
     """Medusa's heads.
@@ -211,13 +171,3 @@ class Medusa(TreeHeads):
                 f"medusa: branching has {len(factors)} depths, but there are only {heads.depth} heads"
             )
         return Static(branching_parents(factors, len(factors))) if factors else super().shape(heads)
-
-
-@dataclass(frozen=True)
-class Blockwise(HeadDrafter):
-    """The heads of blockwise parallel decoding, which guess a chain."""
-
-    kind: ClassVar[type[Heads]] = BlockwiseHeads
-    paper: ClassVar[str] = (
-        "Stern et al. 2018, Blockwise Parallel Decoding for Deep Autoregressive Models (arXiv 1811.03115)"
-    )

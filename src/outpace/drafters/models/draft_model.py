@@ -20,7 +20,6 @@ from typing import Any, ClassVar, Literal
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.models.draft_module import DraftModule, drafted_ids
-from outpace.drafters.models.provisional import Decoder
 from outpace.drafters.support.draws import Draws, check_confidence, check_grown, log_confidence
 from outpace.drafters.support.growth import Drafting, Shared, feed_of, grow
 from outpace.drafters.support.runner import Feed, Runner
@@ -31,6 +30,7 @@ from outpace.embedded import nano_draft_path
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
 from outpace.targets.weights.pretrained import load_model, load_tokenizer
+from outpace_lab.drafters.provisional import Decoder
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,1 @@
+"""The laboratory of outpace: methods of research, training, measuring and tuning."""

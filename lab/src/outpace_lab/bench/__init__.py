@@ -1,0 +1,1 @@
+"""Measurements beyond a table: peers, grading, the roof, tuning, grown models, reports."""

@@ -1,0 +1,1 @@
+"""Drafters of the laboratory."""

@@ -1,1 +1,0 @@
-"""Measurements around the benchmark: models grown to a size, scaling laws, rooflines, GGUF files."""
