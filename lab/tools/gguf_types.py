@@ -24,7 +24,7 @@ from outpace.targets.hardware import processor
 from outpace.targets.llamacpp.library import LlamaModel, library
 from outpace_lab.bench.gguf import write_gguf
 
-PAGE = Path(__file__).parents[1] / "docs" / "llamacpp.md"
+PAGE = Path(__file__).parents[2] / "docs" / "llamacpp.md"
 BEGIN, END = "<!-- types -->", "<!-- end of types -->"
 # llama.cpp's numbers of file types.
 FILE_TYPES = {
