@@ -2,7 +2,7 @@
 
     python lab/measure/gpu.py --out RESULT.json
     python lab/measure/gpu.py --shapes llama-7b --dtypes int8 fp8 --out RESULT.json
-    python lab/measure/gpu.py --device cpu --shapes tiny --dtypes float32 --batches 1 2 --context 32 --tokens 8
+    python lab/measure/gpu.py --device cpu --shapes tiny --dtypes float32 --batches 1 2 --context 32
 
 Two tables for every shape, dtype and number of sequences:
 
