@@ -21,6 +21,7 @@ from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.targets import CausalTarget, Rows, Seq2SeqTarget
 from outpace.targets.inputs import positions, refusals
+from outpace.targets.inputs.config import CACHE
 from outpace.targets.stock.seq2seq import Seq2SeqCache, _Encoded
 from outpace.testing import ToyTarget
 from outpace_lab.drafters.cascade import Cascade
@@ -235,7 +236,7 @@ def test_a_pad_in_a_draft(name: str) -> None:
     with torch.inference_mode():
         for token in text:
             output = target.model(decoder_input_ids=torch.tensor([[token]]), use_cache=True, **given)
-            given[refusals.CACHE] = output[refusals.CACHE]
+            given[CACHE] = output[CACHE]
     cache = target.new_cache()
     slot = target.open(cache, source)
     found = target.forward(cache, {slot: Rows(text)}).logits_of(slot)
