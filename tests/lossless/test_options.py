@@ -1,15 +1,17 @@
 """Every option at its extremes, and every pair of options: the tokens of plain decoding, or refused at once.
 
 The settings are generated from the registry of drafters. `make test` decodes with some of them, and
-`make test-slow` with all.
+`make test-slow` with all values and all pairs of values, many pairs at once.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import re
 import types
 import typing
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle
@@ -92,17 +94,52 @@ def accepted(name: str, option: str, value: Any) -> bool:
     return False
 
 
-def settings(name: str) -> list[str]:
-    """A drafter's spec with each value of each option, and with each pair of values of each two options."""
+def choices(name: str) -> list[list[str]]:
+    """The values to try, of each option of a drafter."""
     hints = typing.get_type_hints(DRAFTERS[name])
-    options = [
+    return [
         [f"{field.name}={value}" for value in values(name, field.name, hints[field.name])]
         for field in dataclasses.fields(DRAFTERS[name])
         if field.init and field.name not in _NOT_TRIED
     ]
+
+
+def pairs_of(options: list[list[str]]) -> list[tuple[str, str]]:
+    """Each pair of values of each two options."""
+    return [pair for two in itertools.combinations(options, 2) for pair in itertools.product(*two)]
+
+
+def settings(name: str) -> list[str]:
+    """A drafter's spec with each value of each option, and with each pair of values."""
+    options = choices(name)
     singles = [(one,) for one in itertools.chain(*options)]
-    pairs = [pair for two in itertools.combinations(options, 2) for pair in itertools.product(*two)]
-    return [spec_of(name, *chosen) for chosen in [*singles, *pairs]] or [name]
+    return [spec_of(name, *chosen) for chosen in [*singles, *pairs_of(options)]] or [name]
+
+
+def covering(name: str, taken: Callable[[str], bool]) -> list[str]:
+    """A drafter's spec with each value of each option, and few specs with all pairs of values, many in each.
+
+    Args:
+        taken: false for a spec that is refused. A pair that is refused without others stands alone.
+    """
+    options = choices(name)
+    specs = [spec_of(name, one) for one in itertools.chain(*options)] or [name]
+    pairs = pairs_of(options)
+    left = set(map(frozenset, pairs))
+    for pair in pairs:
+        if frozenset(pair) not in left:
+            continue
+        chosen = list(pair)
+        others = [option for option in options if not set(option) & set(pair)]
+        for option in others if taken(spec_of(name, *pair)) else ():
+            new = {one: sum(frozenset((one, other)) in left for other in chosen) for one in option}
+            for one in sorted(option, key=new.__getitem__, reverse=True):
+                if taken(spec_of(name, *chosen, one)):
+                    chosen.append(one)
+                    break
+        left -= set(map(frozenset, itertools.combinations(chosen, 2)))
+        specs.append(spec_of(name, *chosen))
+    return specs
 
 
 def some(name: str) -> list[str]:
@@ -122,32 +159,52 @@ def test_some_settings(exact: Lab, spec: str) -> None:
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_setting(exact: Lab, name: str) -> None:
     wrong, refused = [], []
-    for spec in settings(name):
+    specs = covering(name, lambda spec: engines(exact, spec) is not None)
+    for spec in specs:
         try:
             if not check(exact, spec):
                 refused.append(spec)
         except Exception as error:
             wrong.append((spec, repr(error)))
-    print(f"{name}: {len(settings(name))} settings, {len(refused)} refused")
+    print(f"{name}: {len(specs)} settings, {len(refused)} refused")
     assert not wrong
-    assert len(refused) < len(settings(name))
+    assert len(refused) < len(specs)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_each_pair_is_covered(name: str) -> None:
+    """A spec that is taken has it, or it stands alone."""
+
+    def taken(spec: str) -> bool:
+        try:
+            load_drafter(spec)
+        except OutpaceError:
+            return False
+        return True
+
+    specs = covering(name, taken)
+    for pair in pairs_of(choices(name)):
+        holding = [spec for spec in specs if set(pair) <= set(re.split("[:,]", spec))]
+        assert any(taken(spec) for spec in holding) or spec_of(name, *pair) in specs, pair
 
 
 def check(lab: Lab, spec: str) -> bool:
     """Decode with a drafter; return False if it is refused when it is made, with a reason."""
     prompts, params, plain = decoded(lab)
-    try:
-        drafter = load_drafter(with_trained(with_datastore(spec)))
-        engines = [
-            Engine(lab.target, drafter, adaptive=policy) for policy in (False, Budgets(cycle(_BUDGETS)))
-        ]
-    except OutpaceError as error:
-        assert len(str(error)) > 20
-        return False
-    for engine in engines:
+    for engine in (made := engines(lab, spec)) or ():
         found = engine.generate(prompts, params)
         assert [one.tokens for one in found] == plain, spec
-    return True
+    return made is not None
+
+
+def engines(lab: Lab, spec: str) -> list[Engine] | None:
+    """Engines with and without a policy; None if the drafter is refused, with a reason."""
+    try:
+        drafter = load_drafter(with_trained(with_datastore(spec)))
+        return [Engine(lab.target, drafter, adaptive=policy) for policy in (False, Budgets(cycle(_BUDGETS)))]
+    except OutpaceError as error:
+        assert len(str(error)) > 20
+        return None
 
 
 @lru_cache(maxsize=1)

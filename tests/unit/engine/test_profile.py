@@ -88,6 +88,7 @@ def test_another_model_dtype_or_machine_has_none(tmp_path: Path, monkeypatch: py
         ('title = "another file"', "a TOML file without profiles"),
         ('format = "outpace-profile"\nversion = 1', "version 1 of profiles, not 2"),
         ('format = "outpace-profile"\nversion = 2', "has no table of profiles"),
+        ('format = "outpace-profile"\nversion = 2\nprofiles = {a = 1}', "has no table of profiles"),
         (
             'format = "outpace-profile"\nversion = 2\n[profiles]\n"KEY" = {drafter = "none"}',
             "broken profile .*missing",
