@@ -126,7 +126,9 @@ def test_overload_is_refused_before_anything_is_tokenised(monkeypatch: pytest.Mo
             running = [await decoding(client), client.send(CHAT, LONG)]
             while client.service.admission.inside < 2:
                 await asyncio.sleep(0)
-            monkeypatch.setattr(client.service, "tokens", lambda *given, **more: pytest.fail("tokenised"))
+            monkeypatch.setattr(
+                client.service.prompts, "conversation", lambda *given, **more: pytest.fail("tokenised")
+            )
             refused = client.chat()
             error = (await refused.json())["error"]
             assert refused.status == 429 and error["type"] == "rate_limit_error"
