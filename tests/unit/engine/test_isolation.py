@@ -17,8 +17,8 @@ from torch import Tensor
 
 from outpace.core import Draft, NoTokenLeft, OutpaceError, SamplingParams
 from outpace.drafters import Combined, DraftModel, NoDraft, PromptLookup, SequenceDrafter
+from outpace.engine.clock import Clock
 from outpace.engine.engine import Engine
-from outpace.engine.guards import Clock
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Output
 from outpace.testing import ToyTarget
