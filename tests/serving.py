@@ -18,9 +18,9 @@ from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded, load
 from outpace.serve.admission import Limits
-from outpace.serve.app import make_app
-from outpace.serve.door import Keys
+from outpace.serve.auth import Keys
 from outpace.serve.engine import make_engine
+from outpace.serve.routes import make_app
 from outpace.serve.service import Service
 
 T = TypeVar("T")
@@ -42,6 +42,17 @@ LONG = {"messages": STORY, "max_tokens": 1900, "ignore_eos": True, "stream": Tru
 def model() -> Loaded:
     """The embedded model, in a precision in which a batch does not change a token."""
     return load(None, "float64", "cpu")
+
+
+def engine_text(prompt: list[int], **params: Any) -> tuple[list[int], str]:
+    """The text of plain decoding."""
+    engine = Engine(model().target, tokenizer=model().tokenizer)
+    (found,) = engine.generate([prompt], SamplingParams(**params))
+    return found.tokens, found.text or ""
+
+
+def story() -> list[int]:
+    return model().encode_chat(STORY)
 
 
 def run(main: Callable[[], Awaitable[T]], seconds: float = 120) -> T:

@@ -19,10 +19,10 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llama
 from gguf_files import quantised, random_file
 from gguf_types import FILE_TYPES
 from outpace.core import SamplingParams, TokenLogprobs
+from outpace.engine.active import Active
 from outpace.engine.batch import Batch
 from outpace.engine.engine import Engine
 from outpace.engine.memory import Memory
-from outpace.engine.scheduler import Active
 from outpace.targets import Target
 from outpace.targets.base import Rows
 from outpace.targets.llamacpp.amx import amx_fails

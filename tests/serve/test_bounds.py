@@ -18,11 +18,15 @@ import pytest
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 
-from outpace.serve import wire
+from outpace.serve.chat import Chat
+from outpace.serve.completions import Completions
+from outpace.serve.fields import Tokens
+from outpace.serve.messages import CountTokens, Messages
+from outpace.serve.responses import Responses
+from outpace.serve.tokens import Detokenize, Tokenize
 from serving import STORY, served
 
-BODIES = (wire.Chat, wire.Completions, wire.Messages, wire.CountTokens, wire.Responses, wire.Tokenize,
-          wire.Detokenize)  # fmt: skip
+BODIES = (Chat, Completions, Messages, CountTokens, Responses, Tokenize, Detokenize)
 
 
 def containers(kind: Any, place: str, metadata: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any, list[Any]]]:
@@ -64,7 +68,7 @@ def test_the_walk_finds_what_has_none() -> None:
         texts: list[str] | None = None
 
     class Outer(BaseModel):
-        bounded: wire.Tokens
+        bounded: Tokens
         either: str | Annotated[list[Inner], FieldInfo(max_length=3)]
         pairs: dict[str, list[int]]
 

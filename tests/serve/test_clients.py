@@ -15,9 +15,9 @@ from pydantic import BaseModel, ConfigDict
 from starlette.testclient import TestClient
 
 from outpace.serve.admission import Limits
-from outpace.serve.app import make_app
-from outpace.serve.door import Keys
+from outpace.serve.auth import Keys
 from outpace.serve.engine import make_engine
+from outpace.serve.routes import make_app
 from outpace.serve.service import Service
 from serving import STORY, model, run, serving
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from outpace.serve.admission import Limits
-from outpace.serve.door import Keys
+from outpace.serve.auth import Keys
 from outpace.serve.engine import make_engine
 from outpace.serve.server import Options, Server, listen
 from serving import STORY, model, run

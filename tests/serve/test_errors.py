@@ -19,8 +19,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from outpace.serve.admission import Limits
-from outpace.serve.app import make_app
-from outpace.serve.door import Keys
+from outpace.serve.auth import Keys
+from outpace.serve.routes import make_app
 from outpace.serve.telemetry import provider_to
 from serving import LONG, STORY, run, serving
 

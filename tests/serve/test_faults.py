@@ -126,7 +126,9 @@ def test_overload_is_refused_before_anything_is_tokenised(monkeypatch: pytest.Mo
             running = [await decoding(client), client.send(CHAT, LONG)]
             while client.service.admission.inside < 2:
                 await asyncio.sleep(0)
-            monkeypatch.setattr(client.service, "tokens", lambda *given, **more: pytest.fail("tokenised"))
+            monkeypatch.setattr(
+                client.service.prompts, "conversation", lambda *given, **more: pytest.fail("tokenised")
+            )
             refused = client.chat()
             error = (await refused.json())["error"]
             assert refused.status == 429 and error["type"] == "rate_limit_error"
@@ -352,9 +354,10 @@ from outpace.serve.engine import make_engine
 from outpace.serve.server import Options, Server, listen
 
 def ready(service):
-    print(listener.getsockname()[1], flush=True)
+    loop = asyncio.get_running_loop()
     for _ in range(64):  # no thread is left, and none of them ends
-        asyncio.get_running_loop().run_in_executor(None, threading.Event().wait)
+        loop.run_in_executor(None, threading.Event().wait)
+    loop.call_soon(lambda: print(listener.getsockname()[1], flush=True))  # once the server has the service
 
 listener = listen("127.0.0.1", 0)
 model = load(None, "float64", "cpu")

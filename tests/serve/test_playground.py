@@ -14,7 +14,7 @@ import pytest
 
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
-from outpace.serve.page import FILES
+from outpace.serve.playground import FILES
 from outpace.serve.server import Options, Server, listen
 from outpace.serve.service import Service
 from serving import model, run, serving

@@ -21,8 +21,8 @@ from typing import Any
 
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
-from outpace.serve import wire
-from outpace.serve.grammar import Grammar, Grammars, tool_schema
+from outpace.serve.chat import Function, tool_schema
+from outpace.serve.grammar import Grammar, Grammars
 from serving import Client, model, run, serving
 
 COUNT = int(os.environ.get("SOAK", "48"))
@@ -86,7 +86,7 @@ def expected(asked: dict[str, Any]) -> str:
         return engine.generate([model().encode_chat(asked["messages"])], params)[0].text or ""
     target = model().target
     grammars = Grammars(model().tokenizer, target.vocabulary, target.eos_token_ids)
-    schema = tool_schema([wire.Function(**asked["tools"][0]["function"])])
+    schema = tool_schema([Function(**asked["tools"][0]["function"])])
     prompt = model().plain_tokens(model().render(asked["messages"], tools=asked["tools"]))
     grammar = Grammar(asyncio.run(grammars.compile(schema)), len(prompt))
     sequence = engine.add(prompt, replace(params, logits_processors=[grammar]), criteria=grammar.ended)

@@ -141,7 +141,7 @@ def serve(
     began = time.monotonic()
     with _installed():
         from outpace.serve.admission import Limits
-        from outpace.serve.door import Keys
+        from outpace.serve.auth import Keys
         from outpace.serve.engine import make_engine
         from outpace.serve.server import Options, Server, listen
         from outpace.serve.telemetry import tracer_to
@@ -203,7 +203,7 @@ def _banner(service: Service, host: str, listener: socket, keys: int, began: flo
     screen.note(f"outpace serves {service.name} ({service.model.dtype} on {service.model.device})")
     screen.note(f"  API       {address}/v1")
     screen.note(f"  page      {address}/")
-    screen.note(f"  drafters  {', '.join(service.drafters)}")
+    screen.note(f"  drafters  {', '.join(service.drafters.names)}")
     if service.exactness:
         screen.note(f"  not exact: near-ties may flip ({service.exactness['exactness']['reason']})")
     screen.note(f"  keys      {keys or 'none: requests need no key'}")

@@ -11,10 +11,13 @@ from torch import Tensor
 
 from outpace.core import OutpaceError
 
-TOKENS_ONLY = (
-    "ranks that share drafts exchange the target's tokens, not its logits: use verifier='match' without "
-    "logits processors, min_tokens and logprobs, or one rank"
-)
+
+def tokens_only(reader: str = "this") -> OutpaceError:
+    """The error for a reader of the target's logits where there are its tokens alone."""
+    return OutpaceError(
+        f"there are no logits for {reader}: ranks that share drafts exchange the target's tokens; use "
+        "verifier='match' without logits processors, min_tokens and logprobs, or one rank"
+    )
 
 
 class Logits:
@@ -105,17 +108,8 @@ class Told(Logits):
         return dict(enumerate(self._tokens[:, 0].tolist(), -1))
 
     @property
-    def rows(self) -> Tensor:
-        raise OutpaceError(TOKENS_ONLY)
-
-    def __getitem__(self, node: int) -> Tensor:
-        raise OutpaceError(TOKENS_ONLY)
-
-    def gather(self, nodes: Seq[int]) -> Tensor:
-        raise OutpaceError(TOKENS_ONLY)
-
-    def copied(self, node: int) -> Tensor | NDArray[np.float32]:
-        raise OutpaceError(TOKENS_ONLY)
+    def _rows(self) -> Tensor:  # type: ignore[override]  # what every reader of logits begins with
+        raise tokens_only()
 
     def select(self, nodes: Seq[int]) -> Told:
         return Told(self._tokens[[0, *(node + 1 for node in nodes)]], self._plain)

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import RanksLost, out_of_memory
-from outpace.engine.drafting import Drafting, fail, groups
+from outpace.engine.active import Active, Drafts, by_drafter, fail
+from outpace.engine.chunks import Share
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
-from outpace.engine.scheduler import Active, Scheduler
+from outpace.engine.scheduler import Scheduler
 from outpace.sequence import Sequence
 from outpace.targets.base import Output, Rows, TargetModel
 
@@ -39,7 +40,7 @@ class Batch:
         target: TargetModel,
         memory: Memory,
         scheduler: Scheduler,
-        draftings: Mapping[str | None, Drafting],
+        draftings: Mapping[str | None, Drafts],
         layers: tuple[int, ...],
         observer: Observer | None,
         clock: Callable[[], float],
@@ -69,36 +70,35 @@ class Batch:
 
     # -- joining -----------------------------------------------------------------------------------------
 
-    def join(self) -> dict[Active, int]:
+    def join(self) -> Share:
         """Admit sequences, and feed a chunk of their prompts, or leave it to the step.
 
         The last token of a prompt is the first root.
 
         Returns:
-            The number of rows of prompts that are left to the step. If they are a prompt's last ones and its
-            root can follow in the same forward, the sequence is ready.
+            The rows of prompts that were fed alone, and those that are left to the step. If these are a
+            prompt's last ones and its root can follow in the same forward, the sequence is ready.
         """
         if not self.scheduler.joining:
-            return {}
+            return Share()
         began = self._clock()
-        for active in self.scheduler.admit(self.cache):
-            active.drafting = self._draftings[active.sequence.params.drafts.drafter]
+        for active in self.scheduler.admit(self.cache, self._draftings):
             if not self._layers:
                 try:
                     self.memory.fill(active.slot, active.sequence)
                 except Exception as error:
                     fail([active], error)
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
-        alone, riding = self.scheduler.chunk(self.cache)
-        self._prefill({a: rows for a, rows in alone.items() if rows})
-        self._start(riding)
+        share = self.scheduler.share(self.cache)
+        self._prefill({a: rows for a, rows in share.alone.items() if rows})
+        self._start(share)
         seconds = self._clock() - began
-        for active in alone:
+        for active in share.alone:
             active.sequence.stats.seconds_prefill += seconds
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
-        return riding
+        return share
 
-    def _behind(self, active: Active) -> int:
+    def _rows_left(self, active: Active) -> int:
         """The number of a sequence's rows that remain to be fed before its root."""
         return len(active.sequence.tokens) - 1 - self.cache.length(active.slot)
 
@@ -122,39 +122,43 @@ class Batch:
         prompt = min(max(active.sequence.prompt_length - 1 - start, 0), rows)
         return Rows(active.sequence.tokens[start : start + rows], unread=unread, prompt=prompt)
 
-    def read_ahead(self, riding: Mapping[Active, int], output: Output) -> None:
+    def read_ahead(self, share: Share, output: Output) -> None:
         """Pass on the hidden states of the rows of prompts that a step's forward has fed before roots."""
         if self._layers:
-            fed = [a for a, rows in riding.items() if rows and a.sequence.error is None]
+            fed = [a for a, rows in share.riding.items() if rows and a.sequence.error is None]
             joined = [active for active in fed if active.ready]
             for active in joined:
-                active.hidden.append(output.hidden_of(active.slot, 0, riding[active]))
+                active.hidden.append(output.hidden_of(active.slot, 0, share.ahead(active)))
             self._read(joined)
 
-    def rode(self, riding: Mapping[Active, int], output: Output) -> None:
-        """Take the rows of prompts that a step's forward has fed and the cache has kept."""
-        self._take(riding, output)
-        self._start({})
+    def fed(self, rows: Mapping[Active, int], output: Output) -> None:
+        """Take the rows of prompts that a step's forward has fed and the cache has kept.
+
+        Args:
+            rows: their number by sequence.
+        """
+        self._take(rows, output)
+        self._start(Share())
 
     def _take(self, fed: Mapping[Active, int], output: Output) -> None:
         """Take the hidden states of rows of prompts; store prompts of which there are all rows."""
         for active, rows in fed.items():
             if self._layers and not active.ready:
                 active.hidden.append(output.hidden_of(active.slot, 0, rows))
-            if not self._behind(active):
+            if not self._rows_left(active):
                 try:
                     self.memory.keep(active.slot, active.sequence)
                 except Exception as error:
                     fail([active], error)
 
-    def _start(self, ahead: Mapping[Active, int]) -> None:
+    def _start(self, share: Share) -> None:
         """Start the drafter and the observer for sequences whose prompts are in the cache.
 
         Args:
-            ahead: numbers of rows of prompts that the step's forward feeds before the root. If hidden states
-                are read, these are passed on after it.
+            share: the rows of prompts that the step's forward feeds before the roots. If hidden states are
+                read, these are passed on after it.
         """
-        joined = [a for a in self.active if not a.ready and self._behind(a) == ahead.get(a, 0)]
+        joined = [a for a in self.active if not a.ready and self._rows_left(a) == share.ahead(a)]
         for active in joined:
             active.ready = True
             try:
@@ -162,7 +166,7 @@ class Batch:
                 active.started = True
             except Exception as error:
                 fail([active], error)
-        self._read([a for a in joined if not (self._layers and ahead.get(a))])
+        self._read([a for a in joined if not (self._layers and share.ahead(a))])
 
     def _read(self, joined: Seq[Active]) -> None:
         """Pass the hidden states of prompts to the drafter and the observer."""
@@ -174,7 +178,7 @@ class Batch:
                     layer: torch.cat([rows[layer] for rows in pieces]) for layer in self._layers
                 }
         read = [a for a in joined if a.started and a in hidden]
-        for drafting, members in groups(read).items():
+        for drafting, members in by_drafter(read).items():
             try:
                 drafting.drafter.read([a.state for a in members], [hidden[a] for a in members])
             except Exception as error:
@@ -194,7 +198,7 @@ class Batch:
         for the others.
         """
         while feeds:
-            rows = {a.slot: own for a, own in feeds.items()}
+            rows = {a.slot: fed for a, fed in feeds.items()}
             try:
                 return self._target.forward(self.cache, rows, logits_from, self._layers)
             except RanksLost:
@@ -206,7 +210,7 @@ class Batch:
                 failed = [max(feeds, key=attrgetter("number"))] if full else list(feeds)
                 fail(failed, error)
                 self.leave([a.sequence for a in failed])
-                feeds = {a: own for a, own in feeds.items() if a not in failed}
+                feeds = {a: fed for a, fed in feeds.items() if a not in failed}
         return None
 
     # -- leaving -----------------------------------------------------------------------------------------

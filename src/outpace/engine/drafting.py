@@ -7,14 +7,14 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft
 from outpace.drafters.base import Drafter, SequenceDrafter
-from outpace.engine.scheduler import Active
+from outpace.engine.active import Active, fail
 from outpace.policy.governor import Outcome, Plan, Policy
 from outpace.sequence import Step
 from outpace.targets.base import TargetModel
 
-_NOTHING = Draft()
+NOTHING = Draft()  # for a step without a draft
 
 
 @dataclass(eq=False)
@@ -69,19 +69,19 @@ class Drafting:
     def calls(self, members: Iterable[Active]) -> list[list[Active]]:
         """The sequences per call to the drafter: one at a time if that is how the drafter works."""
         members = list(members)
-        return [[one] for one in members] if self._alone or not members else [members]
+        return [[active] for active in members] if self._alone or not members else [members]
 
     def propose(self, members: Seq[Active]) -> dict[Active, Draft]:
         """Draft for each sequence; the draft is empty if the drafter failed."""
-        proposals = dict.fromkeys(members, _NOTHING)
+        proposals = dict.fromkeys(members, NOTHING)
         if self.plan is not None and not self.plan.nodes and not self._sure(members):
             return proposals
-        for some in self.calls(members):
+        for called in self.calls(members):
             try:
-                drafts = self.drafter.propose([a.state for a in some])
-                proposals.update(zip(some, drafts, strict=True))
+                drafts = self.drafter.propose([a.state for a in called])
+                proposals.update(zip(called, drafts, strict=True))
             except Exception as error:
-                fail(some, error)
+                fail(called, error)
         return proposals
 
     def _sure(self, members: Seq[Active]) -> bool:
@@ -108,11 +108,11 @@ class Drafting:
 
     def observe(self, steps: Mapping[Active, Step]) -> None:
         """Pass the outcome of its drafts to the drafter."""
-        for some in self.calls(steps):
+        for called in self.calls(steps):
             try:
-                self.drafter.observe([a.state for a in some], [steps[a] for a in some])
+                self.drafter.observe([a.state for a in called], [steps[a] for a in called])
             except Exception as error:
-                fail(some, error)
+                fail(called, error)
 
     def learn(
         self, steps: Mapping[Active, Step], drafting: float, verifying: float | None, per_row: float | None
@@ -123,18 +123,3 @@ class Drafting:
             paths = [step.path for step in steps.values()]
             stated = sum(sum(step.draft.chances or ()) for step in steps.values())
             self.policy.learn(Outcome(self.plan, sizes, paths, drafting, verifying, per_row, stated))
-
-
-def fail(members: Iterable[Active], error: Exception) -> None:
-    """End sequences with an error that the cache or a drafter raised."""
-    for active in members:
-        active.sequence.fail(error)
-        active.doubt |= not isinstance(error, OutpaceError)
-
-
-def groups(batch: Iterable[Active]) -> dict[Drafting, list[Active]]:
-    """The sequences of each drafter."""
-    found: dict[Drafting, list[Active]] = {}
-    for active in batch:
-        found.setdefault(active.drafting, []).append(active)
-    return found

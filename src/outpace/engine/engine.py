@@ -5,19 +5,14 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Callable, Container, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-from torch import Tensor
-
-from outpace.cache import CacheFull, Slot
+from outpace.cache import CacheFull
 from outpace.core import (
-    Draft,
     Generation,
     OutpaceError,
     SamplingParams,
@@ -26,35 +21,33 @@ from outpace.core import (
 )
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
-from outpace.draws.logits import TOKENS_ONLY, Logits
-from outpace.draws.own_tokens import own_tokens
 from outpace.engine.batch import Batch
-from outpace.engine.drafting import Drafting, fail, groups
-from outpace.engine.guards import Clock, Turn, whole_number
+from outpace.engine.clock import Clock
+from outpace.engine.drafting import Drafting
+from outpace.engine.guards import Turn, whole_number
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.parts import (
     Adaptive,
     check_company,
-    check_draft,
     check_shape,
     check_told,
     drafter_of,
+    need_logits,
     policy_of,
 )
 from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
 from outpace.engine.request import Requests, one_each, params_of_each
-from outpace.engine.scheduler import Active, Scheduler
+from outpace.engine.scheduler import Scheduler
+from outpace.engine.step import Stepper
 from outpace.policy.governor import Governor
-from outpace.sequence import KeyedDraw, Sequence, Step
-from outpace.targets import Output, Rows, Target, TargetModel
+from outpace.sequence import Sequence
+from outpace.targets import Rows, Target, TargetModel
 from outpace.text import Tokenizer
-from outpace.tree import few_leaves, trim
 from outpace.verify import Verifier, load_verifier
 
 _log = logging.getLogger(__name__)
-_NOTHING = Draft()
 _CHUNK = 512  # rows of a prompt in a forward
 _SCORED = 128  # rows whose logits are in memory at once, in scoring a text
 
@@ -137,7 +130,7 @@ class Engine:
         self._turn = Turn(self._renew)
         self.target = self.drafter.attach(self.target)
         rows = Memory(self.target, memory, slots, length, prefix_cache)
-        others = {name: drafter_of(given) for name, given in (drafters or {}).items()}
+        others = {name: drafter_of(other) for name, other in (drafters or {}).items()}
         check_company(self.drafter, others, self.verifier, self.target)
         self._draftings = self._make_draftings(others, adaptive)
         self.observer = observer
@@ -148,13 +141,9 @@ class Engine:
         check_told(self.target, self.verifier, layers)
         scheduler = Scheduler(self.target, self.prefill_chunk, most)
         self._batch = Batch(self.target, rows, scheduler, self._draftings, layers, observer, self._clock)
+        self._stepper = Stepper(self.target, self.verifier, self._batch, observer, self._clock)
         self._requests = Requests(
-            self.target,
-            self.verifier,
-            tokenizer,
-            self._draftings,
-            observer,
-            self._clock,
+            self.target, self.verifier, tokenizer, self._draftings, observer, self._clock
         )
 
     def _make_draftings(
@@ -199,11 +188,11 @@ class Engine:
             raise OutpaceError(f"errors must be 'raise' or 'return', not {errors!r}")
         chosen = params_of_each(params, len(prompts))
         texts = one_each(references, (), len(prompts), "lists of references")
-        given = one_each(sources, None, len(prompts), "sources")
+        inputs = one_each(sources, None, len(prompts), "sources")
         with self._turn:
             sequences = [
-                self._requests.sequence(self._batch.cache, prompt, own, references=copied, source=source)
-                for prompt, own, copied, source in zip(prompts, chosen, texts, given, strict=True)
+                self._requests.sequence(self._batch.cache, prompt, asked, references=copied, source=source)
+                for prompt, asked, copied, source in zip(prompts, chosen, texts, inputs, strict=True)
             ]
             for sequence in sequences:
                 self._batch.scheduler.add(sequence)
@@ -273,8 +262,7 @@ class Engine:
     def _score(
         self, tokens: Seq[int], top: int, held: list[Callable[[], None]]
     ) -> Generator[list[TokenLogprobs]]:
-        if self.target.tells:
-            raise OutpaceError(f"log probabilities of a prompt need logits, and {TOKENS_ONLY}")
+        need_logits(self.target, "log probabilities of a prompt")
         if not all(0 <= token < self.target.vocabulary for token in tokens):
             raise OutpaceError(f"token ids are from 0 to {self.target.vocabulary - 1}")
         with self._turn:
@@ -292,10 +280,10 @@ class Engine:
                 with self._turn:
                     output = self.target.forward(cache, {slot: Rows(rows, prompt=len(rows))})
                     cache.keep({slot: range(len(rows))})
-                found = output.logits_of(slot).float().log_softmax(dim=-1)
+                logprobs = output.logits_of(slot).float().log_softmax(dim=-1)
                 following = tokens[start + 1 : start + 1 + len(rows)]
                 yield [
-                    TokenLogprobs.of(row, token, top) for row, token in zip(found, following, strict=False)
+                    TokenLogprobs.of(row, token, top) for row, token in zip(logprobs, following, strict=False)
                 ]
         finally:
             with self._turn:
@@ -386,11 +374,12 @@ class Engine:
         try:
             if self._batch.in_doubt:
                 self._refresh()
-            riding = self._batch.join()
+            share = self._batch.join()
             self._batch.make_room()
-            batch = self._batch.scheduler.ready
-            riding = {a: rows for a, rows in riding.items() if a in self._batch.active}
-            return self._advance(batch, riding) if batch else []
+            decoding = self._batch.scheduler.ready
+            if decoding:
+                self._stepper.advance(decoding, share.within(self._batch.active))
+            return [active.sequence for active in decoding]
         except BaseException:
             self._turn.broken = True
             self._batch.end()
@@ -407,212 +396,6 @@ class Engine:
         for drafting in self._draftings.values():
             drafting.renew()
         self._batch.scheduler.doubt = False
-
-    def _advance(self, batch: list[Active], riding: Mapping[Active, int]) -> list[Sequence]:
-        """Run one step for a batch.
-
-        Args:
-            riding: numbers of rows of prompts that its forward feeds too: of sequences that are not ready,
-                and before the roots of some that are.
-        """
-        took_part = [a.sequence for a in batch]
-        began = self._clock()
-        for active in batch:
-            active.sequence.prompt_unread = active.drafting.reads and bool(riding.get(active))
-        # Without the hidden states of its prompt a drafter may not draft; such a first step is plain.
-        early = {a for a in batch if a.sequence.prompt_unread and a.drafting.waits}
-        trimmed = self._trim(self._propose(batch, early))
-        drafted = self._clock()
-        output = self._forward({a: draft for a, (draft, _) in trimmed.items()}, riding)
-        if output is not None:
-            self._batch.read_ahead(riding, output)
-        steps = {} if output is None else self._verify_each(trimmed, output, riding)
-        verified = self._clock()
-        read = {a: rows for a, rows in riding.items() if a.sequence.error is None}
-        if output is not None:
-            paths: dict[Slot, Seq[int]] = {a.slot: range(rows) for a, rows in read.items()}
-            paths |= {a.slot: _rows_kept(step, riding.get(a, 0)) for a, step in steps.items()}
-            self._batch.cache.keep(paths)
-        kept = self._clock()
-        rows, pace = sum(len(draft) + 1 for draft, _ in trimmed.values()), self._batch.scheduler.pace
-        if output is not None:
-            pace.measured(len(trimmed), rows, sum(read.values()), kept - drafted)
-        self._observe(steps)
-        learnt = self._clock()
-        verifying = pace.without(sum(read.values()), kept - drafted)
-        for drafting, members in groups(steps).items():
-            share = sum(len(steps[a].draft) + 1 for a in members) / rows
-            seconds = None if verifying is None else share * verifying
-            drafting_seconds = share * (drafted - began + learnt - kept)
-            drafting.learn(
-                {a: steps[a] for a in members if a not in early}, drafting_seconds, seconds, pace.row_seconds
-            )
-        if output is not None:
-            self._batch.rode(read, output)
-        self._batch.leave([a.sequence for a in self._batch.active if a.sequence.finish_reason is not None])
-        ended = self._clock()
-        for sequence in took_part:
-            sequence.stats.seconds_draft += drafted - began + learnt - kept
-            sequence.stats.seconds_rest += kept - verified + ended - learnt
-        for active in dict.fromkeys([*batch, *riding]):
-            stats = active.sequence.stats
-            if riding.get(active):
-                stats.seconds_prefill += verified - drafted
-            else:
-                stats.seconds_verify += verified - drafted
-        return took_part
-
-    def _propose(self, batch: Seq[Active], early: Container[Active]) -> dict[Active, Draft]:
-        """A draft per sequence, from its own drafter; an empty one if the drafter failed.
-
-        Args:
-            early: sequences for which nothing is drafted yet.
-        """
-        proposals = dict.fromkeys(batch, _NOTHING)
-        for drafting, members in groups(a for a in batch if a not in early).items():
-            drafting.decide(members)
-            proposals |= drafting.propose(members)
-        return proposals
-
-    def _nodes_left(self, active: Active, draft: Draft) -> int:
-        """The number of nodes of a draft to verify, within the room that the slot has or can reserve."""
-        nodes, length = active.drafting.nodes(active, draft), len(active.sequence.tokens)
-        if length + nodes > self._batch.cache.room(active.slot):
-            try:
-                self._batch.cache.reserve(active.slot, length + nodes)
-            except CacheFull:  # a draft preempts no sequence
-                nodes = self._batch.cache.room(active.slot) - length
-        return int(nodes)
-
-    def _trim(self, proposals: Mapping[Active, Draft]) -> dict[Active, tuple[Draft, Seq[int]]]:
-        """The drafts to verify, each with the proposal's node for each of its nodes.
-
-        For a target that takes chains only, a tree is first cut to its likeliest path, so that all of the
-        nodes that pay are on it.
-        """
-        trimmed: dict[Active, tuple[Draft, Seq[int]]] = {}
-        leaves = self.target.max_leaves
-        for active, draft in proposals.items():
-            try:
-                whole: Seq[int] = range(len(draft))
-                if self.target.chains_only:
-                    draft, whole = few_leaves(draft, 1)
-                # A path of n nodes emits n + 1 tokens, so nodes deeper than room - 1 are useless.
-                nodes = self._nodes_left(active, draft)
-                own, places = trim(draft, active.sequence.room - 1, nodes)
-                kept = [whole[place] for place in places]
-                if leaves is not None:
-                    own, places = few_leaves(own, max(leaves // len(proposals), 1))
-                    kept = [kept[place] for place in places]
-                trimmed[active] = own, kept
-                check_draft(draft, self.target)
-            except Exception as error:
-                fail([active], error)
-        self._batch.leave([a.sequence for a in proposals if a.sequence.error is not None])
-        return trimmed
-
-    def _forward(self, drafts: Mapping[Active, Draft], riding: Mapping[Active, int]) -> Output | None:
-        """The target's forward over the roots and drafts of a batch; None if no sequence is left."""
-        before = {riding.get(active, 0) for active in drafts}
-        # Only a target that mixes rows has uneven ones.
-        even = before.pop() if len(before) == 1 and all(active.ready for active in riding) else 0
-        feeds = {}
-        for active, draft in drafts.items():
-            sequence, ahead = active.sequence, riding.get(active, 0)
-            if sequence.error is None:
-                asked = sequence.tree(draft.guesses, 0, active.drafting.top) if self.target.tells else None
-                feeds[active] = Rows.under(sequence.tokens[-1 - ahead :], draft, asked, ahead - even)
-        for active, rows in riding.items():
-            if not active.ready:
-                feeds[active] = self._batch.next_rows(active, rows, unread=rows)
-        return self._batch.forward(feeds, even)
-
-    def _verify_each(
-        self,
-        trimmed: Mapping[Active, tuple[Draft, Seq[int]]],
-        output: Output,
-        riding: Mapping[Active, int],
-    ) -> dict[Active, Step]:
-        """Verify each sequence's draft and emit its tokens; a sequence that fails has no entry."""
-        found = self._read(output, [a for a in trimmed if a.sequence.error is None], trimmed)
-        steps = {}
-        for active, (logits, own) in found.items():
-            sequence, root = active.sequence, active.sequence.output_length
-            draft, kept = trimmed[active]
-            try:
-                hidden = output.hidden_of(active.slot, riding.get(active, 0), 1 + len(draft))
-                steps[active] = self._verify(sequence, draft, kept, logits, hidden, own)
-            except Exception as error:
-                sequence.fail(error)
-                emitted = sequence.output_length - root
-                sequence.stats.record(len(draft), max(emitted - 1, 0), emitted)
-        return steps
-
-    def _read(
-        self, output: Output, batch: Seq[Active], trimmed: Mapping[Active, tuple[Draft, Seq[int]]]
-    ) -> dict[Active, tuple[Logits, dict[int, int]]]:
-        """Each sequence's logits, and the target's own tokens as far as they are computed in advance."""
-        if output.told:
-            return {a: (output.told[a.slot], output.told[a.slot].own) for a in batch}
-        if not batch:  # prompts alone, whose logits are not returned
-            return {}
-        assert output.logits is not None
-        rows, first = output.logits, {a: output.spans[a.slot].start for a in batch}
-        own = self._own_tokens(rows, output.array, first, trimmed)
-        return {a: (Logits(rows, first[a], 1 + len(trimmed[a][0])), own.get(a, {})) for a in batch}
-
-    def _own_tokens(
-        self,
-        rows: Tensor,
-        array: NDArray[np.float32] | None,
-        first: Mapping[Active, int],
-        trimmed: Mapping[Active, tuple[Draft, Seq[int]]],
-    ) -> dict[Active, dict[int, int]]:
-        """The target's own tokens by node, for the sequences whose verification follows them.
-
-        Args:
-            array: the rows as ``Output.array``.
-            first: the row of each sequence's root.
-        """
-        chosen = [active for active in first if self.verifier.uses_own_tokens(active.sequence.params)]
-        try:
-            trees = [active.sequence.tree(trimmed[active][0].guesses, first[active]) for active in chosen]
-            return dict(zip(chosen, own_tokens(rows, trees, array), strict=True))
-        except Exception:  # then an error of one sequence ends only that sequence
-            _log.warning("tokens are chosen node by node in this step", exc_info=True)
-            return {}
-
-    def _verify(
-        self,
-        sequence: Sequence,
-        draft: Draft,
-        kept: Seq[int],
-        logits: Logits,
-        hidden: dict[int, Tensor],
-        own: Mapping[int, int],
-    ) -> Step:
-        draw = KeyedDraw(sequence, own)
-        verdict = self.verifier.verify(logits, draft.guesses, draw)
-        sequence.stats.record(len(draft), len(verdict.path), len(verdict.tokens))
-        return Step(
-            draft=draft,
-            kept=kept,
-            path=verdict.path,
-            tokens=verdict.tokens,
-            logits=logits,
-            root=draw.root,
-            sequence=sequence,
-            hidden=hidden,
-            committed=_committed(hidden, verdict.path),
-            own=own,
-        )
-
-    def _observe(self, steps: Mapping[Active, Step]) -> None:
-        """Pass the steps to the drafters, then to the observer."""
-        for drafting, members in groups(steps).items():
-            drafting.observe({a: steps[a] for a in members})
-        if self.observer is not None and steps:
-            self.observer.stepped(list(steps.values()))
 
     # -- memory ------------------------------------------------------------------------------------------
 
@@ -646,14 +429,3 @@ class Engine:
         if not isinstance(self.governor, Governor):
             raise OutpaceError("nothing was measured: make the engine with adaptive=True")
         save_costs(path, self.target, self.governor.costs())
-
-
-def _rows_kept(step: Step, ahead: int) -> list[int]:
-    """Rows that a step commits: 0 .. ahead - 1 of the prompt, the root, and the accepted nodes."""
-    return [*range(ahead + 1), *(ahead + 1 + node for node in step.path)]
-
-
-def _committed(hidden: Mapping[int, Tensor], path: Seq[int]) -> dict[int, Tensor]:
-    """Select the root's and a path's rows of hidden states, shape [1 + nodes, size]."""
-    rows = [0, *(node + 1 for node in path)]
-    return {layer: states[rows] for layer, states in hidden.items()}

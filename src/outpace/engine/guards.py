@@ -1,9 +1,8 @@
-"""Guards of an engine: one thread and one call at a time, a monotonic clock, integer arguments."""
+"""Guards of an engine: one thread and one call at a time, integer arguments."""
 
 from __future__ import annotations
 
 import inspect
-import math
 import operator
 import sys
 import threading
@@ -15,8 +14,6 @@ from typing import Any, TypeVar
 from outpace.core import OutpaceError, in_progress
 
 T = TypeVar("T")
-
-_TICK, _LONGEST = 1e-9, 86400.0  # minimum and maximum seconds between two readings
 
 
 class Turn:
@@ -109,26 +106,6 @@ class Turn:
     def release(self) -> None:
         """Give up ownership."""
         self._owner = None
-
-
-class Clock:
-    """Monotonic clock over another clock, in seconds since construction.
-
-    If the other clock stops, goes back, jumps by a day or returns no finite number, it advances a nanosecond.
-    """
-
-    def __init__(self, read: Callable[[], float]) -> None:
-        self._read = read
-        self._latest = math.nan
-        self._seconds = 0.0
-
-    def __call__(self) -> float:
-        now = float(self._read())
-        passed = now - self._latest
-        self._seconds += passed if _TICK < passed < _LONGEST else _TICK
-        if math.isfinite(now):
-            self._latest = now
-        return self._seconds
 
 
 def whole_number(name: str, value: Any, least: int) -> int:

@@ -12,7 +12,7 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
-from outpace.draws.logits import TOKENS_ONLY
+from outpace.draws.logits import tokens_only
 from outpace.engine.profile import load_costs
 from outpace.policy.governor import FullOrNarrow, Governor, Policy
 from outpace.targets.base import TargetModel
@@ -96,10 +96,16 @@ def check_shape(drafter: Drafter[Any], verifier: Verifier, target: TargetModel) 
         )
 
 
+def need_logits(target: TargetModel, reader: str) -> None:
+    """Refuse what needs logits if the target returns its tokens alone."""
+    if target.tells:
+        raise tokens_only(reader)
+
+
 def check_told(target: TargetModel, verifier: Verifier, layers: Seq[int]) -> None:
     """Refuse a verifier or readers of hidden states that need more than the target's own tokens."""
-    if target.tells and not verifier.by_tokens:
-        raise OutpaceError(f"verifier={verifier.name!r} weighs logits, and {TOKENS_ONLY}")
+    if not verifier.by_tokens:
+        need_logits(target, f"verifier={verifier.name!r}")
     if target.tells and layers:
         raise OutpaceError(
             "ranks that share drafts have no hidden states of each other's rows; use a drafter without "

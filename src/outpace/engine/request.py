@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 
 from outpace.cache import Cache
 from outpace.core import ContextOverflow, OutpaceError, PromptStates, SamplingParams
-from outpace.draws.logits import TOKENS_ONLY
 from outpace.draws.sampling import Key, NoEnd
 from outpace.engine.drafting import Drafting
 from outpace.engine.observer import Observer
+from outpace.engine.parts import need_logits
 from outpace.policy.governor import Policy
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
@@ -68,7 +68,10 @@ class Requests:
         check_ids(params, target)
         params = not_ending_early(params, len(tokens), target)
         check_processors(params, self.verifier)
-        check_told_params(params, target)
+        if params.logits_processors:
+            need_logits(target, "logits_processors, of which min_tokens is one")
+        if params.logprobs is not None:
+            need_logits(target, "logprobs")
         drafting = drafting_of(params, self.draftings)
         check_seed(params, self.verifier, drafting.policy, self.observer)
         text = self._text(params)
@@ -222,11 +225,6 @@ def check_processors(params: SamplingParams, verifier: Verifier) -> None:
             f"logits_processors see emitted tokens only, and min_tokens is one, but "
             f"verifier={verifier.name!r} looks further ahead; use verifier='match' or 'rejection'"
         )
-
-
-def check_told_params(params: SamplingParams, target: TargetModel) -> None:
-    if target.tells and (params.logits_processors or params.logprobs is not None):
-        raise OutpaceError(TOKENS_ONLY)
 
 
 def check_seed(

@@ -1,5 +1,23 @@
 """An HTTP server with OpenAI's API in front of an engine. The extra ``outpace[serve]`` installs its needs.
 
-A request takes one path, whatever its API: wire types (``wire``), an ``Ask`` (``ask``), the engine
-(``service``), events, the wire shape of its API (``chat``, ``completions``, ``messages``, ``responses``).
+A request passes five stages, whatever its API:
+
+1. Route. ``protocol`` limits a connection's size and time. ``middleware`` gives the request an id, checks its
+   key (``auth``) and logs it (``telemetry``). ``routes`` has the paths, each with its handler and the type of
+   its body.
+2. Parse. ``body`` receives the body and parses it to that type. Each API has one module with its types, its
+   handler and its formats: ``chat``, ``completions``, ``messages``, ``responses``, ``tokens``. ``fields`` has
+   what their bodies share.
+3. Admit. ``Service.start`` in ``service`` reserves room (``admission``). Only then does the API's module turn
+   the body into a ``ParsedRequest`` (``request``): prompts as token ids (``texts``), sampling parameters, a
+   schema (``grammar``, ``schemas``). Long texts and schemas are read by a ``worker`` of a ``pool``.
+4. Run. ``service`` gives each choice to the engine, with its drafter (``engine``). ``run`` reads what the
+   engine emits as ``Event`` objects, and counts it (``metrics``); ``trace`` records the steps on request.
+5. Format. The API's module writes the events of the run as one response or as chunks. ``formats`` has what
+   these share. A failure at any stage is a ``Refused`` (``errors``), written in the API's format.
+
+So a wrong field in a chunk of a chat is in ``chat`` or ``formats``, and a wrong event in ``run``.
+
+Around the path: ``server`` is a server in this process, with the ``playground`` at ``/``; ``ray`` is the same
+application in Ray Serve (``hosted``), with a choice among ``replicas``.
 """

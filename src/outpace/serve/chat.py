@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``: conversion of messages and tools to ``Ask``, and of events to chunks."""
+"""``POST /v1/chat/completions``: its body, parsed to a request, and its response, whole and in chunks."""
 
 from __future__ import annotations
 
@@ -8,52 +8,151 @@ import logging
 import re
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field, StringConstraints
 from pydantic_core import from_json
 from starlette.responses import Response
 
 from outpace.core import Generation, TokenLogprobs
-from outpace.serve import wire
-from outpace.serve.ask import Ask, openai_params, plain_text
 from outpace.serve.errors import Refused
-from outpace.serve.grammar import tool_schema
-from outpace.serve.runs import Event, Run
+from outpace.serve.fields import (
+    PARTS,
+    TURNS,
+    Anything,
+    Int,
+    Most,
+    Object,
+    OpenAI,
+    Parts,
+    TextOnly,
+    TextParts,
+    Wire,
+    plain_text,
+)
+from outpace.serve.formats import FINISH, Writer, entries_of, new_id
+from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
+from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
-from outpace.serve.shapes import FINISH, entries_of, new_id
-from outpace.serve.writer import Writer, check, salted
 
 _log = logging.getLogger("outpace.serve")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,256}")
 
 
-async def chat(service: Service, body: wire.Chat, salt: str | None) -> Response:
+# -- the body ---------------------------------------------------------------------------------------------
+
+
+class FunctionCall(Wire):
+    name: str
+    arguments: str
+
+
+class ToolCall(Wire):
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Wire):
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Annotated[str | Parts | None, TextOnly] = None
+    name: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(max_length=PARTS, fail_fast=True)] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    annotations: Anything | None = None
+    audio: None = None
+    function_call: None = None
+
+
+Conversation = Annotated[list[Message], Field(min_length=1, max_length=TURNS, fail_fast=True)]
+
+
+class Function(Wire):
+    name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
+    description: str | None = None
+    parameters: Object | None = None
+    strict: bool | None = None
+
+
+class Tool(Wire):
+    type: Literal["function"]
+    function: Function
+
+
+class Named(Wire):
+    name: str
+
+
+class NamedTool(Wire):
+    type: Literal["function"]
+    function: Named
+
+
+class JsonSchema(Wire):
+    name: str
+    description: str | None = None
+    schema_: Annotated[Object | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class Format(Wire):
+    """A ``response_format``."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+
+
+class Prediction(Wire):
+    type: Literal["content"]
+    content: str | TextParts
+
+
+class Chat(OpenAI):
+    """``POST /v1/chat/completions``."""
+
+    messages: Conversation
+    max_tokens: Most | None = None
+    max_completion_tokens: Most | None = None
+    logprobs: bool | None = False
+    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
+    response_format: Format | None = None
+    tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    chat_template_kwargs: Object | None = None
+    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+async def chat(service: Service, body: Chat, salt: str | None) -> Response:
     """Handle a chat request."""
-    run = await service.start(body.n or 1, lambda: _ask(service, body, salt))
+    run = await service.start(body.n or 1, lambda: _parse(service, body, salt))
     return await _Writer(service, body, run).response()
 
 
-# -- the request -----------------------------------------------------------------------------------------
+# -- parsing -----------------------------------------------------------------------------------------
 
 
-async def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
+async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedRequest:
     if body.max_tokens and body.max_completion_tokens and body.max_tokens != body.max_completion_tokens:
         raise Refused(400, "give max_completion_tokens or max_tokens, not both", "max_tokens")
     if body.top_logprobs is not None and not body.logprobs:
         raise Refused(400, "top_logprobs needs logprobs: true", "top_logprobs")
-    check(body)
+    check_stream(body)
     schema = schema_of(body)
     if schema is not None and body.min_tokens:
         raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
     turns, options = await asyncio.to_thread(_turns, service, body)
-    prompt = await service.conversation(turns, **options)
-    room = service.defaults.room([prompt], body.max_completion_tokens or body.max_tokens)
+    prompt = await service.prompts.conversation(turns, **options)
+    most = service.defaults.most_tokens([prompt], body.max_completion_tokens or body.max_tokens)
     prediction = None
     if body.prediction is not None:
-        prediction = await service.tokens(plain_text(body.prediction.content), special=False)
-    return Ask(
+        prediction = await service.prompts.tokens(plain_text(body.prediction.content), special=False)
+    return ParsedRequest(
         [prompt],
-        openai_params(body, service.defaults, room, (body.top_logprobs or 0) if body.logprobs else None),
+        openai_params(body, service.defaults, most, (body.top_logprobs or 0) if body.logprobs else None),
         body.n or 1,
         schema,
         prediction,
@@ -62,23 +161,23 @@ async def _ask(service: Service, body: wire.Chat, salt: str | None) -> Ask:
     )
 
 
-def _turns(service: Service, body: wire.Chat) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _turns(service: Service, body: Chat) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The conversation in the format of chat templates, and their options."""
     options = _template_options(service, body)
     if body.tools and body.tool_choice != "none":
         options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    return [template_message(one) for one in body.messages], options
+    return [template_message(message) for message in body.messages], options
 
 
-def _template_options(service: Service, body: wire.Chat) -> dict[str, Any]:
+def _template_options(service: Service, body: Chat) -> dict[str, Any]:
     """The variables that a client gives the model's template: those that it reads, and no option of ours.
 
     Raises:
         Refused: there is another one.
     """
-    given = body.chat_template_kwargs or {}
-    known = service.model.template_options if given else frozenset()
-    for name in given:
+    options = body.chat_template_kwargs or {}
+    known = service.model.template_options if options else frozenset()
+    for name in options:
         if name not in known:
             there = ", ".join(sorted(known)) or "none"
             raise Refused(
@@ -87,21 +186,21 @@ def _template_options(service: Service, body: wire.Chat) -> dict[str, Any]:
                 f"{there}",
                 "chat_template_kwargs",
             )
-    return dict(given)
+    return dict(options)
 
 
-def template_message(message: wire.Message) -> dict[str, Any]:
+def template_message(message: Message) -> dict[str, Any]:
     """Convert a message to the format of chat templates."""
-    found: dict[str, Any] = {
+    turn: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": plain_text(message.refusal if message.content is None else message.content),
     }
     if message.name is not None:
-        found["name"] = message.name
+        turn["name"] = message.name
     if message.tool_call_id is not None:
-        found["tool_call_id"] = message.tool_call_id
+        turn["tool_call_id"] = message.tool_call_id
     if message.tool_calls:
-        found["tool_calls"] = [
+        turn["tool_calls"] = [
             {
                 "id": call.id,
                 "type": "function",
@@ -109,7 +208,7 @@ def template_message(message: wire.Message) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
-    return found
+    return turn
 
 
 def _arguments(text: str) -> Any:
@@ -120,7 +219,7 @@ def _arguments(text: str) -> Any:
         return text
 
 
-def _called(body: wire.Chat) -> list[wire.Function]:
+def _called(body: Chat) -> list[Function]:
     """The functions of which the answer must call one.
 
     Raises:
@@ -131,17 +230,17 @@ def _called(body: wire.Chat) -> list[wire.Function]:
         raise Refused(400, "tool_choice needs tools; leave it out", "tool_choice")
     if choice in (None, "none", "auto"):
         return []
-    if isinstance(choice, wire.NamedTool):
-        tools = [one for one in tools if one.name == choice.function.name]
+    if isinstance(choice, NamedTool):
+        tools = [tool for tool in tools if tool.name == choice.function.name]
     if not tools:
         raise Refused(400, "tool_choice names a tool that is not among tools", "tool_choice")
-    for one in tools:
-        if not _NAME.fullmatch(one.name):
+    for tool in tools:
+        if not _NAME.fullmatch(tool.name):
             raise Refused(400, "a tool's name has letters, digits, _, . and - only", "tools")
     return tools
 
 
-def schema_of(body: wire.Chat) -> dict[str, Any] | None:
+def schema_of(body: Chat) -> dict[str, Any] | None:
     """The schema of the answer: that of its format, or of a required call.
 
     Raises:
@@ -159,7 +258,33 @@ def schema_of(body: wire.Chat) -> dict[str, Any] | None:
     return form.json_schema.schema_ if form.json_schema.schema_ is not None else {}
 
 
-# -- the answer ------------------------------------------------------------------------------------------
+def tool_schema(functions: Seq[Function]) -> dict[str, Any]:
+    """The schema of a call of one of these functions: its name, then its arguments.
+
+    Raises:
+        Refused: two functions define different things by one name, or define nothing.
+    """
+    calls, shared = [], dict[str, dict[str, Any]]()
+    for function in functions:
+        arguments = dict(function.parameters or {"type": "object", "properties": {}})
+        for key in ("$defs", "definitions"):  # references begin at the root
+            definitions = arguments.pop(key, {})
+            if not isinstance(definitions, dict):
+                raise Refused(400, f"{key} in the parameters of {function.name!r} must be an object", "tools")
+            for name, definition in definitions.items():
+                if shared.setdefault(key, {}).setdefault(name, definition) != definition:
+                    raise Refused(400, f"two tools define {name!r} in different ways; rename one", "tools")
+        call = {
+            "type": "object",
+            "properties": {"name": {"const": function.name}, "arguments": arguments},
+            "required": ["name", "arguments"],
+            "additionalProperties": False,
+        }
+        calls.append(call)
+    return {"anyOf": calls, **shared}
+
+
+# -- formatting ------------------------------------------------------------------------------------------
 
 
 class _Call:
@@ -192,11 +317,11 @@ class _Writer(Writer):
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
-    def __init__(self, service: Service, body: wire.Chat, run: Run) -> None:
+    def __init__(self, service: Service, body: Chat, run: Run) -> None:
         super().__init__(service, body, run)
         self._service, self._body = service, body
-        self._names = [one.name for one in _called(body)]
-        self._calls = {index: _Call(self._names) for index in range(run.ask.n)} if self._names else {}
+        self._names = [function.name for function in _called(body)]
+        self._calls = {index: _Call(self._names) for index in range(run.request.n)} if self._names else {}
         self._parses = bool(
             body.tools
             and not self._names
@@ -204,87 +329,89 @@ class _Writer(Writer):
             and getattr(service.model.tokenizer, "response_template", None)
         )
 
+    def _prompt_ids(self) -> dict[str, Any]:
+        """The prompt's token ids, if requested."""
+        return {"prompt_token_ids": self._run.request.prompts[0]} if self._body.return_token_ids else {}
+
     # -- in one piece --
 
     def _whole(self) -> dict[str, Any]:
-        generations = self._run.generations
-        choices = [self._choice(index, one) for index, one in enumerate(generations)]
-        found = {"choices": choices, "service_tier": None}
-        return found | ({"prompt_token_ids": self._run.ask.prompts[0]} if self._body.return_token_ids else {})
+        choices = [self._choice(index, end) for index, end in enumerate(self._run.generations)]
+        return {"choices": choices, "service_tier": None} | self._prompt_ids()
 
-    def _choice(self, index: int, one: Generation) -> dict[str, Any]:
-        reason = FINISH[one.finish_reason]
-        message: dict[str, Any] = {"role": "assistant", "content": one.text, "refusal": None}
+    def _choice(self, index: int, end: Generation) -> dict[str, Any]:
+        reason = FINISH[end.finish_reason]
+        message: dict[str, Any] = {"role": "assistant", "content": end.text, "refusal": None}
         if self._names:
             call = _Call(self._names)
-            arguments = call.push(one.text or "") + call.end(reason == "stop")
+            arguments = call.push(end.text or "") + call.end(reason == "stop")
             if call.name is not None:
                 message["content"] = None
                 message["tool_calls"] = [_tool_call(call.id, call.name, arguments)]
                 reason = "tool_calls" if reason == "stop" else reason
         elif self._parses:
-            parsed = self._parsed(one)
+            parsed = self._parsed(end)
             message |= parsed
             reason = "tool_calls" if parsed.get("tool_calls") else reason
         choice: dict[str, Any] = {"index": index, "message": message, "logprobs": None}
         if self._body.logprobs:
-            choice["logprobs"] = self._logprobs(index, entries_of(one))
+            choice["logprobs"] = self._logprobs(index, entries_of(end))
         if self._body.return_token_ids:
-            choice["token_ids"] = one.tokens
+            choice["token_ids"] = end.tokens
         return choice | {"finish_reason": reason}
 
-    def _parsed(self, one: Generation) -> dict[str, Any]:
+    def _parsed(self, end: Generation) -> dict[str, Any]:
         """Content and calls of an output, parsed by the tokenizer's response template."""
-        ids = [token for token in one.tokens if token not in self._service.model.target.eos_token_ids]
+        ids = [token for token in end.tokens if token not in self._service.model.target.eos_token_ids]
         tools = [tool.model_dump(exclude_none=True) for tool in self._body.tools or ()]
         tokenizer = self._service.model.tokenizer
         try:
-            parsed = tokenizer.parse_response(ids, prefix=list(self._run.ask.prompts[0]), tools=tools)
+            parsed = tokenizer.parse_response(ids, prefix=list(self._run.request.prompts[0]), tools=tools)
         except Exception as error:  # a template may fail in any way on unexpected text
             _log.warning("the response template failed, so the answer is text: %s", error)
-            return {"content": one.text}
-        found = {"content": parsed.get("content")}
+            return {"content": end.text}
+        message = {"content": parsed.get("content")}
         calls = [
             _tool_call(new_id("call_"), call["function"]["name"], json.dumps(call["function"]["arguments"]))
             for call in parsed.get("tool_calls") or ()
         ]
         if self._body.parallel_tool_calls is False:
             calls = calls[:1]
-        return found | ({"tool_calls": calls} if calls else {})
+        return message | ({"tool_calls": calls} if calls else {})
 
     def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
         wanted = self._body.top_logprobs or 0
-        return {"content": [self._words.chat(token, one, wanted) for token, one in entries], "refusal": None}
+        return {"content": [self._texts.chat(token, one, wanted) for token, one in entries], "refusal": None}
 
     # -- in chunks --
 
     def _first(self) -> Iterator[dict[str, Any]]:
-        more = {"prompt_token_ids": self._run.ask.prompts[0]} if self._body.return_token_ids else {}
-        for index in range(self._run.ask.n):
-            yield {"choices": [_delta(index, {"role": "assistant", "content": "", "refusal": None})], **more}
+        for index in range(self._run.request.n):
+            choice = _delta(index, {"role": "assistant", "content": "", "refusal": None})
+            yield {"choices": [choice]} | self._prompt_ids()
 
-    def _choices(self, one: Event) -> Iterator[dict[str, Any]]:
-        delta, reason = self._delta_of(one)
-        more = self._details(one, bool(self._body.logprobs))
+    def _choices(self, event: Event) -> Iterator[dict[str, Any]]:
+        delta, reason = self._delta_of(event)
+        more = self._details(event, bool(self._body.logprobs))
         if delta or more:
-            yield _delta(one.index, delta or {"content": ""}) | more
-        if one.end is not None:
-            yield _delta(one.index, {}) | {"finish_reason": reason or FINISH[one.end.finish_reason]}
+            yield _delta(event.index, delta or {"content": ""}) | more
+        if event.end is not None:
+            yield _delta(event.index, {}) | {"finish_reason": reason or FINISH[event.end.finish_reason]}
 
-    def _delta_of(self, one: Event) -> tuple[dict[str, Any], str | None]:
+    def _delta_of(self, event: Event) -> tuple[dict[str, Any], str | None]:
         """The delta, and the finish reason if it is not the engine's."""
         if self._parses:
-            parsed = {} if one.end is None else self._parsed(one.end)
-            calls = [call | {"index": place} for place, call in enumerate(parsed.pop("tool_calls", ()))]
+            parsed = {} if event.end is None else self._parsed(event.end)
+            calls = [call | {"index": index} for index, call in enumerate(parsed.pop("tool_calls", ()))]
             delta = {name: value for name, value in parsed.items() if value}
             return delta | ({"tool_calls": calls} if calls else {}), "tool_calls" if calls else None
         if not self._names:
-            return ({"content": one.text} if one.text else {}), None
-        call = self._calls[one.index]
+            return ({"content": event.text} if event.text else {}), None
+        call = self._calls[event.index]
         known = call.name is not None
-        piece = call.push(one.text)
-        complete = one.end is not None and one.end.finish_reason != "length"
-        if one.end is not None:
+        piece = call.push(event.text)
+        complete = event.end is not None and event.end.finish_reason != "length"
+        if event.end is not None:
             piece += call.end(complete)
         reason = "tool_calls" if complete and call.name is not None else None
         if call.name is None or not (piece or not known):

@@ -1,28 +1,58 @@
-"""``/v1/completions``: conversion of texts or token ids to ``Ask``, and of events to chunks of text."""
+"""``POST /v1/completions``: its body, parsed to a request, and its response, whole and in chunks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Annotated, Any
 
+from pydantic import Discriminator, Field, Tag
 from starlette.responses import Response
 
 from outpace.core import TokenLogprobs
-from outpace.serve import wire
-from outpace.serve.ask import Ask, openai_params
 from outpace.serve.errors import Refused, refusal
-from outpace.serve.runs import Event, Run
+from outpace.serve.fields import Int, OpenAI, Tokens
+from outpace.serve.formats import FINISH, Writer, entries_of, finite
+from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
+from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
-from outpace.serve.shapes import FINISH, entries_of, finite
-from outpace.serve.writer import Writer, check, salted
 
+_TEXTS = 1024  # prompts of a request
 _MAX_TOKENS = 16  # OpenAI's default
 
 
-async def completions(service: Service, body: wire.Completions, salt: str | None) -> Response:
+def _kind_of_prompt(prompt: Any) -> str:
+    """The kind of a prompt by its first element, so that one kind alone is tried."""
+    if not isinstance(prompt, list):
+        return "text"
+    first = prompt[0] if prompt else None
+    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
+
+
+Prompt = Annotated[
+    Annotated[str, Tag("text")]
+    | Annotated[list[str], Field(max_length=_TEXTS, fail_fast=True), Tag("texts")]
+    | Annotated[Tokens, Tag("tokens")]
+    | Annotated[list[Tokens], Field(max_length=_TEXTS, fail_fast=True), Tag("lists")],
+    Discriminator(_kind_of_prompt),
+]
+
+
+class Completions(OpenAI):
+    """``POST /v1/completions``."""
+
+    prompt: Prompt | None = None
+    logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
+    echo: bool | None = False
+    best_of: Annotated[Int, Field(ge=1)] | None = None
+    suffix: str | None = None
+
+
+async def completions(service: Service, body: Completions, salt: str | None) -> Response:
     """Handle a request for completions."""
-    run = await service.start(len(_prompts(service, body)) * (body.n or 1), lambda: _ask(service, body, salt))
+    run = await service.start(
+        len(_prompts(service, body)) * (body.n or 1), lambda: _parse(service, body, salt)
+    )
     try:
         scores = await _scores(service, body, run)
     except BaseException as error:
@@ -33,14 +63,14 @@ async def completions(service: Service, body: wire.Completions, salt: str | None
     return await _Writer(service, body, run, scores).response()
 
 
-async def _scores(service: Service, body: wire.Completions, run: Run) -> list[list[TokenLogprobs]]:
+async def _scores(service: Service, body: Completions, run: Run) -> list[list[TokenLogprobs]]:
     """Log probabilities of each prompt's tokens after the first, if the prompt is echoed with them."""
     if not body.echo or body.logprobs is None:
         return []
-    return [await service.engine.score(prompt, body.logprobs) for prompt in run.ask.prompts]
+    return [await service.engine.score(prompt, body.logprobs) for prompt in run.request.prompts]
 
 
-def _prompts(service: Service, body: wire.Completions) -> Seq[str | list[int]]:
+def _prompts(service: Service, body: Completions) -> Seq[str | list[int]]:
     """The prompts, each a text or a list of token ids.
 
     Raises:
@@ -48,7 +78,7 @@ def _prompts(service: Service, body: wire.Completions) -> Seq[str | list[int]]:
     """
     prompt = body.prompt
     if prompt is None:  # as at the beginning of a document
-        return [service.beginning()]
+        return [service.prompts.beginning()]
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
@@ -58,22 +88,22 @@ def _prompts(service: Service, body: wire.Completions) -> Seq[str | list[int]]:
     return prompt
 
 
-async def _ask(service: Service, body: wire.Completions, salt: str | None) -> Ask:
+async def _parse(service: Service, body: Completions, salt: str | None) -> ParsedRequest:
     if body.suffix:
         raise Refused(400, "suffix is not supported; leave it out", "suffix")
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise Refused(400, "best_of is not supported; leave it out, or make it equal to n", "best_of")
-    check(body)
+    check_stream(body)
     prompts = [
-        await service.tokens(one) if isinstance(one, str) else service.check_tokens(one)
+        await service.prompts.tokens(one) if isinstance(one, str) else service.prompts.check_tokens(one)
         for one in _prompts(service, body)
     ]
     if not all(prompts):
         raise Refused(400, "the prompt is empty: it has no tokens", "prompt")
-    room = service.defaults.room(prompts, _MAX_TOKENS if body.max_tokens is None else body.max_tokens)
-    return Ask(
+    most = service.defaults.most_tokens(prompts, _MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+    return ParsedRequest(
         prompts,
-        openai_params(body, service.defaults, room, body.logprobs),
+        openai_params(body, service.defaults, most, body.logprobs),
         body.n or 1,
         salt=salted(salt, body),
         trace=body.trace,
@@ -86,7 +116,7 @@ class _Writer(Writer):
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
 
     def __init__(
-        self, service: Service, body: wire.Completions, run: Run, scores: Seq[Seq[TokenLogprobs]]
+        self, service: Service, body: Completions, run: Run, scores: Seq[Seq[TokenLogprobs]]
     ) -> None:
         super().__init__(service, body, run)
         self._body, self._scores = body, scores
@@ -99,18 +129,18 @@ class _Writer(Writer):
         """The prompt's text, if requested."""
         if not self._body.echo:
             return ""
-        prompt = self._prompts[index // self._run.ask.n]
+        prompt = self._prompts[index // self._run.request.n]
         return prompt if isinstance(prompt, str) else str(self._decode(prompt))
 
     def _whole(self) -> dict[str, Any]:
         choices = []
-        for index, one in enumerate(self._run.generations):
-            choice = _piece(index, self._echo(index) + (one.text or ""), FINISH[one.finish_reason])
+        for index, end in enumerate(self._run.generations):
+            choice = _piece(index, self._echo(index) + (end.text or ""), FINISH[end.finish_reason])
             if self._body.logprobs is not None:
-                choice["logprobs"] = self._logprobs(index, [*self._echoed(index), *entries_of(one)])
+                choice["logprobs"] = self._logprobs(index, [*self._echoed(index), *entries_of(end)])
             if self._body.return_token_ids:
-                choice["prompt_token_ids"] = self._run.ask.prompts[index // self._run.ask.n]
-                choice["token_ids"] = one.tokens
+                choice["prompt_token_ids"] = self._run.request.prompts[index // self._run.request.n]
+                choice["token_ids"] = end.tokens
             choices.append(choice)
         return {"choices": choices}
 
@@ -118,13 +148,13 @@ class _Writer(Writer):
         """The tokens of an echoed prompt and their log probabilities, of which the first token has none."""
         if not self._scores:
             return []
-        place = index // self._run.ask.n
-        return list(zip(self._run.ask.prompts[place], [None, *self._scores[place]], strict=True))
+        prompt = index // self._run.request.n
+        return list(zip(self._run.request.prompts[prompt], [None, *self._scores[prompt]], strict=True))
 
     def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs | None]]) -> dict[str, Any]:
         """Log probabilities in OpenAI's older format: parallel lists, and the alternatives by their text."""
-        words, wanted = self._words, self._body.logprobs or 0
-        texts, offsets = [words.text(token) for token, _ in entries], []
+        token_texts, wanted = self._texts, self._body.logprobs or 0
+        texts, offsets = [token_texts.text(token) for token, _ in entries], []
         for text in texts:
             offset = self._offsets.get(index, 0)
             offsets.append(offset)
@@ -134,7 +164,7 @@ class _Writer(Writer):
             if one is None:
                 top.append(None)
                 continue
-            best = {words.text(other): finite(value) for other, value in list(one.top.items())[:wanted]}
+            best = {token_texts.text(other): finite(value) for other, value in list(one.top.items())[:wanted]}
             top.append(best | {text: finite(one.logprob)})
         return {
             "tokens": texts,
@@ -151,18 +181,18 @@ class _Writer(Writer):
                     piece["logprobs"] = self._logprobs(index, self._echoed(index))
                 yield {"choices": [piece]}
 
-    def _choices(self, one: Event) -> Iterator[dict[str, Any]]:
-        more = self._details(one, self._body.logprobs is not None)
-        if one.text or more or one.end is not None:
-            reason = None if one.end is None else FINISH[one.end.finish_reason]
-            yield _piece(one.index, one.text, reason) | self._prompt_ids(one.index) | more
+    def _choices(self, event: Event) -> Iterator[dict[str, Any]]:
+        more = self._details(event, self._body.logprobs is not None)
+        if event.text or more or event.end is not None:
+            reason = None if event.end is None else FINISH[event.end.finish_reason]
+            yield _piece(event.index, event.text, reason) | self._prompt_ids(event.index) | more
 
     def _prompt_ids(self, index: int) -> dict[str, Any]:
         """The prompt's token ids in the first chunk of a choice, if requested."""
         if not self._body.return_token_ids or index in self._begun:
             return {}
         self._begun.add(index)
-        return {"prompt_token_ids": self._run.ask.prompts[index // self._run.ask.n]}
+        return {"prompt_token_ids": self._run.request.prompts[index // self._run.request.n]}
 
 
 def _piece(index: int, text: str, reason: str | None = None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The engine of a server: its drafters, and those for a request's prediction or grammar."""
+"""The engine of a server, and the drafter that a request gets, also for its prediction or grammar."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from outpace.engine.observer import Observer
 from outpace.engine.parts import drafter_of
 from outpace.loading import Loaded
 from outpace.serve.admission import Limits
+from outpace.serve.errors import Refused
 from outpace.serve.grammar import Forced
+from outpace.serve.request import ParsedRequest
 from outpace.serve.trace import Tracer
 
 BROUGHT = "request"  # the drafter for a request's prediction or grammar
@@ -48,11 +50,60 @@ def make_engine(
     Raises:
         OutpaceError: the parts do not fit together.
     """
-    own = drafter_of(drafter)
+    default = drafter_of(drafter)
     drafters: dict[str, Drafter[Any] | str] = dict(others or {})
     if BROUGHT in drafters:
         raise OutpaceError(f"{BROUGHT!r} names the drafter of predictions; choose another name")
-    if type(own).attach is Drafter.attach:  # a drafter that replaces the target cannot be combined
-        drafters[BROUGHT] = with_brought(own)
+    if type(default).attach is Drafter.attach:  # a drafter that replaces the target cannot be combined
+        drafters[BROUGHT] = with_brought(default)
     observer = Tracer(learner)
-    return model.engine(own, max_running=limits.running, drafters=drafters, observer=observer, **more)
+    return model.engine(default, max_running=limits.running, drafters=drafters, observer=observer, **more)
+
+
+class Drafters:
+    """The drafters of an engine by the names that requests use.
+
+    Attributes:
+        names: the names for requests; the first is the default.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        default = "off" if isinstance(engine.drafter, NoDraft) else engine.drafter.name
+        self._names: dict[str | None, str] = {None: default, "off": "off"}  # by the engine's names
+        self._names |= {name: name for name in engine.drafter_names}
+        self._predicting = {name for name in self._names if name != "off" and engine.reads_references(name)}
+        self.names = [name for name in dict.fromkeys(self._names.values()) if name != BROUGHT]
+
+    def shown(self, name: str | None) -> str:
+        """The name in responses of the drafter with this name in the engine."""
+        return self._names[name]
+
+    def chosen(self, request: ParsedRequest) -> str | None:
+        """The engine's name of the drafter for a request.
+
+        Raises:
+            Refused: there is no drafter of this name, or it cannot draft from the request's prediction.
+        """
+        name = request.params.drafts.drafter
+        if name == self._names[None] and name != "off":
+            name = None
+        if name not in self._names or name == BROUGHT:
+            known = ", ".join(map(repr, self.names))
+            raise Refused(400, f"this server has no drafter {name!r}; it has {known}", "speculation")
+        brings = bool(request.prediction) or request.schema is not None
+        name = BROUGHT if name is None and brings and BROUGHT in self._names else name
+        if request.prediction and name not in ("off", *self._predicting):
+            raise Refused(400, f"{self._unread(name)}; or leave prediction out", "prediction")
+        return name
+
+    def _unread(self, name: str | None) -> str:
+        """The reason for which a drafter drafts nothing from a prediction, and the remedy."""
+        default = self._names[None]
+        if BROUGHT not in self._names:
+            return (
+                f"this server's drafter {default!r} cannot draft from a prediction; give speculation: 'off'"
+            )
+        return (
+            f"the drafter {name!r} cannot draft from a prediction; leave speculation out, for drafts of "
+            f"{default!r} and of the prediction"
+        )

@@ -1,4 +1,4 @@
-"""Refusals of requests, and their error objects in OpenAI's API."""
+"""Refusals of requests, and their responses in the format of each API."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic_core import to_json
+from starlette.responses import Response
+
 from outpace.core import ContextOverflow, OutpaceError, first_line
 
 _MOST = 1000  # characters of a message, which may quote what a client sent
 _TYPES = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
+_ANTHROPIC = {**_TYPES, 413: "request_too_large", 503: "overloaded_error"}
 _log = logging.getLogger("outpace.serve")
 
 
@@ -48,10 +52,16 @@ class Refused(Exception):
         default = "invalid_request_error" if self.status < 500 else "server_error"
         return _TYPES.get(self.status, default)
 
-    def body(self) -> dict[str, Any]:
+    def openai(self) -> dict[str, Any]:
         """OpenAI's error object."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
+
+    def anthropic(self) -> dict[str, Any]:
+        """Anthropic's error object."""
+        default = "invalid_request_error" if self.status < 500 else "api_error"
+        kind = _ANTHROPIC.get(self.status, default)
+        return {"type": "error", "error": {"type": kind, "message": self.message}}
 
 
 def later(status: int, message: str, code: str, seconds: float) -> Refused:
@@ -83,3 +93,9 @@ def refusal(error: BaseException) -> Refused:
     if isinstance(error, OutpaceError):
         return Refused(400, str(error))
     return Refused(500, f"the request failed: {type(error).__name__}: {error}", code="request_failed")
+
+
+def error_response(path: str, refused: Refused) -> Response:
+    """The response to a refused request, in the format of the API at this path."""
+    error = refused.anthropic() if path.startswith("/v1/messages") else refused.openai()
+    return Response(to_json(error), refused.status, refused.headers, "application/json")

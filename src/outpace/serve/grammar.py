@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -149,29 +148,3 @@ class Forced(SequenceDrafter[Sequence]):
                 chances = [_CHANCE**depth for depth in range(1, len(draft) + 1)]
                 return Draft(draft.tokens, draft.parents, chances=chances)
         return Draft()
-
-
-def tool_schema(functions: Seq[Any]) -> dict[str, Any]:
-    """The schema of a call of one of these functions: its name, then its arguments.
-
-    Raises:
-        Refused: two functions define different things by one name, or define nothing.
-    """
-    calls, shared = [], dict[str, dict[str, Any]]()
-    for one in functions:
-        arguments = dict(one.parameters or {"type": "object", "properties": {}})
-        for key in ("$defs", "definitions"):  # references begin at the root
-            definitions = arguments.pop(key, {})
-            if not isinstance(definitions, dict):
-                raise Refused(400, f"{key} in the parameters of {one.name!r} must be an object", "tools")
-            for name, definition in definitions.items():
-                if shared.setdefault(key, {}).setdefault(name, definition) != definition:
-                    raise Refused(400, f"two tools define {name!r} in different ways; rename one", "tools")
-        call = {
-            "type": "object",
-            "properties": {"name": {"const": one.name}, "arguments": arguments},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        calls.append(call)
-    return {"anyOf": calls, **shared}

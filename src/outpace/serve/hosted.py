@@ -13,8 +13,8 @@ from starlette.types import Message
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded
 from outpace.serve.admission import Limits
-from outpace.serve.app import make_app
-from outpace.serve.door import Keys
+from outpace.serve.auth import Keys
+from outpace.serve.routes import make_app
 from outpace.serve.service import Service
 
 _log = logging.getLogger("outpace.serve")

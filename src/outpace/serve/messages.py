@@ -1,71 +1,112 @@
-"""``/v1/messages``, as Anthropic's: a thin adapter for text."""
+"""``POST /v1/messages``, as Anthropic's, for text alone: its body and its response, whole and as events."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from starlette.responses import Response
 
 from outpace.core import Generation
-from outpace.serve import wire
-from outpace.serve.ask import Ask, plain_text, turns_of
-from outpace.serve.errors import Refused
-from outpace.serve.runs import Run
+from outpace.serve.fields import (
+    TURNS,
+    Most,
+    Object,
+    Sampled,
+    Stops,
+    TextOnly,
+    TextParts,
+    Wire,
+    plain_text,
+    turns_of,
+)
+from outpace.serve.formats import Stream, extras, json_response, new_id, sse
+from outpace.serve.request import ParsedRequest
+from outpace.serve.run import Run
 from outpace.serve.service import Service
-from outpace.serve.shapes import Stream, answer, event, extras, new_id
-
-_TYPES = {
-    401: "authentication_error",
-    404: "not_found_error",
-    413: "request_too_large",
-    429: "rate_limit_error",
-}
 
 
-async def messages(service: Service, body: wire.Messages, salt: str | None) -> Response:
+class AnthropicError(Wire):
+    type: str
+    message: str
+
+
+class AnthropicFailure(Wire):
+    """The body of an error response in Anthropic's format."""
+
+    type: Literal["error"]
+    error: AnthropicError
+
+
+class AnthropicTurn(Wire):
+    role: Literal["user", "assistant"]
+    content: Annotated[str | TextParts, TextOnly]
+
+
+AnthropicTurns = Annotated[list[AnthropicTurn], Field(min_length=1, max_length=TURNS, fail_fast=True)]
+
+
+class CountTokens(Wire):
+    """``POST /v1/messages/count_tokens``."""
+
+    model: str | None = None
+    messages: AnthropicTurns
+    system: str | TextParts | None = None
+
+
+class Messages(Sampled):
+    """``POST /v1/messages`` of Anthropic's API."""
+
+    messages: AnthropicTurns
+    system: str | TextParts | None = None
+    max_tokens: Most
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop_sequences: Stops | None = None
+    metadata: Object | None = None
+    service_tier: str | None = None
+
+
+async def messages(service: Service, body: Messages, salt: str | None) -> Response:
     """Handle a request in the format of Anthropic's messages."""
 
-    async def ask() -> Ask:
+    async def parse() -> ParsedRequest:
         prompt = await _prompt(service, body)
-        room = service.defaults.room([prompt], body.max_tokens)
-        params = service.defaults.params(body, max_new_tokens=room, stop=body.stop_sequences)
-        return Ask([prompt], params, salt=salt)
+        most = service.defaults.most_tokens([prompt], body.max_tokens)
+        params = service.defaults.params(body, max_new_tokens=most, stop=body.stop_sequences)
+        return ParsedRequest([prompt], params, salt=salt)
 
-    run = await service.start(1, ask)
+    run = await service.start(1, parse)
     if body.stream:
-        return Stream(run, _events(service, body, run), lambda refused: event(error_body(refused), "error"))
+        return Stream(run, _events(service, body, run), lambda refused: sse(refused.anthropic(), "error"))
     (one,) = await run.finish()
     found = _head(service, body) | _stop(service, body, one)
     found["content"] = [{"type": "text", "text": one.text}]
     found["usage"] = _usage(run, one)
-    return answer(found | extras(run, [one], body.speculation_metrics, body.speculation))
+    return json_response(found | extras(run, [one], body.speculation_metrics, body.speculation))
 
 
-async def count(service: Service, body: wire.CountTokens) -> dict[str, int]:
-    """Count the tokens of a request."""
-    return {"input_tokens": len(await _prompt(service, body))}
+async def count_tokens(service: Service, body: CountTokens, salt: str | None) -> Response:
+    """Handle a request for the number of tokens of a prompt."""
+
+    async def count() -> Response:
+        return json_response({"input_tokens": len(await _prompt(service, body))})
+
+    return await service.work(count)
 
 
-def error_body(refused: Refused) -> dict[str, Any]:
-    """Anthropic's error object."""
-    default = "invalid_request_error" if refused.status < 500 else "api_error"
-    kind = "overloaded_error" if refused.status == 503 else _TYPES.get(refused.status, default)
-    return {"type": "error", "error": {"type": kind, "message": refused.message}}
-
-
-async def _prompt(service: Service, body: wire.Messages | wire.CountTokens) -> list[int]:
+async def _prompt(service: Service, body: Messages | CountTokens) -> list[int]:
     """Token ids up to the answer, which continues a last message of the assistant."""
     turns = await asyncio.to_thread(_turns, body)
     if turns[-1]["role"] != "assistant":
-        return await service.conversation(turns)
+        return await service.prompts.conversation(turns)
     if not turns[-1]["content"]:
-        return await service.conversation(turns[:-1])
-    return await service.conversation(turns, add_generation_prompt=False, continue_final_message=True)
+        return await service.prompts.conversation(turns[:-1])
+    return await service.prompts.conversation(turns, add_generation_prompt=False, continue_final_message=True)
 
 
-def _turns(body: wire.Messages | wire.CountTokens) -> list[dict[str, str]]:
+def _turns(body: Messages | CountTokens) -> list[dict[str, str]]:
     """The conversation, of which messages of one role that follow one another are one turn."""
     system = None if body.system is None else plain_text(body.system)
     turns = list[dict[str, str]]()
@@ -77,7 +118,7 @@ def _turns(body: wire.Messages | wire.CountTokens) -> list[dict[str, str]]:
     return turns
 
 
-def _head(service: Service, body: wire.Messages) -> dict[str, Any]:
+def _head(service: Service, body: Messages) -> dict[str, Any]:
     return {
         "id": new_id("msg_"),
         "type": "message",
@@ -90,7 +131,7 @@ def _head(service: Service, body: wire.Messages) -> dict[str, Any]:
     }
 
 
-def _stop(service: Service, body: wire.Messages, one: Generation) -> dict[str, Any]:
+def _stop(service: Service, body: Messages, one: Generation) -> dict[str, Any]:
     """The stop reason of an output, and the stop string that ended it."""
     if one.finish_reason != "stop":
         return {"stop_reason": "max_tokens" if one.finish_reason == "length" else "end_turn"}
@@ -101,16 +142,16 @@ def _stop(service: Service, body: wire.Messages, one: Generation) -> dict[str, A
 
 
 def _usage(run: Run, one: Generation | None = None) -> dict[str, int]:
-    cached = min(one.stats.cached_tokens, len(run.ask.prompts[0])) if one is not None else 0
+    cached = min(one.stats.cached_tokens, len(run.request.prompts[0])) if one is not None else 0
     return {
-        "input_tokens": len(run.ask.prompts[0]) - cached,
+        "input_tokens": len(run.request.prompts[0]) - cached,
         "cache_read_input_tokens": cached,
         "cache_creation_input_tokens": 0,
         "output_tokens": 0 if one is None else len(one.tokens),
     }
 
 
-async def _events(service: Service, body: wire.Messages, run: Run) -> AsyncIterator[bytes]:
+async def _events(service: Service, body: Messages, run: Run) -> AsyncIterator[bytes]:
     head = _head(service, body) | {"usage": _usage(run)}
     yield _event("message_start", message=head)
     yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
@@ -126,4 +167,4 @@ async def _events(service: Service, body: wire.Messages, run: Run) -> AsyncItera
 
 
 def _event(kind: str, **fields: Any) -> bytes:
-    return event({"type": kind} | fields, kind)
+    return sse({"type": kind} | fields, kind)

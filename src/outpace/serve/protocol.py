@@ -111,7 +111,7 @@ class Guarded(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         if self.idle or not self.cycle.response_started:
-            body = to_json(refused.body())
+            body = to_json(refused.openai())
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[refused.status] + head % len(body) + body)
         if self.transport.can_write_eof():

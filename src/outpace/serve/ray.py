@@ -32,12 +32,12 @@ from outpace.engine.engine import Engine
 from outpace.engine.parts import usual_drafter
 from outpace.loading import Loaded, load
 from outpace.serve.admission import Limits
-from outpace.serve.door import OPEN, Keys, error_response
+from outpace.serve.auth import OPEN, Keys
 from outpace.serve.engine import make_engine
-from outpace.serve.errors import Refused, later, unknown_model
+from outpace.serve.errors import Refused, error_response, later, unknown_model
+from outpace.serve.formats import json_response, sse
 from outpace.serve.hosted import Hosted
-from outpace.serve.routing import ranks, read
-from outpace.serve.shapes import answer, event
+from outpace.serve.replicas import ranks, read
 
 _TRIES = 3  # of a request whose replicas die before they answer
 _SCOPE = {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path",
@@ -180,10 +180,10 @@ class Entry:
             named, beginning = await asyncio.to_thread(read, body, self._config.beginning)
             model = self._model(scope["path"], named)
         except Refused as refused:
-            await error_response(scope, refused)(scope, receive, send)
+            await error_response(scope["path"], refused)(scope, receive, send)
             return
         if model is None:
-            await answer({"object": "list", "data": self._cards()})(scope, receive, send)
+            await json_response({"object": "list", "data": self._cards()})(scope, receive, send)
             return
         passed = {name: value for name, value in scope.items() if name in _SCOPE}
         key = f"{model}\0{beginning}" if beginning else ""
@@ -242,9 +242,9 @@ class Entry:
             if not begun and not last:
                 return False
             if not begun:
-                await error_response(scope, lost)(scope, _no_more, send)
+                await error_response(scope["path"], lost)(scope, _no_more, send)
             elif streams:
-                await send({"type": "http.response.body", "body": event(lost.body())})
+                await send({"type": "http.response.body", "body": sse(lost.openai())})
             else:
                 raise
             return True

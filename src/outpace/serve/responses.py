@@ -1,43 +1,77 @@
-"""``/v1/responses``, stateless: a thin adapter for text."""
+"""``POST /v1/responses``, stateless, for text alone: its body and its response, whole and as events."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from pydantic import Field
 from starlette.responses import Response
 
 from outpace.core import Generation
-from outpace.serve import wire
-from outpace.serve.ask import Ask, turns_of
 from outpace.serve.errors import Refused
-from outpace.serve.runs import Run
+from outpace.serve.fields import TURNS, Labelled, Most, Object, Parts, TextOnly, Wire, turns_of
+from outpace.serve.formats import Stream, extras, json_response, new_id, sse, usage
+from outpace.serve.request import ParsedRequest
+from outpace.serve.run import Run
 from outpace.serve.service import Service
-from outpace.serve.shapes import Stream, answer, event, extras, new_id, usage
 
 
-async def responses(service: Service, body: wire.Responses, salt: str | None) -> Response:
+class ResponseMessage(Wire):
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Annotated[str | Parts, TextOnly]
+    type: Literal["message"] = "message"
+    id: str | None = None
+    status: str | None = None
+
+
+class ResponseFormat(Wire):
+    type: Literal["text", "json_object", "json_schema"]
+    name: str | None = None
+    description: str | None = None
+    schema_: Annotated[Object | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+
+class ResponseText(Wire):
+    format: ResponseFormat | None = None
+    verbosity: Literal["medium"] | None = None
+
+
+class Responses(Labelled):
+    """``POST /v1/responses``; nothing is stored."""
+
+    input: str | Annotated[list[ResponseMessage], Field(min_length=1, max_length=TURNS, fail_fast=True)]
+    instructions: str | None = None
+    max_output_tokens: Most | None = None
+    text: ResponseText | None = None
+    truncation: Literal["disabled"] | None = None
+
+
+async def responses(service: Service, body: Responses, salt: str | None) -> Response:
     """Handle a request for a response."""
-    run = await service.start(1, lambda: _ask(service, body, salt))
+    run = await service.start(1, lambda: _parse(service, body, salt))
     writer = _Writer(service, body, run)
     if body.stream:
         return Stream(run, writer.events(), writer.error)
     (one,) = await run.finish()
-    return answer(writer.response(one))
+    return json_response(writer.response(one))
 
 
-async def _ask(service: Service, body: wire.Responses, salt: str | None) -> Ask:
+async def _parse(service: Service, body: Responses, salt: str | None) -> ParsedRequest:
     asked = body.input
     if isinstance(asked, str):
-        asked = [wire.ResponseMessage(role="user", content=asked)]
-    prompt = await service.conversation(await asyncio.to_thread(turns_of, asked, body.instructions))
-    room = service.defaults.room([prompt], body.max_output_tokens)
-    return Ask([prompt], service.defaults.params(body, max_new_tokens=room), schema=_schema(body), salt=salt)
+        asked = [ResponseMessage(role="user", content=asked)]
+    prompt = await service.prompts.conversation(await asyncio.to_thread(turns_of, asked, body.instructions))
+    most = service.defaults.most_tokens([prompt], body.max_output_tokens)
+    return ParsedRequest(
+        [prompt], service.defaults.params(body, max_new_tokens=most), schema=_schema(body), salt=salt
+    )
 
 
-def _schema(body: wire.Responses) -> dict[str, Any] | None:
+def _schema(body: Responses) -> dict[str, Any] | None:
     form = body.text.format if body.text is not None else None
     if form is None or form.type == "text":
         return None
@@ -51,11 +85,11 @@ def _schema(body: wire.Responses) -> dict[str, Any] | None:
 class _Writer:
     """Writer of the events of one run in the format of OpenAI's responses."""
 
-    def __init__(self, service: Service, body: wire.Responses, run: Run) -> None:
+    def __init__(self, service: Service, body: Responses, run: Run) -> None:
         self._body, self._run = body, run
         self._item = new_id("msg_")
         asked = body.text.format if body.text is not None else None
-        form = wire.ResponseFormat(type="text") if asked is None else asked
+        form = ResponseFormat(type="text") if asked is None else asked
         self._head: dict[str, Any] = {
             "id": new_id("resp_"),
             "object": "response",
@@ -69,8 +103,8 @@ class _Writer:
             "parallel_tool_calls": False,
             "previous_response_id": None,
             "store": False,
-            "temperature": run.ask.params.temperature,
-            "top_p": run.ask.params.top_p,
+            "temperature": run.request.params.temperature,
+            "top_p": run.request.params.top_p,
             "text": {"format": form.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": "none",
             "tools": [],
@@ -135,7 +169,7 @@ class _Writer:
         return self._event("response.failed", response=self._head | {"status": "failed", "error": failed})
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return event({"type": kind, "sequence_number": next(self._numbers)} | fields, kind)
+        return sse({"type": kind, "sequence_number": next(self._numbers)} | fields, kind)
 
 
 def _part(text: str) -> dict[str, Any]:

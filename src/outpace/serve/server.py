@@ -21,9 +21,9 @@ from outpace.core import OutpaceError
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded
 from outpace.serve.admission import Limits
-from outpace.serve.app import make_app
-from outpace.serve.door import Keys
+from outpace.serve.auth import Keys
 from outpace.serve.protocol import Guarded
+from outpace.serve.routes import make_app
 from outpace.serve.service import Service
 
 if TYPE_CHECKING:

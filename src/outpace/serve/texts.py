@@ -1,4 +1,4 @@
-"""Clients' texts as token ids: short ones in a thread, all others in worker processes."""
+"""Prompts as token ids: short texts are read in a thread, all others in worker processes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from outpace.core import first_line
 from outpace.loading import Loaded
-from outpace.serve.errors import NotStarted
+from outpace.serve.errors import NotStarted, Refused
 from outpace.serve.pool import Pool, Share
 
 _SHORT = 2**16  # characters of a text, or of a conversation in JSON
@@ -87,6 +87,77 @@ class Texts:
     async def close(self) -> None:
         """End the processes."""
         await self.pool.close()
+
+
+class Prompts:
+    """Prompts of requests as token ids, within the model's context and vocabulary.
+
+    Args:
+        texts: reads the texts.
+        name: the model's name in errors.
+    """
+
+    def __init__(self, model: Loaded, texts: Texts, name: str) -> None:
+        self._model, self._texts, self._name = model, texts, name
+        self._context = model.target.context
+        longest = max(map(len, model.tokenizer.get_vocab()), default=1)  # characters of a token
+        # The characters of the longest text that may fit into the context
+        self._characters = None if self._context is None else self._context * longest
+
+    async def tokens(self, text: str, special: bool = True) -> list[int]:
+        """Token ids of a text; one that cannot fit into the context is refused before it is tokenised.
+
+        Args:
+            special: add the special tokens that begin or end a text.
+
+        Raises:
+            Refused: the text is too long, or takes too long. OutpaceError: it contains an unpaired surrogate.
+        """
+        return self._fitting(await self._texts.tokens(text, special, self._characters))
+
+    def beginning(self) -> list[int]:
+        """The prompt for a request without one: the token that begins texts, or the one that ends them.
+
+        Raises:
+            Refused: the model has neither.
+        """
+        tokenizer = self._model.tokenizer
+        for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
+            if token is not None:
+                return [int(token)]
+        raise Refused(400, f"{self._name} has no token that begins a text; give a prompt", "prompt")
+
+    async def conversation(self, messages: Seq[dict[str, Any]], **options: Any) -> list[int]:
+        """Token ids of a conversation in the model's chat template, up to the beginning of the answer.
+
+        Raises:
+            Refused: there is no template, or it rejects the messages, or they are too long.
+        """
+        if not self._model.has_template:
+            raise Refused(400, f"{self._name} has no chat template; use /v1/completions", "messages")
+        return self._fitting(await self._texts.conversation(messages, options, self._characters))
+
+    def check_tokens(self, tokens: Seq[int]) -> list[int]:
+        """Check token ids sent by a client.
+
+        Raises:
+            Refused: one is outside the model's vocabulary.
+        """
+        most = self._model.target.vocabulary
+        if any(token >= most for token in tokens):
+            raise Refused(400, f"token ids are below {most}", "prompt")
+        return list(tokens)
+
+    def _fitting(self, tokens: list[int] | int) -> list[int]:
+        """Token ids, unless there is the length of a text that cannot fit."""
+        if isinstance(tokens, list):
+            return tokens
+        raise Refused(
+            400,
+            f"this model's maximum context length is {self._context} tokens, and a text of {tokens} "
+            "characters has more; shorten it",
+            code="context_length_exceeded",
+        )
 
 
 def _bytes(job: dict[str, Any]) -> bytes:

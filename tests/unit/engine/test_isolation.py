@@ -21,8 +21,8 @@ from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.none import NoDraft
+from outpace.engine.clock import Clock
 from outpace.engine.engine import Engine
-from outpace.engine.guards import Clock
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import Output
 from outpace.testing import ToyTarget

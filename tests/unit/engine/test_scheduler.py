@@ -11,9 +11,9 @@ import pytest
 from outpace.cache import kv
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine import scheduler
+from outpace.engine.chunks import Pace
 from outpace.engine.engine import Engine
 from outpace.engine.memory import capacity_of
-from outpace.engine.scheduler import Pace
 from outpace.sequence import Sequence
 from outpace.targets.base import Output
 from outpace.targets.hardware import free_bytes

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.draws.logits import TOKENS_ONLY, Told
+from outpace.draws.logits import Told, tokens_only
 from outpace.draws.own_tokens import Tree, told_columns
 from outpace.targets.around import WrappedCache, WrappedTarget
 from outpace.targets.base import Output, Rows, TargetModel, own_cache
@@ -168,7 +168,7 @@ class ParallelCache(WrappedCache):
         self.inner.truncate(slot, length, path)
 
     def provisional(self, ahead: Mapping[Slot, int] | None = None) -> AbstractContextManager[None]:
-        raise OutpaceError(TOKENS_ONLY)
+        raise tokens_only("a step in parts")
 
     def read_rows(self, slot: Slot, start: int, stop: int) -> Any:
         if stop > self.inner.length(slot):
@@ -238,7 +238,7 @@ class ParallelTarget(WrappedTarget):
     ) -> Output:
         own = own_cache(self, cache, ParallelCache)
         if hidden_layers or (logits_from is not None and not all(rows.asked for rows in feeds.values())):
-            raise OutpaceError(TOKENS_ONLY)
+            raise tokens_only("a forward whose logits or hidden states are read")
         if any(rows.fed for rows in feeds.values()):
             raise OutpaceError("a tree that is fed over several forwards is not shared between ranks")
         whole = sum(len(rows.tokens) for rows in feeds.values())

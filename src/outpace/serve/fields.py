@@ -1,4 +1,4 @@
-"""Bodies of requests, as pydantic types. Unknown fields are refused, never ignored.
+"""Fields that the bodies of several APIs share, as pydantic types. Unknown fields are refused, never ignored.
 
 Every list and mapping has a bound, and a list ends at its first wrong element: a body of a few megabytes
 would otherwise be as many errors.
@@ -6,24 +6,22 @@ would otherwise be as many errors.
 
 from __future__ import annotations
 
+from collections.abc import Sequence as Seq
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import (
     AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
     StringConstraints,
-    Tag,
 )
 from pydantic_core import PydanticCustomError
 
-_TURNS = 4096  # messages of a conversation
-_PARTS = 1024  # parts of a message
-_TEXTS = 1024  # texts of a completion
+TURNS = 4096  # messages of a conversation
+PARTS = 1024  # parts of a message
 _TOKENS = 2**20  # tokens of a text
 _PAIRS = 4096  # of a mapping
 _NESTED = 2**16  # objects and lists of a body
@@ -42,7 +40,7 @@ def _all_whole(values: Any) -> Any:
 
 def _text_alone(content: Any) -> Any:
     """Refuse parts of a message that are not text by their name."""
-    parts = islice(content, _PARTS) if isinstance(content, list) else ()
+    parts = islice(content, PARTS) if isinstance(content, list) else ()
     for kind in (part.get("type") for part in parts if isinstance(part, dict)):
         if isinstance(kind, str) and kind.startswith(_NOT_TEXT):
             raise PydanticCustomError("not_text", "this server takes text, not {kind}", {"kind": repr(kind)})
@@ -73,23 +71,6 @@ EndTokens = Annotated[list[Token], Field(max_length=1000, fail_fast=True), Befor
 Anything = Annotated[list[Any], Field(max_length=_TOKENS, fail_fast=True)]
 Object = Annotated[dict[str, Any], Field(max_length=_PAIRS)]
 Bias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_length=_PAIRS)]
-
-
-def _kind_of_prompt(prompt: Any) -> str:
-    """The kind of a prompt by its first element, so that one kind alone is tried."""
-    if not isinstance(prompt, list):
-        return "text"
-    first = prompt[0] if prompt else None
-    return "texts" if isinstance(first, str) else "lists" if isinstance(first, list) else "tokens"
-
-
-Prompt = Annotated[
-    Annotated[str, Tag("text")]
-    | Annotated[list[str], Field(max_length=_TEXTS, fail_fast=True), Tag("texts")]
-    | Annotated[Tokens, Tag("tokens")]
-    | Annotated[list[Tokens], Field(max_length=_TEXTS, fail_fast=True), Tag("lists")],
-    Discriminator(_kind_of_prompt),
-]
 
 
 class Wire(BaseModel):
@@ -130,18 +111,6 @@ class Failure(Wire):
     """The body of an error response."""
 
     error: Error
-
-
-class AnthropicError(Wire):
-    type: str
-    message: str
-
-
-class AnthropicFailure(Wire):
-    """The body of an error response in Anthropic's format."""
-
-    type: Literal["error"]
-    error: AnthropicError
 
 
 class StreamOptions(Wire):
@@ -206,16 +175,6 @@ class OpenAI(Labelled):
     prompt_cache_retention: str | None = None  # without an effect on the text
 
 
-class Completions(OpenAI):
-    """``POST /v1/completions``."""
-
-    prompt: Prompt | None = None
-    logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    echo: bool | None = False
-    best_of: Annotated[Int, Field(ge=1)] | None = None
-    suffix: str | None = None
-
-
 class TextPart(Wire):
     type: Literal["text", "input_text", "output_text"]
     text: str
@@ -230,169 +189,34 @@ class RefusalPart(Wire):
     refusal: str
 
 
-TextParts = Annotated[list[TextPart], Field(max_length=_PARTS, fail_fast=True)]
+TextParts = Annotated[list[TextPart], Field(max_length=PARTS, fail_fast=True)]
 Parts = Annotated[
     list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
-    Field(max_length=_PARTS, fail_fast=True),
+    Field(max_length=PARTS, fail_fast=True),
 ]
 
 
-class FunctionCall(Wire):
-    name: str
-    arguments: str
+class Turn(Protocol):
+    """A message of text alone."""
+
+    @property
+    def role(self) -> str: ...
+
+    @property
+    def content(self) -> str | Seq[TextPart | RefusalPart]: ...
 
 
-class ToolCall(Wire):
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: FunctionCall
+def turns_of(messages: Seq[Turn], system: str | None) -> list[dict[str, str]]:
+    """Messages of text alone in the format of chat templates, after the system's if there is one."""
+    turns = [] if system is None else [{"role": "system", "content": system}]
+    for turn in messages:
+        role = "system" if turn.role == "developer" else turn.role
+        turns.append({"role": role, "content": plain_text(turn.content)})
+    return turns
 
 
-class Message(Wire):
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | Parts | None, TextOnly] = None
-    name: str | None = None
-    tool_calls: Annotated[list[ToolCall], Field(max_length=_PARTS, fail_fast=True)] | None = None
-    tool_call_id: str | None = None
-    refusal: str | None = None
-    annotations: Anything | None = None
-    audio: None = None
-    function_call: None = None
-
-
-Conversation = Annotated[list[Message], Field(min_length=1, max_length=_TURNS, fail_fast=True)]
-
-
-class Function(Wire):
-    name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
-    description: str | None = None
-    parameters: Object | None = None
-    strict: bool | None = None
-
-
-class Tool(Wire):
-    type: Literal["function"]
-    function: Function
-
-
-class Named(Wire):
-    name: str
-
-
-class NamedTool(Wire):
-    type: Literal["function"]
-    function: Named
-
-
-class JsonSchema(Wire):
-    name: str
-    description: str | None = None
-    schema_: Annotated[Object | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class Format(Wire):
-    """A ``response_format``."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
-class Prediction(Wire):
-    type: Literal["content"]
-    content: str | TextParts
-
-
-class Chat(OpenAI):
-    """``POST /v1/chat/completions``."""
-
-    messages: Conversation
-    max_tokens: Most | None = None
-    max_completion_tokens: Most | None = None
-    logprobs: bool | None = False
-    top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    response_format: Format | None = None
-    tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
-    parallel_tool_calls: bool | None = None
-    prediction: Prediction | None = None
-    chat_template_kwargs: Object | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
-    verbosity: Literal["medium"] | None = None
-
-
-class Tokenize(Wire):
-    """``POST /tokenize``: a text or messages."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: Conversation | None = None
-    add_special_tokens: bool | None = None  # by default to a prompt, since templates contain them
-    add_generation_prompt: bool | None = None  # of messages, by default
-    return_token_strs: bool | None = False
-
-
-class Detokenize(Wire):
-    """``POST /detokenize``."""
-
-    model: str | None = None
-    tokens: Tokens
-
-
-class AnthropicTurn(Wire):
-    role: Literal["user", "assistant"]
-    content: Annotated[str | TextParts, TextOnly]
-
-
-AnthropicTurns = Annotated[list[AnthropicTurn], Field(min_length=1, max_length=_TURNS, fail_fast=True)]
-
-
-class CountTokens(Wire):
-    """``POST /v1/messages/count_tokens``."""
-
-    model: str | None = None
-    messages: AnthropicTurns
-    system: str | TextParts | None = None
-
-
-class Messages(Sampled):
-    """``POST /v1/messages`` of Anthropic's API."""
-
-    messages: AnthropicTurns
-    system: str | TextParts | None = None
-    max_tokens: Most
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    stop_sequences: Stops | None = None
-    metadata: Object | None = None
-    service_tier: str | None = None
-
-
-class ResponseMessage(Wire):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | Parts, TextOnly]
-    type: Literal["message"] = "message"
-    id: str | None = None
-    status: str | None = None
-
-
-class ResponseFormat(Wire):
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[Object | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class ResponseText(Wire):
-    format: ResponseFormat | None = None
-    verbosity: Literal["medium"] | None = None
-
-
-class Responses(Labelled):
-    """``POST /v1/responses``; nothing is stored."""
-
-    input: str | Annotated[list[ResponseMessage], Field(min_length=1, max_length=_TURNS, fail_fast=True)]
-    instructions: str | None = None
-    max_output_tokens: Most | None = None
-    text: ResponseText | None = None
-    truncation: Literal["disabled"] | None = None
+def plain_text(content: str | Seq[TextPart | RefusalPart] | None) -> str:
+    """A message's content as one text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)

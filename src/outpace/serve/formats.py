@@ -1,12 +1,13 @@
-"""Parts of responses shared by several APIs: usage, log probabilities, server-sent events."""
+"""What responses of several APIs share: events, usage, log probabilities, the frame of the older two."""
 
 from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterable
 from collections.abc import Sequence as Seq
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
@@ -16,7 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from outpace.core import Generation, TokenLogprobs
 from outpace.serve.errors import Refused
-from outpace.serve.runs import Run
+from outpace.serve.fields import OpenAI
+from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
@@ -29,12 +31,12 @@ def new_id(prefix: str) -> str:
     return f"{prefix}{secrets.token_hex(12)}"
 
 
-def answer(body: dict[str, Any]) -> Response:
+def json_response(body: dict[str, Any]) -> Response:
     """A JSON response."""
     return Response(to_json(body), media_type="application/json")
 
 
-def event(data: Any, name: str | None = None) -> bytes:
+def sse(data: Any, name: str | None = None) -> bytes:
     """One server-sent event."""
     head = b"" if name is None else f"event: {name}\n".encode()
     return head + b"data: " + (data if isinstance(data, bytes) else to_json(data)) + b"\n\n"
@@ -52,7 +54,7 @@ class Stream(EventSourceResponse):
         self,
         run: Run,
         chunks: AsyncIterator[bytes],
-        error: Callable[[Refused], bytes] = lambda refused: event(refused.body()),
+        error: Callable[[Refused], bytes] = lambda refused: sse(refused.openai()),
     ) -> None:
         limits = run.admission.limits
         self._run = run
@@ -83,11 +85,11 @@ def usage(run: Run, generations: Seq[Generation], emitted: int | None = None) ->
     Args:
         emitted: number of tokens so far, if not all choices have ended.
     """
-    ask = run.ask
-    prompt = sum(len(tokens) for tokens in ask.prompts)
+    request = run.request
+    prompt = sum(len(tokens) for tokens in request.prompts)
     completion = sum(len(one.tokens) for one in generations) if emitted is None else emitted
     # A prompt's tokens are counted once for all of its choices.
-    firsts = zip(ask.prompts, generations[:: ask.n], strict=False)
+    firsts = zip(request.prompts, generations[:: request.n], strict=False)
     cached = sum(min(one.stats.cached_tokens, len(tokens)) for tokens, one in firsts)
     found: dict[str, Any] = {
         "prompt_tokens": prompt,
@@ -95,7 +97,7 @@ def usage(run: Run, generations: Seq[Generation], emitted: int | None = None) ->
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
-    if ask.prediction is not None:
+    if request.prediction is not None:
         drafted, accepted = (
             sum(one.stats.extra.get(f"reference_{what}", 0) for one in generations)
             for what in ("drafted", "accepted")
@@ -111,7 +113,7 @@ def extras(run: Run, generations: Seq[Generation], asked_metrics: bool, asked: A
     """Fields that outpace adds to a response on request: the drafter and its counts."""
     found: dict[str, Any] = {}
     if asked is not None:
-        most = run.ask.params.drafts.num_speculative_tokens
+        most = run.request.params.drafts.num_speculative_tokens
         found["speculation"] = {"drafter": run.used, "num_speculative_tokens": most}
     if asked_metrics:
         found["metrics"] = {"speculative_decoding": speculative(generations)}
@@ -139,7 +141,7 @@ def speculative(generations: Seq[Generation]) -> dict[str, Any]:
     }
 
 
-class Words:
+class TokenTexts:
     """Tokens as clients see them: their text and their bytes."""
 
     def __init__(self, service: Service) -> None:
@@ -175,3 +177,94 @@ def finite(logprob: float) -> float:
 def entries_of(one: Generation) -> list[tuple[int, TokenLogprobs]]:
     """The log probabilities of a whole output."""
     return list(zip(one.tokens, one.logprobs or (), strict=False))
+
+
+class Writer(ABC):
+    """Writer of the events of one run in the format of chat and completions; subclasses write the choices.
+
+    Attributes:
+        prefix, kind, chunk_kind: of its id, and the name of its objects.
+    """
+
+    prefix: ClassVar[str]
+    kind: ClassVar[str]
+    chunk_kind: ClassVar[str]
+
+    def __init__(self, service: Service, body: OpenAI, run: Run) -> None:
+        self._run, self._asked = run, body
+        self._texts = TokenTexts(service)
+        self._emitted = 0
+        self._head = {
+            "id": new_id(self.prefix),
+            "object": self.kind,
+            "created": int(service.now()),
+            "model": body.model or service.name,
+            "system_fingerprint": service.fingerprint,
+            **service.exactness,
+        }
+
+    async def response(self) -> Response:
+        """The response, complete or as a stream, as requested."""
+        if self._asked.stream:
+            return Stream(self._run, self._chunks())
+        await self._run.finish()
+        counts = usage(self._run, self._run.generations)
+        return json_response(self._head | self._whole() | {"usage": counts} | self._extras())
+
+    @abstractmethod
+    def _whole(self) -> dict[str, Any]:
+        """The fields of a complete response, except head, usage and extras."""
+
+    @abstractmethod
+    def _first(self) -> Iterable[dict[str, Any]]:
+        """Fields of the chunks before the first token."""
+
+    @abstractmethod
+    def _choices(self, event: Event) -> Iterable[dict[str, Any]]:
+        """The choices of an event's chunks: its text, and the finish reason."""
+
+    @abstractmethod
+    def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
+        """Log probabilities of tokens of a choice."""
+
+    def _extras(self) -> dict[str, Any]:
+        body = self._asked
+        return extras(self._run, self._run.generations, body.speculation_metrics, body.speculation)
+
+    async def _chunks(self) -> AsyncIterator[bytes]:
+        """The response as server-sent events: the first chunks, each event, the end of the stream."""
+        for fields in self._first():
+            yield self._chunk(**fields)
+        async for event in self._run.events():
+            self._emitted += len(event.tokens)
+            for choice in self._choices(event):
+                yield self._chunk(choices=[choice])
+        last, options = self._extras(), self._asked.stream_options
+        if options is not None and options.include_usage:
+            last["usage"] = usage(self._run, self._run.generations)
+        if last:
+            yield self._chunk(choices=[], **last)
+        yield sse(b"[DONE]")
+
+    def _details(self, event: Event, logprobs: bool) -> dict[str, Any]:
+        """Further fields of a chunk's choice: log probabilities, token ids, the trace of its steps."""
+        details: dict[str, Any] = {}
+        if not event.tokens:
+            return details
+        if logprobs:
+            entries = [(token.token, token.logprobs) for token in event.tokens if token.logprobs is not None]
+            details["logprobs"] = self._logprobs(event.index, entries)
+        if self._asked.return_token_ids:
+            details["token_ids"] = [token.token for token in event.tokens]
+        trace = self._run.choices[event.index].trace
+        if trace is not None:
+            details["trace"] = trace.take(event.tokens, self._texts.text)
+        return details
+
+    def _chunk(self, **fields: Any) -> bytes:
+        options = self._asked.stream_options
+        chunk = self._head | {"object": self.chunk_kind}
+        if options is not None and options.include_usage:
+            so_far = options.continuous_usage_stats
+            chunk["usage"] = usage(self._run, self._run.generations, self._emitted) if so_far else None
+        return sse(chunk | fields)

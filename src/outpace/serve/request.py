@@ -1,4 +1,4 @@
-"""The internal request that all APIs share: prompts as tokens, and decoding parameters."""
+"""A parsed request, the same for all APIs: prompts as tokens, and decoding parameters."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from outpace.core import SamplingParams, Speculation
-from outpace.serve import wire
 from outpace.serve.errors import Refused
+from outpace.serve.fields import OpenAI, Sampled, Speculate
 from outpace.targets.base import TargetModel
 
 _SEEDS = 2**64
@@ -18,7 +18,7 @@ FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
-class Ask:
+class ParsedRequest:
     """Prompts with their decoding parameters.
 
     Attributes:
@@ -61,23 +61,23 @@ class Defaults:
     def of(cls, target: TargetModel) -> Defaults:
         """Defaults of a target, if it has a transformers model."""
         config = getattr(target.model, "generation_config", None)
-        given = {name: getattr(config, name, None) for name in FROM_CONFIG}
-        return cls({name: value for name, value in given.items() if value is not None}, target.context)
+        values = {name: getattr(config, name, None) for name in FROM_CONFIG}
+        return cls({name: value for name, value in values.items() if value is not None}, target.context)
 
-    def params(self, body: wire.Sampled, **more: Any) -> SamplingParams:
+    def params(self, body: Sampled, **more: Any) -> SamplingParams:
         """Sampling parameters of a request.
 
         Args:
             more: further fields of ``SamplingParams``; None leaves one at its default.
         """
-        own = {name: getattr(body, name, None) for name in FROM_CONFIG}
-        found = {"temperature": 1.0, **self.values, **{k: v for k, v in own.items() if v is not None}}
-        found["top_p"] = max(_TOP, found.get("top_p", 1.0))  # 0 is OpenAI's value for the best token
-        found["top_k"] = max(0, found.get("top_k", 0))  # -1 is vLLM's value for all
-        found |= {name: value for name, value in more.items() if value is not None}
-        return SamplingParams(**found, speculation=speculation(body.speculation))
+        asked = {name: getattr(body, name, None) for name in FROM_CONFIG}
+        params = {"temperature": 1.0, **self.values, **{k: v for k, v in asked.items() if v is not None}}
+        params["top_p"] = max(_TOP, params.get("top_p", 1.0))  # 0 is OpenAI's value for the best token
+        params["top_k"] = max(0, params.get("top_k", 0))  # -1 is vLLM's value for all
+        params |= {name: value for name, value in more.items() if value is not None}
+        return SamplingParams(**params, speculation=speculation(body.speculation))
 
-    def room(self, prompts: Seq[Seq[int]], asked: int | None) -> int:
+    def most_tokens(self, prompts: Seq[Seq[int]], asked: int | None) -> int:
         """Maximum number of tokens to emit.
 
         Raises:
@@ -98,18 +98,18 @@ class Defaults:
         return left if asked is None else asked
 
 
-def openai_params(body: wire.OpenAI, defaults: Defaults, room: int, logprobs: int | None) -> SamplingParams:
+def openai_params(body: OpenAI, defaults: Defaults, most: int, logprobs: int | None) -> SamplingParams:
     """Sampling parameters of a request to chat or completions.
 
     Raises:
         Refused: there is a wrong bias, or more tokens must be emitted than may be.
     """
-    if body.min_tokens > room:
-        message = f"min_tokens is {body.min_tokens}, but at most {room} tokens are emitted; lower it"
+    if body.min_tokens > most:
+        message = f"min_tokens is {body.min_tokens}, but at most {most} tokens are emitted; lower it"
         raise Refused(400, message, "min_tokens")
     return defaults.params(
         body,
-        max_new_tokens=room,
+        max_new_tokens=most,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=_bias(body.logit_bias),
@@ -122,38 +122,37 @@ def openai_params(body: wire.OpenAI, defaults: Defaults, room: int, logprobs: in
     )
 
 
-def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
-    wrong = [token for token in given or () if not (token.isascii() and token.isdigit() and len(token) < 10)]
+def _bias(bias: dict[str, float] | None) -> dict[int, float] | None:
+    wrong = [token for token in bias or () if not (token.isascii() and token.isdigit() and len(token) < 10)]
     if wrong:
         named = ", ".join(repr(token[:100]) for token in wrong[:8])
         raise Refused(400, f"the keys of logit_bias are token ids, which {named} is not", "logit_bias")
-    return None if given is None else {int(token): value for token, value in given.items()}
+    return None if bias is None else {int(token): value for token, value in bias.items()}
 
 
-def speculation(given: str | bool | wire.Speculate | None) -> Speculation:
+def speculation(asked: str | bool | Speculate | None) -> Speculation:
     """Parse ``speculation``: false and "off" disable drafting, true selects the server's drafter."""
-    if given is False:
+    if asked is False:
         return Speculation("off")
-    if given is None or given is True:
+    if asked is None or asked is True:
         return Speculation()
-    if isinstance(given, str):
-        return Speculation(given)
-    return Speculation(given.drafter, given.num_speculative_tokens, given.memory)
+    if isinstance(asked, str):
+        return Speculation(asked)
+    return Speculation(asked.drafter, asked.num_speculative_tokens, asked.memory)
 
 
-def turns_of(
-    messages: Seq[wire.AnthropicTurn | wire.ResponseMessage], system: str | None
-) -> list[dict[str, str]]:
-    """Messages of text alone in the format of chat templates, after the system's if there is one."""
-    turns = [] if system is None else [{"role": "system", "content": system}]
-    for one in messages:
-        role = "system" if one.role == "developer" else one.role
-        turns.append({"role": role, "content": plain_text(one.content)})
-    return turns
+def check_stream(body: OpenAI) -> None:
+    """Refuse options of chat and completions that need a stream.
+
+    Raises:
+        Refused: one is given for a response that is not streamed.
+    """
+    if body.stream_options is not None and not body.stream:
+        raise Refused(400, "stream_options needs stream: true", "stream_options")
+    if body.trace and not body.stream:
+        raise Refused(400, "trace needs stream: true", "trace")
 
 
-def plain_text(content: str | Seq[wire.TextPart | wire.RefusalPart] | None) -> str:
-    """A message's content as one text."""
-    if content is None or isinstance(content, str):
-        return content or ""
-    return "".join(part.text if isinstance(part, wire.TextPart) else part.refusal for part in content)
+def salted(tenant: str | None, body: OpenAI) -> str | None:
+    """The salt of a request, from its key and its ``cache_salt``."""
+    return None if tenant is None and body.cache_salt is None else f"{tenant}:{body.cache_salt}"

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from outpace.serve.routing import crowded, preferred, ranks, read
+from outpace.serve.replicas import crowded, preferred, ranks, read
 
 REPLICAS = ["a", "b", "c", "d"]
 KEYS = [f"key {number}" for number in range(400)]

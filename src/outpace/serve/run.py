@@ -1,4 +1,4 @@
-"""Runs: the choices of one request in the engine, from joining the batch to their last tokens."""
+"""A request in flight: its choices in the engine, from joining the batch to their last tokens."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import anyio
 from outpace.core import Generation, StreamedToken
 from outpace.engine.aio import AsyncEngine, Handle
 from outpace.serve.admission import Admission, Ticket
-from outpace.serve.ask import Ask
 from outpace.serve.errors import Refused, refusal
 from outpace.serve.metrics import Metrics
+from outpace.serve.request import ParsedRequest
 from outpace.serve.trace import Trace
 
 T = TypeVar("T")
@@ -27,7 +27,8 @@ class Event:
 
     Attributes:
         index: index of the choice.
-        end: the complete generation, in the choice's last event.
+        end: the complete generation, in the choice's last event. Its ``finish_reason`` is "eos", "stop" or
+            "length".
     """
 
     index: int
@@ -72,7 +73,7 @@ class Run:
     metrics: Metrics
     admission: Admission
     ticket: Ticket
-    ask: Ask = field(init=False)
+    request: ParsedRequest = field(init=False)
     choices: list[Choice] = field(default_factory=list)
     used: str = "off"
     ended: dict[int, Generation] = field(default_factory=dict)

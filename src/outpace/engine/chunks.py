@@ -1,0 +1,164 @@
+"""Prompts fed in chunks: which of their rows a step feeds, and how many."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from outpace.cache import Cache
+from outpace.engine.active import Active
+
+_LEAST = 16  # minimum number of rows of a chunk
+_REMEMBERED = 16  # forwards from whose seconds the size of a chunk is computed
+
+
+@dataclass(frozen=True)
+class Share:
+    """The rows of prompts that a step feeds, by sequence.
+
+    A prompt of n tokens has n - 1 rows to feed; its last token is the first root. Its rows are fed in one of
+    two forwards. Those that ride save a second reading of the weights. If they are a prompt's last ones, its
+    root follows them in the same forward, and the sequence is ready::
+
+        alone     prompt A: 64 rows
+        riding    B decodes: root, draft | prompt C: 16 rows | prompt D: its last 5 rows, root, draft
+
+    Attributes:
+        alone: number of rows in a forward of prompts alone, before that of the step; maybe 0.
+        riding: number of rows in the forward of the step; maybe 0.
+    """
+
+    alone: Mapping[Active, int] = field(default_factory=dict)
+    riding: Mapping[Active, int] = field(default_factory=dict)
+
+    def ahead(self, active: Active) -> int:
+        """Number of rows of its prompt that the step's forward feeds before a sequence's root."""
+        return self.riding.get(active, 0)
+
+    def skipped(self, decoding: Iterable[Active]) -> int:
+        """Number of rows of each sequence whose logits the step's forward can leave out for all at once.
+
+        These are the rows ahead of the roots, if each sequence has the same number of them. Only a target
+        that mixes rows has uneven ones.
+        """
+        ahead = {self.ahead(active) for active in decoding}
+        return ahead.pop() if len(ahead) == 1 and all(active.ready for active in self.riding) else 0
+
+    def within(self, batch: Collection[Active]) -> Share:
+        """The share without the riding rows of sequences that have left the batch."""
+        return Share(self.alone, {a: rows for a, rows in self.riding.items() if a in batch})
+
+
+def share_of(batch: Collection[Active], cache: Cache, pace: Pace, mixes: bool, prompts_differ: bool) -> Share:
+    """Choose the rows of prompts to feed in a step.
+
+    While other sequences are decoding, prompts share a chunk that ``pace`` allows; otherwise each feeds a
+    full one. It rides in the step's forward if the target mixes rows, otherwise it has its own. If none is
+    decoding, the last rows of all prompts ride with their roots, which saves a forward: those of every prompt
+    if the target mixes rows, otherwise the same number of each. Where rows of prompts differ from those of
+    steps, none ride.
+
+    Args:
+        mixes: whether the target mixes rows of prompts with those of steps in this batch.
+        prompts_differ: whether rows of prompts differ from those of steps.
+    """
+    reading = sorted((a for a in batch if not a.ready), key=lambda a: a.rank, reverse=True)
+    if not reading:
+        return Share()
+    left = {a: len(a.sequence.tokens) - 1 - cache.length(a.slot) for a in reading}
+    decoding = len(batch) - len(reading)
+    if decoding:
+        chunk = _split(left, pace.rows(decoding, len(reading) if mixes else 0))
+        return Share(riding=chunk) if mixes else Share(alone=chunk)
+    chunk = {a: min(rows, pace.most) for a, rows in left.items()}
+    if prompts_differ:
+        return Share(alone=chunk)
+    if mixes and any(chunk[a] == rows for a, rows in left.items()):
+        return Share(riding=chunk)
+    last = min(chunk.values())
+    if all(rows - last <= pace.most for rows in left.values()):
+        alone = {a: rows - last for a, rows in left.items()}
+        return Share(alone, dict.fromkeys(left, last) if last else {})
+    return Share(alone=chunk)
+
+
+def _split(left: Mapping[Active, int], rows: int) -> dict[Active, int]:
+    """Split a chunk among prompts: half goes to the first, the rest to those with the fewest rows left."""
+    first, *others = left
+    shares = {first: min(left[first], rows // 2 if others else rows)}
+    for active in [*sorted(others, key=left.__getitem__), first]:
+        spare = rows - sum(shares.values())
+        shares[active] = min(left[active], shares.get(active, 0) + spare)
+    return {active: share for active, share in shares.items() if share}
+
+
+class Pace:
+    """Number of a prompt's rows that cost about half a decode step, from measurements.
+
+    The seconds of a forward are taken as a constant, plus a price per row that is decoded, plus one per row
+    of a prompt.
+
+    Args:
+        most: maximum number of rows of a chunk, used as is when no sequence is decoding.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        # The latest forwards without and with rows of prompts: decoding rows, rows of prompts, seconds.
+        self._forwards = [deque[tuple[int, int, float]](maxlen=_REMEMBERED) for _ in range(2)]
+        self._width = 1.0  # rows per decoding sequence in the latest step
+        self._prices: list[float] | None = None  # the constant, of a decoding row, and of a row of a prompt
+
+    def measured(self, decoding: int, drafted: int, prompts: int, seconds: float) -> None:
+        """Take the measurement of a forward.
+
+        Args:
+            decoding: number of decoding sequences.
+            drafted: their rows, roots and drafts.
+            prompts: number of rows of prompts.
+        """
+        self._forwards[prompts > 0].append((drafted, prompts, seconds))
+        if decoding:
+            self._width = drafted / decoding
+        if prompts or self._prices is None:
+            self._fit()
+
+    def _fit(self) -> None:
+        if all(self._forwards):
+            forwards = np.array([forward for some in self._forwards for forward in some])
+            inputs = np.column_stack([np.ones(len(forwards)), forwards[:, :2]])
+            self._prices = np.linalg.lstsq(inputs, forwards[:, 2], rcond=None)[0].tolist()
+
+    @property
+    def row_seconds(self) -> float | None:
+        """Seconds of a further row of a prompt in a forward; None before it was measured."""
+        return None if self._prices is None or self._prices[2] <= 0 else self._prices[2]
+
+    def without(self, prompts: int, seconds: float) -> float | None:
+        """Seconds of a forward without its rows of prompts; None if they took most of them, or too unsure."""
+        price = self.row_seconds if prompts else 0.0
+        return None if price is None or 2 * price * prompts > seconds else seconds - price * prompts
+
+    def rows(self, decoding: int, joining: int = 0) -> int:
+        """Rows of the next chunk.
+
+        A chunk alone takes half the time of a step. With a chunk in it, a step takes one and a half times
+        that of a step in which the joining sequences decode too: so it is the larger, the more of them wait.
+
+        Args:
+            decoding: number of sequences that are decoding.
+            joining: number of sequences whose prompts ride in the step; 0 if they have their own forward.
+        """
+        least = min(_LEAST, self.most)
+        self._fit()
+        if self._prices is None:
+            return least
+        constant, drafted, prompt = self._prices
+        sequence = drafted * self._width
+        spare = (constant + sequence * decoding) / 2 + 1.5 * sequence * joining
+        affordable = self.most if prompt <= 0 else int(spare / prompt)
+        tried = max(rows for _, rows, _ in self._forwards[True])
+        return max(least, min(affordable, 2 * tried, self.most))  # no more than twice what was measured
