@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gguf_types import quantise
 from outpace.embedded import nano_draft_path, nano_path
-from outpace_lab.bench.gguf import write_gguf
+from outpace.testing.gguf import write_gguf
 
 
 @lru_cache(maxsize=1)

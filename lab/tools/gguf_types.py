@@ -22,7 +22,7 @@ from outpace.embedded import smollm2_path
 from outpace.targets import Rows, Target
 from outpace.targets.hardware import processor
 from outpace.targets.llamacpp.library import LlamaModel, library
-from outpace_lab.bench.gguf import write_gguf
+from outpace.testing.gguf import write_gguf
 
 PAGE = Path(__file__).parents[1] / "docs" / "llamacpp.md"
 BEGIN, END = "<!-- types -->", "<!-- end of types -->"

@@ -30,7 +30,7 @@ from outpace.serve.pool import Share
 from outpace.serve.texts import Texts
 from outpace.targets import Rows, Target
 from outpace.targets.llamacpp.library import ROWS
-from outpace_lab.bench.gguf import splitting, write_gguf
+from outpace.testing.gguf import splitting, write_gguf
 from outpace_lab.bench.roof import measure_widths
 
 TEXT = "Tom has 12 apples.\n\n    def add(a, b):  # x\n\treturn a+b 3.14 – 日本語 🙂\n  \n x"

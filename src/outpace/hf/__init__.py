@@ -106,7 +106,7 @@ def accelerate(
         quantise: decode with a copy of the weights that is rounded to "int8" or "int4", for a bfloat16 model
             on a CPU. The tokens are those of plain decoding with it, ``accelerate(model, "none",
             quantise=...)``, and not those of the stock generate(). See ``CausalTarget``.
-        learner: an ``outpace_lab.train.Online`` or ``Topics`` made with this model: its drafter is used, and
+        learner: a ``Learner`` made with this model, as ``Online`` of outpace-lab: its drafter is used, and
             learns from all calls, which then wait for each other.
         stock: run steps on the model's own modules. With drafter "none" a prompt alone then has the tokens of
             the stock generate(), as with stock=True in docs/exactness.md; with drafts near-ties may differ in

@@ -17,8 +17,8 @@ from outpace.bench.ours import Ours
 from outpace.bench.runs import Request
 from outpace.core import OutpaceError
 from outpace.loading import load
+from outpace.testing.gguf import write_gguf
 from outpace_lab.bench import peers
-from outpace_lab.bench.gguf import write_gguf
 from outpace_lab.bench.peers import Failed, Worker, python_of, versions_of, worker_of
 
 LOAD = {"model": "m", "dtype": "float32", "device": "cpu", "length": 64, "threads": 1, "eos": [0]}
