@@ -148,8 +148,8 @@ Suites = Annotated[
     data_option(
         "--suite",
         metavar="LIST",
-        help="builtin, rewriting, retrieval, file:PATH (a .jsonl of prompts, turns or token ids), or one of an "
-        "installed package, as gsm8k of outpace-lab.",
+        help="builtin, rewriting, retrieval, file:PATH (a .jsonl of prompts, turns or token ids), or one of "
+        "an installed package, as gsm8k of outpace-lab.",
     ),
 ]
 Data = Annotated[

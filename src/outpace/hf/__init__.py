@@ -21,11 +21,12 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
+from outpace.engine.observer import Learner
 from outpace.engine.parts import Adaptive
 from outpace.engine.profile import load_profile
 from outpace.hf.checks import refuse_arguments
 from outpace.hf.decoding import Decoder
-from outpace.hf.engines import Engines, Learner
+from outpace.hf.engines import Engines
 from outpace.targets.inputs.config import CACHE
 from outpace.verify import Verifier, load_verifier
 

@@ -25,6 +25,11 @@ _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0
 _FILE_TYPES = {"float32": 0, "float16": 1, "q4_0": 2, "q8_0": 7, "bfloat16": 32}  # llama.cpp's numbers
 _BLOCK = 32  # numbers per quantised block
 _NORMAL, _CONTROL = 1, 3  # llama.cpp's types of tokens
+# llama.cpp's numbers of file types.
+FILE_TYPES = {
+    "q4_0": 2, "q5_0": 8, "q8_0": 7, "q3_k_m": 12, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25,
+    "iq4_xs": 30, "mxfp4": 38, "f16": 1, "bf16": 32,
+}  # fmt: skip
 
 
 def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = None) -> None:
@@ -62,6 +67,22 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = 
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def quantise(source: Path, kind: str, path: Path) -> Path:
+    """Quantise a file in float32 by llama.cpp itself.
+
+    Args:
+        kind: a key of ``FILE_TYPES``.
+    """
+    from outpace.targets.llamacpp.library import library
+
+    own = library()
+    params = own.llama_model_quantize_default_params()
+    params.ftype, params.nthread = FILE_TYPES[kind], 1
+    if own.llama_model_quantize(str(source).encode(), str(path).encode(), params):
+        raise RuntimeError(f"llama.cpp does not quantise {source} to {kind}")
+    return path
 
 
 def interleaved(weight: Tensor, heads: int) -> Tensor:

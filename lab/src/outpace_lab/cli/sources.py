@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 def source_of(like: str, *given: Any, **more: Any) -> Source:
     """The source of a model, grown to the shape ``like`` unless that is empty; the rest as for ``Source``."""
-    return GrownSource(*given, **more, like=like) if like else Source(*given, **more)
+    return GrownSource(*given, **{**more, "like": like}) if like else Source(*given, **more)
 
 
 @dataclass(frozen=True)
