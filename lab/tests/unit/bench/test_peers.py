@@ -426,7 +426,7 @@ def test_peers_by_name() -> None:
         *((f"vllm:{kind}", Path("/some/venv")) for kind in ("plain", "ngram", "suffix")),
         ("llama.cpp:plain", Path("/other")),
     ]
-    with pytest.raises(OutpaceError, match="there are: transformers, llama-server, llama.cpp, vllm"):
+    with pytest.raises(OutpaceError, match=r"there are: transformers, llama-server, llama\.cpp, vllm"):
         split_peers("sglang")
     with pytest.raises(OutpaceError, match="vllm has no method 'eagle'; it has: plain, ngram, suffix"):
         split_peers("vllm:eagle")
@@ -437,7 +437,7 @@ def test_llama_cpp_needs_a_file_or_a_model_that_can_be_written(model: Loaded) ->
         chosen = split_peers("llama.cpp:plain")
         make_methods(model, ["none"], "match", "auto", chosen, PeerOptions(**options))
 
-    with pytest.raises(OutpaceError, match="llama.cpp as a peer needs a transformers model"):
+    with pytest.raises(OutpaceError, match=r"llama\.cpp as a peer needs a transformers model"):
         make()
     with pytest.raises(OutpaceError, match=r"no such file: missing\.gguf"):
         make(weights=Path("missing.gguf"))
