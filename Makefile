@@ -1,19 +1,20 @@
 # make demo          run the demo on the embedded model
-# make test          run the tests
-# make test-slow     run the whole losslessness matrix and the long samples
+# make test          run the tests of outpace: those of each submission
+# make test-lab      run the tests of the laboratory, outpace-lab
+# make test-all      everything below but test-real: all combinations, other packages, versions and processors
+#   test-slow        the whole losslessness matrix and the long samples, of both packages
+#   test-llamacpp    GGUF files, with llama-cpp-python built once into the user's cache
+#   test-optional    what needs torchao, bitsandbytes or sentencepiece, in an environment of its own
+#   test-cpus        steps once per instruction set that this processor can be limited to
+#   test-sanitised   compiled functions under the sanitisers of addresses and undefined behaviour
+#   test-ray         Ray Serve with two and three replicas, in an environment of its own
+#   test-lowest      unit tests and model zoo on the lowest versions of torch and transformers
+#   soak             1,000 mixed requests against the server
+#   conformance      others' tests of OpenAI's API against the server; fetched from the package index
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
-# make test-real     run the tests on that model
-# make exactness     write the table of docs/exactness.md from runs on the embedded model, SmolLM2 and GGUF files
-# make test-llamacpp run the tests of GGUF files, with llama-cpp-python built once into the user's cache
-# make test-llamacpp-real  run those on SmolLM2, in every type that llama.cpp quantises it to
-# make test-optional run the tests that need torchao, bitsandbytes or sentencepiece, in an environment of its own
-# make test-cpus     run the tests of steps once per instruction set that this processor can be limited to
-# make test-sanitised  run the unit tests of compiled functions under the sanitisers of addresses and undefined behaviour
-# make test-ray      run Ray Serve with two and three replicas, in an environment of its own
-# make soak          1,000 mixed requests against the server
-# make conformance   others' tests of OpenAI's API against the server; they are fetched from the package index
+# make test-real     run the tests on that model; test-llamacpp-real on its GGUF files of every type
+# make exactness     write the table of exactness from runs on the embedded model, SmolLM2 and GGUF files
 # make lint          ruff and mypy
-# make test-lowest   unit tests and model zoo on the lowest versions of torch and transformers
 # make clean         remove build output and caches; make distclean also the environments
 #
 # PYTHON picks the interpreter the environment is made with: make test PYTHON=python3.12
@@ -35,7 +36,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-slow exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-lab test-all test-slow exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -43,14 +44,19 @@ demo: $(RUN)
 test: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS)
 
+test-lab: $(TEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS) lab/tests
+
+test-all: test test-lab test-slow test-llamacpp test-optional test-cpus test-sanitised test-ray test-lowest soak conformance
+
 test-slow: $(TEST)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS) tests integrations lab/tests
 
 real: $(TEST)
 	$(BIN)/python tools/fetch_real.py
 
 test-real: $(TEST)
-	$(BIN)/python -m pytest -m real --durations 25
+	$(BIN)/python -m pytest -m real --durations 25 tests lab/tests
 
 soak: $(TEST)
 	SOAK=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_soak.py -s

@@ -1,42 +1,5 @@
-"""Hypothesis tries the same examples in every run, and none is too slow on a busy machine.
+"""Settings, hooks and fixtures of all tests."""
 
-Self-tests of the same model are recorded within a run, except where tests break targets, or test the record.
+from running import pytest_runtest_setup, trained_for_all
 
-Where there is no GPU, Triton's kernels run in its interpreter.
-"""
-
-from __future__ import annotations
-
-import os
-import tempfile
-from pathlib import Path
-
-import pytest
-import torch
-from hypothesis import settings
-
-_TESTED = tempfile.TemporaryDirectory(prefix="outpace-tested-")
-_UNRECORDED = [Path(__file__).parent / name for name in ("unit/targets", "lossless", "zoo")]
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
-
-settings.register_profile("outpace", derandomize=True, deadline=None, database=None)
-settings.load_profile("outpace")
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Choose the folder of the record before any fixture loads a model; none where no self-test is spared."""
-    unrecorded = any(item.path.is_relative_to(folder) for folder in _UNRECORDED)
-    os.environ["OUTPACE_TESTED"] = "" if unrecorded else _TESTED.name
-
-
-@pytest.fixture(scope="session", autouse=True)
-def trained_for_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Share the drafters of ``lossless.trained`` among the processes of a run; pytest removes them."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
-    folder.mkdir(exist_ok=True)
-    os.environ["OUTPACE_TRAINED"] = str(folder)
-    return folder
+__all__ = ["pytest_runtest_setup", "trained_for_all"]

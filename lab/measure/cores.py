@@ -1,6 +1,6 @@
 """Comparison of two versions of the engine, interleaved in one run.
 
-    python lab/measure/cores.py --old OTHER_CHECKOUT/src --new src --out benchmarks/RESULT.json
+    python lab/measure/cores.py --old OTHER_CHECKOUT/src --new src --out RESULT.json
 
 Each round starts one process per version, in turn, on the embedded model in float32 and one thread. A case
 is run once to warm up and then timed; the ratio of two versions is taken per round, and medians are reported.

@@ -1,6 +1,6 @@
 """Speed under the governor, relative to plain decoding and to the best fixed number of nodes.
 
-    python lab/measure/governor.py --data DIR --out benchmarks/RESULT.json
+    python lab/measure/governor.py --data DIR --out RESULT.json
 
 DIR contains gsm8k_test*.jsonl (lines with "question" and "answer"). Three measurements, each interleaved in a
 rotating order after a warm-up; `speed` is the median over rounds, `speed_total` the ratio of total seconds:

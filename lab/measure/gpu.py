@@ -1,8 +1,8 @@
 """Steps and decoding on a GPU: models with random weights, with and without graphs, and transformers.
 
-    python lab/measure/gpu.py --out benchmarks/RESULT.json
-    python lab/measure/gpu.py --shapes llama-7b --dtypes int8 fp8 --out benchmarks/RESULT.json
-    python lab/measure/gpu.py --device cpu --shapes tiny --dtypes float32 --batches 1 2 --context 32 --tokens 8
+    python lab/measure/gpu.py --out RESULT.json
+    python lab/measure/gpu.py --shapes llama-7b --dtypes int8 fp8 --out RESULT.json
+    python lab/measure/gpu.py --device cpu --shapes tiny --dtypes float32 --batches 1 2 --context 32
 
 Two tables for every shape, dtype and number of sequences:
 

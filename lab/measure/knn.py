@@ -1,6 +1,6 @@
 """Benchmark of KNN-LM: tokens per step and searches per token, with and without drafts.
 
-    python lab/measure/knn.py --documents FILE --data DIR --entries 200000 --json benchmarks/RESULT.json
+    python lab/measure/knn.py --documents FILE --data DIR --entries 200000 --json RESULT.json
 
 --documents is a text of one passage a line, which the datastore is made of; DIR contains gsm8k_test*.jsonl,
 whose questions are the prompts, and humaneval.jsonl. `none` searches once per token, a drafter once per step.

@@ -1,6 +1,6 @@
 """Acceptance and speed of learned drafters on prompts that none of them was trained on.
 
-    python lab/measure/learned.py --data DIR --models DIR --out benchmarks/RESULT.json
+    python lab/measure/learned.py --data DIR --models DIR --out RESULT.json
 
 --data contains gsm8k_test*.jsonl and humaneval.jsonl. Each folder in --models is a drafter written by
 `outpace train` (lab/tools/train_drafters.py makes them all), each .json file the layers that self_speculative

@@ -1,20 +1,21 @@
 """Recovery of a drafter that learns online after the prompts change their topic.
 
-    python lab/measure/online.py --data DIR --json benchmarks/RESULT.json
+    python lab/measure/online.py --data DIR --json RESULT.json
 
 DIR contains gsm8k_test*.jsonl (lines with "question") and humaneval.jsonl (lines with "prompt"). Blocks of
 requests of the first topic are decoded, then blocks of the second, and so on for --turns; no prompt is
-repeated. `fixed` is unchanged, `online` learns after each block (``train.Online``, stepped explicitly, so that
-the run is reproducible); with --topics also `topics`, a drafter per topic that a router picks
-(``train.Topics``), and with --on-policy also `mixed`, which learns from its own text in that share of updates.
-All must give the same tokens. Printed per block: the mean accepted length (tau). These are counts, not times.
+repeated. `fixed` is unchanged, `online` learns after each block (``train.Online``, stepped explicitly, so
+that the run is reproducible); with --topics also `topics`, a drafter per topic that a router picks
+(``train.Topics``), and with --on-policy also `mixed`, which learns from its own text in that share of
+updates. All must give the same tokens. Printed per block: the mean accepted length (tau). These are counts,
+not times.
 
 With --server the blocks are sent over HTTP, in turn, to running servers, which learn in the background:
 
     outpace serve --port 8001 --drafter draft_model --no-adaptive &
     outpace serve --port 8002 --drafter draft_model --no-adaptive --online \
         --topic maths.jsonl --topic code.jsonl &
-    python lab/measure/online.py --data DIR --json benchmarks/RESULT.json \
+    python lab/measure/online.py --data DIR --json RESULT.json \
         --server fixed=http://127.0.0.1:8001 --server topics=http://127.0.0.1:8002
 """
 

@@ -1,6 +1,6 @@
 """Processor time of a step outside the model: what the engine's Python and bookkeeping cost.
 
-    OMP_NUM_THREADS=1 python lab/measure/overhead.py --out benchmarks/RESULT.json
+    OMP_NUM_THREADS=1 python lab/measure/overhead.py --out RESULT.json
 
 Each case decodes the built-in prompts with the embedded model in float32 and one thread. For every step in
 which no sequence joins or leaves, three times are measured, in milliseconds of the thread's processor time:

@@ -1,6 +1,6 @@
 """Benchmark of speculative retrieval: calls of the knowledge base, and the time saved.
 
-    python lab/measure/ralm.py --documents FILE --data DIR --out benchmarks/RESULT.json
+    python lab/measure/ralm.py --documents FILE --data DIR --out RESULT.json
 
 --documents is a text whose paragraphs are the knowledge base, DIR contains gsm8k_test*.jsonl, whose questions
 are the prefixes. The model decodes with a document in front of the text that is looked up again

@@ -1,6 +1,6 @@
 """Benchmark of a step on a CPU: stock transformers, packed weights, bit-exact, and fused layers.
 
-    OMP_NUM_THREADS=1 python lab/measure/step.py MODEL --dtype bfloat16 --out benchmarks/RESULT.json
+    OMP_NUM_THREADS=1 python lab/measure/step.py MODEL --dtype bfloat16 --out RESULT.json
 
 Cases (``--only`` picks some):
 

@@ -1,6 +1,6 @@
 """Time of `outpace tune`, and the speed of its choice relative to that of an exhaustive grid.
 
-    python lab/measure/tuning.py --suite gsm8k --data DIR --out benchmarks/RESULT.json
+    python lab/measure/tuning.py --suite gsm8k --data DIR --out RESULT.json
 
 The prompts of a suite are shuffled and split into prompts to tune on and held-out ones. The grid decodes each
 of the former with every candidate of `outpace tune`, in turns; then the tuner runs within --share of the

@@ -1,6 +1,6 @@
 """Verifiers of drawn trees, a drafter of another vocabulary, and contrastive decoding, on a real model.
 
-    python lab/measure/verifiers.py --data DIR --draft DRAFT --out benchmarks/RESULT.json
+    python lab/measure/verifiers.py --data DIR --draft DRAFT --out RESULT.json
 
 The draft model, and the amateur of contrastive decoding, is --draft, as `outpace train draft_model` writes
 it without `draft_vocabulary`, or the model itself without the layers of --skip; that costs nearly as much

@@ -157,8 +157,8 @@ language: en
 {" ".join(facts["command"])}
 ```
 
-`python lab/tools/train_drafters.py --data DATA --work WORK --before DRAFT --ship src/outpace/models`, DRAFT being
-the draft model before its distillation, makes the answers, trains, and writes this folder.
+`python lab/tools/train_drafters.py --data DATA --work WORK --before DRAFT --ship src/outpace/models`, DRAFT
+being the draft model before its distillation, makes the answers, trains, and writes this folder.
 
 ## Held-out figures
 

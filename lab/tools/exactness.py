@@ -30,7 +30,7 @@ from outpace.targets import Target, TargetModel
 from outpace.targets.hardware import processor
 from outpace.testing.gguf import write_gguf
 
-PAGE = Path(__file__).parent.parent / "docs" / "exactness.md"
+PAGE = Path(__file__).parents[2] / "docs" / "exactness.md"
 BEGIN, END = "<!-- written by make exactness -->", "<!-- end -->"
 NANO, SMOLLM2 = "embedded model", "SmolLM2-135M-Instruct"
 DRAFTERS = ("suffix", "lookahead")

@@ -24,7 +24,7 @@ from outpace.targets.hardware import processor
 from outpace.targets.llamacpp.library import LlamaModel, library
 from outpace.testing.gguf import FILE_TYPES, quantise, write_gguf
 
-PAGE = Path(__file__).parents[1] / "docs" / "llamacpp.md"
+PAGE = Path(__file__).parents[2] / "docs" / "llamacpp.md"
 BEGIN, END = "<!-- types -->", "<!-- end of types -->"
 _TURNS, _STEPS = 9, 8
 

@@ -55,8 +55,8 @@ outpace generate --model smollm2 --chat --drafter {method}:path={folder} --promp
 
 What it learnt are the model's own greedy answers: to questions of GSM8K's train split (MIT), problems 84 to
 163 of HumanEval (MIT), requests to write about a topic, and requests that the model wrote itself
-(`lab/tools/drafter_prompts.py`). Nothing of GSM8K's test split, of Spec-Bench or of HumanEval's first 84 problems
-was among them.
+(`lab/tools/drafter_prompts.py`). Nothing of GSM8K's test split, of Spec-Bench or of HumanEval's first 84
+problems was among them.
 
 {amount(facts)}
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable, Iterator
-from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
@@ -46,7 +45,6 @@ def moved(kind: str, name: str) -> str:
     return f"{name} is in outpace-lab: pip install outpace-lab" if known else ""
 
 
-@lru_cache(maxsize=16)
 def installed(group: str) -> dict[str, EntryPoint]:
     """The entry points of other packages in the group ``outpace.{group}``, by name, without importing them.
 

@@ -10,8 +10,7 @@ import pytest
 from lossless.conftest import Lab
 from lossless.test_matrix import SPECS
 from outpace.cache import KVCache, Slot
-from outpace.targets.inputs.forward import forward as inputs
-from outpace.targets.inputs.forward import masks
+from outpace.targets.inputs import forward, masks
 
 PROMPTS = 4
 
@@ -29,7 +28,7 @@ def _wrong_rows_kept(monkeypatch: pytest.MonkeyPatch) -> None:
 def _wrong_positions(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's position is its place in the forward, not its depth."""
     flat: Callable[[Sequence[int]], list[int]] = lambda parents: list(range(len(parents)))  # noqa: E731
-    monkeypatch.setattr(inputs, "depths", flat)
+    monkeypatch.setattr(forward, "depths", flat)
 
 
 def _causal_mask(monkeypatch: pytest.MonkeyPatch) -> None:

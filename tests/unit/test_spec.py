@@ -15,7 +15,8 @@ from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.parallel.lookahead import Lookahead
-from outpace.spec import installed, load, package_of
+from outpace.plugins import installed, package_of
+from outpace.spec import load
 from outpace.verify import load_verifier
 from outpace.verify.match import Match
 
@@ -264,7 +265,7 @@ def test_a_verifier_of_another_package(package: str) -> None:
 def test_our_own_names_come_first_and_nothing_is_imported_for_them(package: str) -> None:
     assert isinstance(load_drafter("lookahead"), Lookahead)
     assert not any(name.startswith(package) for name in sys.modules)
-    assert package_of(installed("drafter")["theirs"]) == "their-dist 1.2"
+    assert package_of(installed("drafters")["theirs"]) == "their-dist 1.2"
     assert not any(name.startswith(package) for name in sys.modules)
 
 
@@ -321,7 +322,7 @@ def test_two_packages_with_one_name(package: str, tmp_path: Path) -> None:
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: rival\nVersion: 3\n", "utf-8")
     (info / "entry_points.txt").write_text("[outpace.drafters]\ntheirs = rival:Theirs\n", "utf-8")
-    with pytest.raises(OutpaceError, match=r"two packages register the drafter 'theirs': .*rival 3"):
+    with pytest.raises(OutpaceError, match=r"two packages register 'theirs' in outpace.drafters: .*rival 3"):
         load_drafter("theirs")
     assert isinstance(load_drafter("lookahead"), Lookahead)
 

@@ -11,7 +11,7 @@ import outpace
 from interrupts import interrupt, lines, spread
 from models import tiny_llama
 from outpace.hf.engines import Engines
-from outpace.targets.inputs.forward import positions
+from outpace.targets.inputs import positions
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 
 

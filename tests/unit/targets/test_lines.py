@@ -17,7 +17,7 @@ from outpace.cache import Window
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Output, Rows
-from outpace.targets.inputs.forward import line as lines
+from outpace.targets.inputs import line
 from zoo.families import FAMILIES
 
 PROMPTS = [[5, 9, 9, 2], [3, 1, 4, 1, 5, 9, 2, 6], [7], [2, 7, 2, 7, 2]]
@@ -95,7 +95,7 @@ def test_rows_of_wrong_cells_change_the_tokens(monkeypatch: pytest.MonkeyPatch) 
     prompts = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [6, 7, 6, 7, 6]]
     target = CausalTarget(model)
     alone = [Engine(target).generate([prompt], params)[0].tokens for prompt in prompts]
-    cells_of = lines._cells_of
+    cells_of = line._cells_of
 
     def swapped(window: Window) -> Tensor | None:
         cells = cells_of(window)
@@ -106,7 +106,7 @@ def test_rows_of_wrong_cells_change_the_tokens(monkeypatch: pytest.MonkeyPatch) 
         return [one.tokens for one in engine.generate(prompts, params)]
 
     assert tokens() == alone
-    monkeypatch.setattr(lines, "_cells_of", swapped)
+    monkeypatch.setattr(line, "_cells_of", swapped)
     assert tokens() != alone
     assert not CausalTarget(model)._takes_lines  # the target's own test sees it too
 
@@ -115,7 +115,7 @@ def test_a_model_that_takes_no_line_is_padded(monkeypatch: pytest.MonkeyPatch) -
     def fail(*_: Any) -> Any:
         raise RuntimeError("no batch of one")
 
-    monkeypatch.setattr(lines.Line, "mask", fail)
+    monkeypatch.setattr(line.Line, "mask", fail)
     target = CausalTarget(tiny_llama())
     assert decoded(target)[1].logits is not None
     assert not target._takes_lines and not target.mixes

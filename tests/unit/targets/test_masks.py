@@ -15,7 +15,7 @@ from outpace.cache import KVCache, LayerShape, RowShape, StaticCache, Window
 from outpace.core import UnsupportedModel
 from outpace.targets.base import Rows
 from outpace.targets.gpu.tree_attention import visible
-from outpace.targets.inputs.forward import forward as inputs
+from outpace.targets.inputs import forward
 from outpace.targets.inputs.masks import (
     MaskMaker,
     compact,
@@ -55,7 +55,7 @@ def test_masks_made_on_a_device_are_those_made_on_the_cpu() -> None:
     rows = [Rows([1, 2, 3, 4], [-1, 0, 0, 2]), Rows([5, 6], [0, 2], fed=[-1, 0]), Rows(()), Rows([7, 8, 9])]
     for lengths in ([9, 4, 2, 1], [3, 2, 0, 20]):
         window = window_of(lengths, [len(row.tokens) for row in rows], static=40)
-        positions = [inputs.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
+        positions = [forward.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
         for sliding in (None, 1, 3, 12, 100):
             expected = tree_masks(rows, window, positions, sliding)
             found = dense(placed_on(rows, window, CPU).trees, window.columns, sliding)
@@ -74,7 +74,7 @@ def test_rows_are_placed_on_a_device_as_on_the_host(seed: int, sliding: int | No
         rows.append(Rows(list(range(1, len(tree) - fed + 1)), tree[fed:], fed=tree[:fed]))
         lengths.append(rng.randint(fed, 12))
     window = window_of(lengths, [len(row.tokens) for row in rows], static=30)
-    positions = [inputs.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
+    positions = [forward.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
     found = placed(torch.from_numpy(packed(rows, window.offsets, window.width, 16)), window.width)
     real, at = found.trees.real, found.trees.positions
     expected = tree_masks(rows, window, positions, sliding)

@@ -70,7 +70,7 @@ def test_int8_products_are_those_of_the_rounded_weights() -> None:
             Int8().pack(weight),
             weight.float().abs().amax(dim=1).div(127).clamp(min=1e-30).bfloat16(),
         )
-        assert isinstance(packed, Panels) and linear.weights.dtype == torch.int8
+        assert isinstance(packed, Panels) and packed.weights.dtype == torch.int8
         rounded = (weight.float() / scale[:, None]).round().clamp(-127, 127).double() * scale[
             :, None
         ].double()

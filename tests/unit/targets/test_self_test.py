@@ -17,8 +17,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from outpace import Target
 from outpace.core import UnsupportedModel
 from outpace.targets.cpu import exact_attention, fused
-from outpace.targets.inputs.forward import forward as inputs
-from outpace.targets.inputs.forward import masks
+from outpace.targets.inputs import forward, masks
 from outpace.targets.inputs.line import _PARTS
 from outpace.targets.step.replay import Replay, layers_of
 from outpace.targets.step.self_test import Imprecise, difference, self_test
@@ -77,7 +76,7 @@ def erring(model: Any, mistake: str) -> Any:
 def planted(mistake: str) -> Iterator[None]:
     """A wrong bit in the masks of trees of seven rows, or a position of theirs that is shifted."""
     with pytest.MonkeyPatch.context() as patch:
-        made, placed = masks.tree_masks, inputs.positions_of
+        made, placed = masks.tree_masks, forward.positions_of
 
         def wrong_masks(rows: Any, window: Any, *given: Any) -> Any:
             full, near = made(rows, window, *given)
@@ -97,7 +96,7 @@ def planted(mistake: str) -> Iterator[None]:
         if mistake in BITS:
             patch.setattr(masks, "tree_masks", wrong_masks)
         if mistake == "position":
-            patch.setattr(inputs, "positions_of", wrong_positions)
+            patch.setattr(forward, "positions_of", wrong_positions)
         yield
 
 

@@ -20,8 +20,8 @@ from outpace.core import Source
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.targets import CausalTarget, Rows, Seq2SeqTarget
-from outpace.targets.inputs.forward import positions
-from outpace.targets.inputs.forward import refusals as checks
+from outpace.targets.inputs import positions, refusals
+from outpace.targets.inputs.config import CACHE
 from outpace.targets.stock.seq2seq import Seq2SeqCache, _Encoded
 from outpace.testing import ToyTarget
 from outpace_lab.drafters.cascade import Cascade
@@ -236,7 +236,7 @@ def test_a_pad_in_a_draft(name: str) -> None:
     with torch.inference_mode():
         for token in text:
             output = target.model(decoder_input_ids=torch.tensor([[token]]), use_cache=True, **given)
-            given[checks.CACHE] = output[checks.CACHE]
+            given[CACHE] = output[CACHE]
     cache = target.new_cache()
     slot = target.open(cache, source)
     found = target.forward(cache, {slot: Rows(text)}).logits_of(slot)
@@ -245,7 +245,7 @@ def test_a_pad_in_a_draft(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "reason"), [("led", "other logits for a tree"), ("nllb-moe", "tree")])
 def test_a_misused_mask_is_seen(name: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checks, "_MISUSED", {})
+    monkeypatch.setattr(refusals, "_MISUSED", {})
     with pytest.raises(UnsupportedModel, match=reason):
         target_of(name)
 

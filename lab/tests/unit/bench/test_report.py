@@ -476,7 +476,7 @@ def test_scripts_that_read_a_file_of_several_runs(
     file = str(of_several_runs(record, tmp_path / "some.json"))
 
     def told(script: str, *names: str) -> str:
-        path = str(Path(__file__).parents[3] / "benchmarks" / script)
+        path = str(Path(__file__).parents[3] / "measure" / script)
         monkeypatch.setattr(sys, "argv", [path, file, *names])
         runpy.run_path(path, run_name="__main__")
         return capsys.readouterr().out
