@@ -16,7 +16,6 @@ import outpace
 from outpace.cli import app
 from outpace.drafters import DRAFTERS
 from outpace.loading import load
-from outpace.plugins import installed
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
 
@@ -60,9 +59,7 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     lines = ["[outpace.drafters]", *(f"{name} = {value}" for name, value in names.items())]
     (info / "entry_points.txt").write_text("\n".join(lines), "utf-8")
     monkeypatch.syspath_prepend(tmp_path)
-    installed.cache_clear()
     yield
-    installed.cache_clear()
     sys.modules.pop("guesses", None)
 
 
