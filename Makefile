@@ -70,10 +70,10 @@ WHEELS ?= $(or $(OUTPACE_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/outpace)/
 VENV_LLAMACPP ?= .venv-llamacpp
 
 test-llamacpp: $(VENV_LLAMACPP)/.installed
-	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python -m pytest $(PYTEST_ARGS) tests/llamacpp
+	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python -m pytest $(PYTEST_ARGS) tests/llamacpp lab/tests/llamacpp
 
 test-llamacpp-real: $(VENV_LLAMACPP)/.installed
-	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python -m pytest -m real --durations 25 tests/llamacpp
+	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python -m pytest -m real --durations 25 tests/llamacpp lab/tests/llamacpp
 
 exactness: $(VENV_LLAMACPP)/.installed
 	OMP_NUM_THREADS=1 $(VENV_LLAMACPP)/bin/python lab/tools/exactness.py

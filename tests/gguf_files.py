@@ -13,9 +13,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gguf_types import quantise
 from outpace.embedded import nano_draft_path, nano_path
-from outpace_lab.bench.gguf import write_gguf
+from outpace.testing.gguf import quantise, write_gguf
 
 
 @lru_cache(maxsize=1)
@@ -50,7 +49,7 @@ def quantised(source: Path, kind: str) -> Path:
 
     Args:
         source: a file in float32.
-        kind: a key of ``gguf_types.FILE_TYPES``.
+        kind: a key of ``outpace.testing.gguf.FILE_TYPES``.
     """
     return quantise(source, kind, source.with_name(f"{source.stem}-{kind}.gguf"))
 

@@ -8,6 +8,7 @@ each kind of mistake.
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -280,6 +281,28 @@ def test_only_targets_guess_at_a_targets_model() -> None:
     found = [name for name in MODULES if not name.startswith("targets") and guess.search(MODULES[name])]
     assert not found
     assert guess.search('getattr(engine.target, "model", None)')
+
+
+def laboratory(files: dict[str, str]) -> list[str]:
+    """The lines of files that name the laboratory's package, which finds the core and not the reverse."""
+    name = "outpace" + "_lab"
+    return [
+        f"{file}:{number}: {line.strip()}"
+        for file, text in files.items()
+        for number, line in enumerate(text.splitlines(), start=1)
+        if name in line
+    ]
+
+
+def test_nothing_in_the_core_names_the_laboratorys_package() -> None:
+    texts = {}
+    for file in sorted(
+        path for path in PACKAGE.rglob("*") if path.is_file() and "__pycache__" not in path.parts
+    ):
+        with contextlib.suppress(UnicodeDecodeError):  # weights of models
+            texts[str(file.relative_to(PACKAGE))] = file.read_text("utf-8")
+    assert laboratory(texts) == []
+    assert laboratory({"a.py": "\n# see outpace_lab.train"}) == ["a.py:2: # see outpace_lab.train"]
 
 
 def test_size_budget() -> None:

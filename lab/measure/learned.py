@@ -200,7 +200,7 @@ def run(
     specs = ["none", *(drafter.spec for drafter in drafters)]
     methods = [Ours(subject.target, spec, adaptive=False) for spec in specs]
     measured = measure(subject, methods, suite, 1, settings)
-    rows, texts = rows_of(measured, partial(margin, subject.target), None), texts_of(measured)
+    rows, texts = rows_of(measured, partial(margin, subject.target)), texts_of(measured)
     return [
         figures(drafter, row, subject.target, texts) for drafter, row in zip(drafters, rows[1:], strict=True)
     ]

@@ -13,8 +13,8 @@ not times.
 With --server the blocks are sent over HTTP, in turn, to running servers, which learn in the background:
 
     outpace serve --port 8001 --drafter draft_model --no-adaptive &
-    outpace serve --port 8002 --drafter draft_model --no-adaptive --online \
-        --topic maths.jsonl --topic code.jsonl &
+    outpace serve --port 8002 --drafter draft_model --no-adaptive \
+        --observer topics:files=maths.jsonl+code.jsonl &
     python lab/measure/online.py --data DIR --json RESULT.json \
         --server fixed=http://127.0.0.1:8001 --server topics=http://127.0.0.1:8002
 """

@@ -35,7 +35,7 @@ from typing import Any
 import torch
 
 from outpace.bench.machine import machine
-from outpace_lab.bench.gguf import write_gguf
+from outpace.testing.gguf import write_gguf
 from serving import Server, alone, processor, prompts
 
 NAME = "served"

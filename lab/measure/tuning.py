@@ -45,7 +45,7 @@ def grid(model: Loaded, specs: list[str], suite: Suite, settings: Settings) -> t
     began = time.perf_counter()
     methods = [Frugal(model, one.spec, settings.temperature) for one in candidates(specs)]
     advanced = lambda measured: told(f"grid: {len(measured.groups)} of {len(suite.items)} prompts")  # noqa: E731
-    rows = rows_of(measure(model, methods, suite, 1, settings, advanced), lambda text: math.nan, None)
+    rows = rows_of(measure(model, methods, suite, 1, settings, advanced), lambda asked, output: math.nan)
     speeds = {row.drafter: row.speed.tokens_per_second for row in rows if row.speed is not None}
     ranked = dict(sorted(speeds.items(), key=lambda one: -one[1]))
     return ranked, time.perf_counter() - began

@@ -28,7 +28,7 @@ from outpace.engine.engine import Engine
 from outpace.loading import Loaded, load
 from outpace.targets import Target, TargetModel
 from outpace.targets.hardware import processor
-from outpace_lab.bench.gguf import write_gguf
+from outpace.testing.gguf import write_gguf
 
 PAGE = Path(__file__).parents[2] / "docs" / "exactness.md"
 BEGIN, END = "<!-- written by make exactness -->", "<!-- end -->"

@@ -22,26 +22,11 @@ from outpace.embedded import smollm2_path
 from outpace.targets import Rows, Target
 from outpace.targets.hardware import processor
 from outpace.targets.llamacpp.library import LlamaModel, library
-from outpace_lab.bench.gguf import write_gguf
+from outpace.testing.gguf import FILE_TYPES, quantise, write_gguf
 
 PAGE = Path(__file__).parents[2] / "docs" / "llamacpp.md"
 BEGIN, END = "<!-- types -->", "<!-- end of types -->"
-# llama.cpp's numbers of file types.
-FILE_TYPES = {
-    "q4_0": 2, "q5_0": 8, "q8_0": 7, "q3_k_m": 12, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25,
-    "iq4_xs": 30, "mxfp4": 38, "f16": 1, "bf16": 32,
-}  # fmt: skip
 _TURNS, _STEPS = 9, 8
-
-
-def quantise(source: Path, kind: str, path: Path) -> Path:
-    """Quantise a file in float32 by llama.cpp itself."""
-    own = library()
-    params = own.llama_model_quantize_default_params()
-    params.ftype, params.nthread = FILE_TYPES[kind], 1
-    if own.llama_model_quantize(str(source).encode(), str(path).encode(), params):
-        raise RuntimeError(f"llama.cpp does not quantise {source} to {kind}")
-    return path
 
 
 def smollm2(path: Path) -> Path:

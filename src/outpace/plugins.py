@@ -6,8 +6,9 @@ entry points in the groups
 * ``outpace.drafters`` and ``outpace.verifiers``: dataclasses that derive from ``Drafter`` or ``Verifier``;
 * ``outpace.commands``: ``register(app: typer.Typer) -> None``, which adds commands to the command line;
 * ``outpace.suites``: ``load(data: Path | None) -> Suite``, prompts for ``outpace bench``;
-* ``outpace.peers``: ``Peer``, other engines for ``outpace bench``;
-* ``outpace.observers``: what ``--observer`` attaches to an engine.
+* ``outpace.peers``: ``outpace.bench.peers.Library``, another engine for ``outpace bench``;
+* ``outpace.observers``: dataclasses that derive from ``outpace.cli.observing.Attachment``, for
+  ``--observer``.
 """
 
 from __future__ import annotations
@@ -30,9 +31,11 @@ _LAB = {
         "windowed",
     ),
     "verifier": ("bild", "lenient", "spectr", "top_beta", "typical"),
-    "command": ("bench-lab", "grow", "scaling", "search", "train", "tune"),
+    "benchmark": ("compare", "lab", "scaling"),
+    "command": ("drift", "gguf", "grow", "search", "train", "tune"),
     "observer": ("online", "topics"),
-    "peer": ("llama-cpp", "llama-server", "vllm"),
+    "peer": ("llama-server", "llama.cpp", "vllm"),
+    "suite": ("gsm8k", "humaneval", "mt_bench", "spec_bench", "speed_bench"),
 }  # fmt: skip
 
 

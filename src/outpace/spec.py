@@ -131,7 +131,8 @@ class _Loader(Generic[T]):
         names = [*self.table, *others]
         near = difflib.get_close_matches(name, names, 1)
         hint = f" Did you mean {near[0]!r}?" if near else ""
-        raise OutpaceError(f"there is no {self.kind} {name!r}.{hint} There are: {', '.join(names)}")
+        known = ", ".join(names) or "none"
+        raise OutpaceError(f"there is no {self.kind} {name!r}.{hint} There are: {known}")
 
     def _of_path(self, module: str, attribute: str, base: type[T]) -> type[T]:
         """The class of a dotted path, checked."""

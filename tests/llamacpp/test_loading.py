@@ -30,8 +30,7 @@ from outpace.serve.pool import Share
 from outpace.serve.texts import Texts
 from outpace.targets import Rows, Target
 from outpace.targets.llamacpp.library import ROWS
-from outpace_lab.bench.gguf import splitting, write_gguf
-from outpace_lab.bench.roof import measure_widths
+from outpace.testing.gguf import splitting, write_gguf
 
 TEXT = "Tom has 12 apples.\n\n    def add(a, b):  # x\n\treturn a+b 3.14 – 日本語 🙂\n  \n x"
 PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -250,7 +249,3 @@ def test_the_command_line_takes_a_file() -> None:
     asked = ["generate", "--model", str(gguf_file("q8_0")), "--drafter", "suffix", "--prompt", "def f(x):"]
     found = CliRunner().invoke(app, [*asked, "--max-new-tokens", "16", "--compare", "--repeats", "1"])
     assert found.exit_code == 0 and "equal: yes" in found.output
-
-
-def test_forwards_are_timed_by_their_width(loaded: Any) -> None:
-    assert all(seconds > 0 for seconds in measure_widths(loaded.target, 16, (1, 2), batch=2))

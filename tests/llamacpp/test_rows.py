@@ -17,7 +17,6 @@ import pytest
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llamacpp")
 
 from gguf_files import quantised, random_file
-from gguf_types import FILE_TYPES
 from outpace.core import SamplingParams, TokenLogprobs
 from outpace.engine.active import Active
 from outpace.engine.batch import Batch
@@ -27,6 +26,7 @@ from outpace.targets import Target
 from outpace.targets.base import Rows
 from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.library import library
+from outpace.testing.gguf import FILE_TYPES
 
 # Files, and whether their weights are repacked: kernels are named, so that no race decides what is tested.
 # Keys are in float32, which shows differences that other types round away.

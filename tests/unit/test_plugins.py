@@ -11,7 +11,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from outpace.cli.app import add_plugins, app
+from outpace.cli.app import add_plugins, app, benchmarks
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, Drafter, load_drafter
 from outpace.plugins import defined, installed, moved
@@ -103,6 +103,15 @@ def test_a_command_in_the_laboratory_is_answered_with_its_package() -> None:
     assert "train is in outpace-lab: pip install outpace-lab" in " ".join(result.output.split())
 
 
+def test_a_benchmark_in_the_laboratory_is_answered_with_its_package() -> None:
+    without = typer.Typer(cls=benchmarks.info.cls)
+    without.command("own")(lambda: None)
+    without.command("other")(lambda: None)
+    result = CliRunner().invoke(without, ["compare", "a.json", "b.json"])
+    assert result.exit_code == 2
+    assert "compare is in outpace-lab: pip install outpace-lab" in " ".join(result.output.split())
+
+
 def test_outpaces_own_drafters_are_found() -> None:
     assert set(DRAFTERS.values()) == set(defined("outpace.drafters", Drafter, "paper"))
     assert {"lookahead", "suffix", "none", "draft_model"} <= set(DRAFTERS)
@@ -111,5 +120,5 @@ def test_outpaces_own_drafters_are_found() -> None:
 
 def test_what_the_laboratory_registers_is_told_where_it_is_missing() -> None:
     pytest.importorskip("outpace_lab")
-    for kind in ("drafter", "verifier"):
+    for kind in ("drafter", "observer", "peer", "suite", "verifier"):
         assert all(moved(kind, name) for name in installed(f"{kind}s"))

@@ -90,30 +90,32 @@ def test_topics_are_read_before_the_model(tmp_path: Path, line: str | None, told
     if line is not None:
         file.write_text(line, "utf-8")
     missing = ["-m", str(tmp_path / "no model"), "-d", "draft_model"]
-    result = CliRunner().invoke(app, ["serve", "--port", "0", *missing, "--online", "--topic", str(file)])
+    result = CliRunner().invoke(app, ["serve", "--port", "0", *missing, "--observer", f"topics:files={file}"])
     assert result.exit_code == 2 and told in " ".join(result.stderr.split())
 
 
 def test_a_topic_given_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "code.jsonl").write_text('"a"', "utf-8")
-    twice = 2 * ["--topic", str(tmp_path / "code.jsonl")]
-    result = CliRunner().invoke(app, ["serve", "--port", "0", "--online", *twice])
+    twice = "+".join(2 * [str(tmp_path / "code.jsonl")])
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--observer", f"topics:files={twice}"])
     assert result.exit_code == 2 and "is given twice" in " ".join(result.stderr.split())
 
 
-def test_topics_without_learning_are_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["serve", "--port", "0", "--topic", str(tmp_path / "code.jsonl")])
-    assert result.exit_code == 2 and "--topic names a topic of --online" in result.stderr
+def test_topics_without_files_are_refused() -> None:
+    result = CliRunner().invoke(app, ["serve", "--port", "0", "--observer", "topics:every=9"])
+    assert result.exit_code == 2 and "topics needs files" in " ".join(result.stderr.split())
 
 
 def test_the_command_learns_and_saves_a_drafter_per_topic(heads: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outpace", "serve", "--port", "0", "--dtype", "float64", "-d", heads]
-    command += ["--memory", "0.2", "--no-adaptive", "--no-access-log", "--online", "--online-out"]
-    command += [str(tmp_path / "learnt"), "--online-options", "every=60,updates=1,measured=20,length=32"]
+    command += ["--memory", "0.2", "--no-adaptive", "--no-access-log"]
+    files = []
     for name, prompts in (("stories", STORIES), ("code", CODE)):
         file = tmp_path / f"{name}.jsonl"
         file.write_text("".join(json.dumps(prompt) + "\n" for prompt in prompts), "utf-8")
-        command += ["--topic", str(file)]
+        files.append(str(file))
+    how = f"files={'+'.join(files)},every=60,updates=1,measured=20,length=32,out={tmp_path / 'learnt'}"
+    command += ["--observer", f"topics:{how}"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
     said = ""

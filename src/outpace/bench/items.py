@@ -21,7 +21,7 @@ class Expected:
     """The right answer to a prompt.
 
     Attributes:
-        kind: "number", "program" or "overlap", as in ``bench/grading.py``.
+        kind: "number", "program" or "overlap".
         text: a text that ends with the number, the program's tests, or the reference.
     """
 

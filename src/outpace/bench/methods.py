@@ -1,62 +1,19 @@
-"""Methods that a benchmark compares: outpace's drafters, and peers by name."""
+"""Methods that a benchmark compares: outpace's drafters, and peers."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
-from pathlib import Path
-
-import torch
 
 from outpace.bench.ours import Ours
+from outpace.bench.peers import Peer, PeerOptions
 from outpace.bench.runs import BASELINE, Method
-from outpace.bench.stock import KINDS, Stock, load_assistant
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
-from outpace.targets import is_gguf
-from outpace_lab.bench.peers import worker_of
 
-LIBRARIES = {
-    "transformers": KINDS,
-    "vllm": ("plain", "ngram", "suffix"),
-    "llama.cpp": ("plain", "prompt_lookup"),
-    "llama-server": ("plain", "ngram-mod", "ngram-simple"),
-}
-READ_GGUF = ("llama.cpp", "llama-server")
 _OPTION = re.compile(r"\s*\w+\s*=")
-
-
-@dataclass(frozen=True)
-class Peer:
-    """Another library's method; ``environment`` contains the library, None for this process's."""
-
-    library: str
-    kind: str
-    environment: Path | None = None
-
-    @property
-    def name(self) -> str:
-        return f"{self.library}:{self.kind}"
-
-
-@dataclass(frozen=True)
-class PeerOptions:
-    """Options of peers.
-
-    Attributes:
-        assistant: the draft model of transformers' assisted generation: hub name or folder.
-        gguf: the model's weights as a GGUF file, for llama.cpp.
-        length: maximum number of tokens of a prompt with its answer.
-        temperature: temperature of the requests; above 0, peers draw other noise than outpace.
-    """
-
-    assistant: str | None = None
-    gguf: Path | None = None
-    length: int = 2048
-    temperature: float = 0.0
 
 
 def split_drafters(text: str) -> list[str]:
@@ -109,35 +66,6 @@ def with_lengths(specs: Seq[str], lengths: Seq[int]) -> list[str]:
     return found
 
 
-def split_peers(text: str) -> list[Peer]:
-    """Parse a list of peers such as ``transformers:plain,vllm=/path/to/venv``; ``none`` for no peer.
-
-    A library's name alone selects all of its methods.
-
-    Raises:
-        OutpaceError: unknown library or method, or a path that is not an environment.
-    """
-    found: list[Peer] = []
-    for piece in text.split(","):
-        name, _, place = piece.strip().partition("=")
-        library, _, kind = name.partition(":")
-        if name in ("", "none"):
-            continue
-        if library not in LIBRARIES:
-            raise OutpaceError(f"there is no peer {library!r}; there are: {', '.join(LIBRARIES)}")
-        if kind and kind not in LIBRARIES[library]:
-            raise OutpaceError(f"{library} has no method {kind!r}; it has: {', '.join(LIBRARIES[library])}")
-        if place and library == "transformers":
-            raise OutpaceError("transformers runs in this process; leave its path out")
-        environment = Path(place).expanduser() if place else None
-        found += [Peer(library, one, environment) for one in ((kind,) if kind else LIBRARIES[library])]
-    names = [peer.name for peer in found]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise OutpaceError(f"--peers has {twice[0]} twice")
-    return found
-
-
 def make_methods(
     subject: Loaded,
     drafters: Seq[str],
@@ -158,55 +86,12 @@ def make_methods(
                 methods.append(Ours(subject.target, spec, verifier, adaptive, options.temperature))
             except OutpaceError as error:
                 raise type(error)(f"{spec}: {error}") from None
-        assistant = None
         for peer in peers:
-            if peer.library != "transformers":
-                methods.append(_worker(subject, peer, options))
-                continue
-            if peer.kind == "assisted" and options.assistant is not None and assistant is None:
-                assistant = load_assistant(options.assistant, subject.dtype, subject.device)
-            model = subject.target.model
-            if model is None:
-                raise OutpaceError("transformers as a peer needs a transformers model; use --peers none")
-            start = subject.target.start
-            methods.append(Stock(model, peer.kind, assistant, options.temperature, start))
+            methods.append(peer.make(subject, options))
     except BaseException:
         close_all(methods)
         raise
     return methods
-
-
-def _worker(subject: Loaded, peer: Peer, options: PeerOptions) -> Method:
-    source = subject.source
-    if peer.library in READ_GGUF:
-        if options.gguf is None:
-            raise OutpaceError(
-                f"{peer.library} reads GGUF files: add --gguf FILE, of the same model; or leave it out"
-            )
-        if not options.gguf.is_file():
-            raise OutpaceError(f"no such file: {options.gguf}; --gguf is the model's weights for llama.cpp")
-        source = str(options.gguf)
-    if not source:
-        raise OutpaceError(
-            f"{peer.library} loads a model from its folder, and {subject.name} is in memory alone; write it "
-            "with `outpace grow --out DIR`, and give --model DIR in place of --like"
-        )
-    return worker_of(
-        peer.library,
-        peer.kind,
-        peer.environment,
-        {
-            "model": source,
-            # Dtype of keys and values too: llama.cpp's default for a quantised model.
-            "dtype": "float16" if is_gguf(subject.source) else subject.dtype,
-            "device": subject.device,
-            "length": options.length,
-            "threads": torch.get_num_threads(),
-            "eos": sorted(subject.target.eos_token_ids),
-        },
-        # Where an end token is ignored, llama-server draws another token instead of continuing after it.
-        promised=options.temperature == 0 and peer.library != "llama-server",
-    )
 
 
 def close_all(methods: Seq[Method]) -> None:

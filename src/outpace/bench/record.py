@@ -12,7 +12,6 @@ from typing import Any
 from outpace.bench.rows import Row
 from outpace.core import OutpaceError
 from outpace.files import read_json
-from outpace_lab.bench.roof import Roof
 
 FORMAT, VERSION = "outpace bench", 1
 # What distinguishes rows of the same drafter in a file of several runs.
@@ -28,7 +27,6 @@ class Record:
         model: name, dtype, device, the target's ``promise``, and whether it is bit-exact or why it is not
             (``bits``).
         settings: the options that the figures depend on.
-        roof: None if unknown.
         notes: further remarks: omitted prompts and peers, with the reason.
         whole: all requested methods and prompts were measured.
         interrupted: it is incomplete because the user stopped it; otherwise the notes give the reason.
@@ -40,7 +38,6 @@ class Record:
     settings: Mapping[str, Any]
     command: str
     rows: list[Row] = field(default_factory=list)
-    roof: Roof | None = None
     notes: list[str] = field(default_factory=list)
     whole: bool = True
     interrupted: bool = False
@@ -56,6 +53,11 @@ class Record:
         """Rows of outpace's methods whose outputs differ from plain decoding's despite the promise."""
         return [row for row in self.rows if not row.peer and row.breaks_promise(self.model["promise"])]
 
+    @property
+    def equal(self) -> bool:
+        """True if everything was measured, and no promise is broken."""
+        return self.whole and not self.failed and not self.broken
+
 
 def as_json(record: Record) -> dict[str, Any]:
     """Convert to one JSON object; each row has its main figures at the top level."""
@@ -63,7 +65,6 @@ def as_json(record: Record) -> dict[str, Any]:
         "format": FORMAT,
         "version": VERSION,
         **vars(record),
-        "roof": None if record.roof is None else asdict(record.roof),
         "rows": [row_json(row, record.settings) for row in record.rows],
     }
 

@@ -14,8 +14,6 @@ from outpace.bench.speed import Sample, Speed, samples_of, speed_of, speed_of_ca
 from outpace.bench.statistics import ratio, repeated_4grams
 from outpace.core import Promise
 from outpace.targets.ties import parting
-from outpace_lab.bench.grading import Grader, Quality, quality_of
-from outpace_lab.bench.roof import Roof
 
 Margin = Callable[[Seq[int], Seq[int]], float]
 NEAR_TIE = 1e-4  # difference of two logits
@@ -53,17 +51,6 @@ class PerStep:
 
 
 @dataclass(frozen=True)
-class Reached:
-    """Lower bound of the time of the target's forward in a mean step, and its share of the measured time."""
-
-    bytes_per_step: float
-    operations_per_step: float
-    least_milliseconds: float
-    bound_by: str
-    share: float
-
-
-@dataclass(frozen=True)
 class Row:
     """Figures of one method on one suite. Counts are over all repeats; None if unknown.
 
@@ -77,7 +64,6 @@ class Row:
         promised: equality is promised.
         adaptive: a governor decided how much was drafted.
         error: reason why the method failed; there are then no figures.
-        quality: grades of the answers of the first repeat, by what was graded; empty if nothing was.
     """
 
     suite: str
@@ -105,10 +91,8 @@ class Row:
     equal: bool = False
     different: int = 0
     differences: tuple[Difference, ...] = ()
-    roof: Reached | None = None
     error: str | None = None
     adaptive: bool = False
-    quality: tuple[Quality, ...] = ()
 
     def breaks_promise(self, promise: Promise) -> bool:
         """True if an output differs from plain decoding's despite the promise.
@@ -127,18 +111,16 @@ class Row:
         return self.drafter if self.verifier in ("", "match") else f"{self.drafter}, {self.verifier}"
 
 
-def rows_of(measured: Measured, margin: Margin, roof: Roof | None, grader: Grader | None = None) -> list[Row]:
+def rows_of(measured: Measured, margin: Margin) -> list[Row]:
     """Compute a row per method, plain decoding first.
 
     Args:
         margin: maps a prompt and the beginning of its output to the difference of the two best logits there.
-        roof: the roof of the machine and the model; None if unknown.
-        grader: grades the answers to the prompts that have an expected one; None grades none.
     """
-    return [_row(measured, trace, margin, roof, grader) for trace in measured.traces]
+    return [_row(measured, trace, margin) for trace in measured.traces]
 
 
-def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None, grader: Grader | None) -> Row:
+def _row(measured: Measured, trace: Trace, margin: Margin) -> Row:
     groups = measured.groups[: len(trace.runs)] if trace.left else measured.groups
     method = trace.method
     head = Row(
@@ -155,7 +137,7 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None, gr
     )
     if trace.error is not None or not groups:
         return head
-    runs = [run for group in trace.runs for repeat in group for run in repeat]
+    runs = trace.all_runs
     outputs = [output for run in runs for output in run.outputs]
     steps = _total([run.steps for run in runs])
     drafted = _total([run.drafted for run in runs])
@@ -182,8 +164,6 @@ def _row(measured: Measured, trace: Trace, margin: Margin, roof: Roof | None, gr
             "equal": not differences,
             "different": len(differences),
             "differences": tuple(differences),
-            "roof": None if roof is None or method.peer else _reached(measured, runs, roof),
-            "quality": () if grader is None else _quality(measured, trace, grader),
         }
     )
 
@@ -221,44 +201,6 @@ def _per_step(runs: Seq[Run]) -> PerStep | None:
 def _milliseconds(seconds: Seq[float | None], steps: int) -> float | None:
     known = [one for one in seconds if one is not None]
     return 1000 * sum(known) / steps if len(known) == len(seconds) else None
-
-
-def _reached(measured: Measured, runs: Seq[Run], roof: Roof) -> Reached | None:
-    """Compare the lower bound of the mean step's time with the time of its forward."""
-    per_step = _per_step(runs)
-    forwards = sum(run.forwards or 0 for run in runs)
-    if roof.work is None or per_step is None or not per_step.verify or not forwards:
-        return None
-    rows = sum((run.steps or 0) + (run.drafted or 0) for run in runs) / forwards
-    sequences = sum(run.steps or 0 for run in runs) / forwards
-    asked = [len(prompt) for group in measured.prompts for turn in group for prompt in turn]
-    written = sum(run.tokens for run in runs) / sum(len(run.outputs) for run in runs)
-    context = statistics.fmean(asked) + written / 2
-    moved = roof.work.bytes(sequences, context)
-    operations = roof.work.operations(rows, context)
-    least = 1000 * roof.limits.seconds(moved, operations)
-    memory = moved / roof.limits.bandwidth >= operations / roof.limits.operations
-    bound = "memory" if memory else "arithmetic"
-    return Reached(moved, operations, least, bound, least / per_step.verify)
-
-
-# -- quality ---------------------------------------------------------------------------------------------
-
-
-def _quality(measured: Measured, trace: Trace, grader: Grader) -> tuple[Quality, ...]:
-    """Grade the first turns of the first repeat, and plain decoding's of the same prompts."""
-    grades: dict[str, list[tuple[float, float]]] = {}
-    for place, repeats in enumerate(trace.runs):
-        plain = measured.traces[0].runs[place][0][0]
-        for number, item in enumerate(measured.taking_part(place, 0)):
-            own = grader(item, repeats[0][0].outputs[number])
-            base = grader(item, plain.outputs[number])
-            if item.expected is not None and own is not None and base is not None:
-                grades.setdefault(item.expected.kind, []).append((own, base))
-    return tuple(
-        quality_of(kind, [own for own, _ in pairs], [base for _, base in pairs])
-        for kind, pairs in sorted(grades.items())
-    )
 
 
 # -- equality --------------------------------------------------------------------------------------------

@@ -59,6 +59,11 @@ class Trace:
         return self.method.name
 
     @property
+    def all_runs(self) -> list[Run]:
+        """The runs of all groups, repeats and turns."""
+        return [run for group in self.runs for repeat in group for run in repeat]
+
+    @property
     def active(self) -> bool:
         """True if the method is still being measured."""
         return self.error is None and not self.left

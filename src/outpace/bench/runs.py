@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 BASELINE = "none"
 
@@ -84,6 +86,7 @@ class Method(ABC):
         verifier: name of its verifier; "" for a peer.
         adaptive: a governor decides how much it drafts.
         lone: it supports only one prompt at a time.
+        versions: of the relevant packages in its own environment, by name; empty if it is in this process.
     """
 
     peer = True
@@ -91,6 +94,7 @@ class Method(ABC):
     verifier = ""
     adaptive = False
     lone = False
+    versions: Mapping[str, str] = MappingProxyType({})
 
     def __init__(self, name: str, promised: bool) -> None:
         self.name = name

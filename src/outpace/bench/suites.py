@@ -1,10 +1,11 @@
-"""Suites of prompts by name: those in the package, public sets, and a user's file.
+"""Suites of prompts by name: those in the package, those of other packages, and a user's file.
 
 ``builtin`` has 60 prompts written for outpace, in Spec-Bench's six categories (Xia et al. 2024, arXiv
 2401.07851) and code: two-turn conversations, translation, summarisation, questions, mathematics,
 retrieval-augmented answers. ``rewriting`` and ``retrieval`` are tasks whose outputs repeat a text of the
 prompt: correcting spelling errors in passages, and questions that a document answers verbatim. They use the
-formats that the embedded models were trained on, but other subjects.
+formats that the embedded models were trained on, but other subjects. Other packages register theirs in the
+group ``outpace.suites``, as functions ``load(data: Path | None) -> Suite``.
 """
 
 from __future__ import annotations
@@ -15,11 +16,10 @@ from pathlib import Path
 
 from outpace.bench.items import Suite, read_items
 from outpace.core import OutpaceError
-from outpace_lab.bench.public import PUBLIC, load_public
+from outpace.plugins import installed, load_object, moved
 
 COPYING = ("rewriting", "retrieval")
 PACKAGED = ("builtin", *COPYING)
-SUITES = (*PACKAGED, *PUBLIC)
 FILE = "file:"
 _FOLDER = Path(__file__).parent / "prompts"
 
@@ -58,8 +58,8 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
     """A suite's prompts, in their order.
 
     Args:
-        name: one of ``SUITES``, or ``file:PATH``.
-        data: a folder with public sets; without it they are read from the folder in OUTPACE_DATA or the hub.
+        name: one of ``PACKAGED``, the name of an installed package's, or ``file:PATH``.
+        data: a folder that suites of other packages are read from; None for their usual place.
 
     Raises:
         OutpaceError: there is no such suite, or it cannot be found.
@@ -69,11 +69,19 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
         if not path.is_file():
             raise OutpaceError(f"no such file: {path}; --suite {FILE}PATH takes a JSONL file of prompts")
         return Suite(name, tuple(read_items(path, path.stem)), str(path))
-    if name in PUBLIC:
-        return load_public(name, data)
     if name not in PACKAGED:
-        raise OutpaceError(f"there is no suite {name!r}; there are: {', '.join(SUITES)}, {FILE}PATH")
+        return _of_package(name, data)
     items = read_items(_FOLDER / f"{name}.jsonl", name)
     if name in COPYING:  # outputs that repeat a text are as long as the text
         items = [replace(item, category=name, ends=True) for item in items]
     return Suite(name, tuple(items), "outpace")
+
+
+def _of_package(name: str, data: Path | None) -> Suite:
+    """A suite of another package."""
+    others = installed("suites")
+    if name not in others:
+        names = ", ".join((*PACKAGED, *others, f"{FILE}PATH"))
+        raise OutpaceError(moved("suite", name) or f"there is no suite {name!r}; there are: {names}")
+    found: Suite = load_object("suite", others[name])(data)
+    return found

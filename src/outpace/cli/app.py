@@ -27,10 +27,16 @@ NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
 class _Commands(TyperGroup):
     """The commands; one that is in another package is named with that package."""
 
+    kind = "command"
+
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args and args[0] not in self.commands and (advice := moved("command", args[0])):
+        if args and args[0] not in self.commands and (advice := moved(self.kind, args[0])):
             ctx.fail(advice)
         return super().resolve_command(ctx, args)
+
+
+class _Benchmarks(_Commands):
+    kind = "benchmark"
 
 
 app = typer.Typer(
@@ -47,20 +53,21 @@ datastores = typer.Typer(
     help="Build and inspect datastores for the drafter [bold]retrieval[/bold].", no_args_is_help=True
 )
 app.add_typer(datastores, name="datastore")
-benchmarks = typer.Typer()
+benchmarks = typer.Typer(cls=_Benchmarks)
 app.add_typer(benchmarks, name="bench")
 
 
 def add_plugins(app: typer.Typer) -> None:
     """Add the commands of other packages, each under its package's name; one that fails is told in a line."""
     for name, entry in sorted(installed("commands").items()):
-        known = len(app.registered_commands)
+        known = [*app.registered_commands, *benchmarks.registered_commands]
         try:
             load_object("commands of", entry)(app)
         except Exception as error:  # whatever a package raises, the other commands work
             screen.note(f"the commands of {name} are left out: {first_line(error)}", style="yellow")
-        for command in app.registered_commands[known:]:
-            command.rich_help_panel = command.rich_help_panel or package_of(entry)
+        for command in (*app.registered_commands, *benchmarks.registered_commands):
+            if command not in known:
+                command.rich_help_panel = command.rich_help_panel or package_of(entry)
 
 
 def fail(message: str) -> None:

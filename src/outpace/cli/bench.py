@@ -1,8 +1,7 @@
-"""``outpace bench``: a table of methods for a user's model, hardware and prompts; two results compared."""
+"""``outpace bench``: a table of methods for a user's model, hardware and prompts."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +12,7 @@ from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.parts import Source, check_length, profiled, sampling
 from outpace.cli.place import spread_of
-from outpace.cli.writer import check_outputs
+from outpace.cli.writer import check_json
 from outpace.core import OutpaceError
 
 TRANSFORMERS = "transformers:plain,transformers:prompt_lookup"
@@ -34,10 +33,9 @@ Peers = Annotated[
     o.method_option(
         "--peers",
         metavar="LIST",
-        help="transformers (plain, prompt_lookup, assisted), vllm=VENV (plain, ngram, suffix), "
-        "llama.cpp=VENV (plain, prompt_lookup), llama-server=VENV (plain, ngram-mod, ngram-simple), "
-        "one method as in transformers:plain; or none.",
-        show_default=f"{TRANSFORMERS}; of a .gguf file llama.cpp",
+        help="transformers (plain, prompt_lookup, assisted), one method as in transformers:plain; those of "
+        "other packages, with an environment as in vllm=VENV; or none.",
+        show_default=f"{TRANSFORMERS}; none of a .gguf file",
     ),
 ]
 Assistant = Annotated[
@@ -45,12 +43,6 @@ Assistant = Annotated[
     o.method_option(
         "--assistant",
         help="Draft model of transformers:assisted. Default: the embedded one, for the embedded model.",
-    ),
-]
-Gguf = Annotated[
-    Path | None,
-    o.method_option(
-        "--gguf", help="The model's weights for llama.cpp. Default: converted from the model (extra gguf)."
     ),
 ]
 Batches = Annotated[str, o.method_option("--batch", metavar="LIST", help="Prompts decoded together.")]
@@ -68,28 +60,11 @@ Lengths = Annotated[
 BenchSeed = Annotated[
     int, o.sampling_option("--seed", help="Seed of the first prompt and of the order of methods.")
 ]
-Grade = Annotated[
-    bool,
-    o.method_option(
-        "--grade",
-        help="Grade answers: GSM8K's numbers, HumanEval's tests (pass@1), ROUGE-L with Spec-Bench's "
-        "references.",
-    ),
-]
-RunCode = Annotated[
-    bool,
-    o.method_option(
-        "--run-code",
-        help="Let --grade run the programs that the model writes. They have limits, but no sandbox.",
-    ),
-]
-FirstResult = Annotated[Path, typer.Argument(metavar="A.json", show_default=False)]
-SecondResult = Annotated[Path, typer.Argument(metavar="B.json", show_default=False)]
 
 
 @benchmarks.callback(
     invoke_without_command=True,
-    epilog="Example: [bold]outpace bench --suite builtin --json result.json --html report.html[/bold]",
+    epilog="Example: [bold]outpace bench --suite builtin --json result.json[/bold]",
 )
 @guarded
 def bench(
@@ -104,13 +79,9 @@ def bench(
     adaptive: o.Adaptive = None,
     peers: Peers = "",
     assistant: Assistant = None,
-    gguf: Gguf = None,
     batch: Batches = "1",
     repeats: BenchRepeats = 1,
-    grade: Grade = False,
-    run_code: RunCode = False,
     model: o.ModelName = None,
-    like: o.GrownLike = None,
     device: o.Device = None,
     device_map: o.DeviceMap = None,
     dtype: o.Dtype = "auto",
@@ -124,7 +95,6 @@ def bench(
     seed: BenchSeed = 0,
     eos: o.Ends = False,
     json_to: o.JsonTo = None,
-    html: o.Html = None,
 ) -> None:
     """Measure methods on suites of prompts: speed, steps, acceptance, equality.
 
@@ -140,20 +110,20 @@ def bench(
         from outpace.cli import bench_run as runner
         from outpace.targets import is_gguf
 
-        check_outputs(json_to, html)
+        check_json(json_to)
         settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)
-        beside = peers or ("llama.cpp" if is_gguf(model or "") else TRANSFORMERS)
-        methods = (drafters, lengths, verifier, adaptive, beside, assistant, gguf)
-        chosen = runner.plan(suite, data, limit, *methods, batch, settings, grade, run_code)
+        beside = peers or ("none" if is_gguf(model or "") else TRANSFORMERS)
+        methods = (drafters, lengths, verifier, adaptive, beside, assistant)
+        chosen = runner.plan(suite, data, limit, *methods, batch, settings)
     place = spread_of(device, device_map)
     source = Source(
-        model, place, dtype, trust_remote_code, like, llamacpp, seq2seq=True, quantise=quantise, stock=stock
+        model, place, dtype, trust_remote_code, llamacpp, seq2seq=True, quantise=quantise, stock=stock
     )
     notes: list[str] = []
     plain = "" if profile else "none"
     loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)
-    found = runner.run(chosen.with_drafter(spec, notes), loaded, json_to, html)
-    finish(not found.interrupted, equal=found.whole and not found.failed and not found.broken)
+    found = runner.run(chosen.with_drafter(spec, notes), loaded, json_to)
+    finish(not found.interrupted, equal=found.equal)
 
 
 def refuse_given(context: typer.Context) -> None:
@@ -162,20 +132,3 @@ def refuse_given(context: typer.Context) -> None:
         source = context.get_parameter_source(name)
         if source is not None and source.name == "COMMANDLINE":
             raise OutpaceError(f"--{name.replace('_', '-')} does not go with {context.invoked_subcommand}")
-
-
-@benchmarks.command("compare", epilog="Example: [bold]outpace bench compare monday.json friday.json[/bold]")
-@guarded
-def compare_benchmarks(first: FirstResult, second: SecondResult, as_json: o.AsJson = False) -> None:
-    """Compare two results of `outpace bench --json FILE` side by side."""
-    with screen.busy("reading ..."):
-        from outpace.bench.record import read_rows
-        from outpace.cli import bench_tables as bench_report
-        from outpace_lab.bench import comparison
-
-        (one, rows), (two, others) = read_rows(first), read_rows(second)
-        found = comparison.compare(one, two, (rows, others))
-    if as_json:
-        typer.echo(json.dumps(comparison.as_json(found), indent=2))
-    else:
-        bench_report.compared(found, screen.out())

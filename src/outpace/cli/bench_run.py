@@ -5,32 +5,22 @@ from __future__ import annotations
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
-
-import torch
 
 from outpace.bench import record as records
 from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
-from outpace.bench.methods import (
-    READ_GGUF,
-    Peer,
-    PeerOptions,
-    close_all,
-    make_methods,
-    split_drafters,
-    split_peers,
-    with_lengths,
-)
+from outpace.bench.methods import close_all, make_methods, split_drafters, with_lengths
+from outpace.bench.peers import Peer, PeerOptions, split_peers, versions_of
 from outpace.bench.record import Record
-from outpace.bench.rows import rows_of
-from outpace.bench.run import Settings, measure, reason
+from outpace.bench.rows import Row, rows_of
+from outpace.bench.run import Measured, Settings, measure, reason
 from outpace.bench.runs import Method
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite, split_names
@@ -38,21 +28,15 @@ from outpace.cli import screen
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.parts import numbers
 from outpace.cli.progress import bar
-from outpace.cli.writer import STANDARD_OUTPUT, write_results
+from outpace.cli.writer import STANDARD_OUTPUT, write_json
 from outpace.core import OutpaceError, out_of_memory
 from outpace.drafters import load_drafter
 from outpace.embedded import nano_draft_path, nano_path
 from outpace.loading import Loaded
-from outpace.targets import is_gguf
 from outpace.targets.ties import margin_of
 from outpace.verify import load_verifier
-from outpace_lab.bench.gguf import write_gguf
-from outpace_lab.bench.grading import check_gradable, grader_of
-from outpace_lab.bench.grown import Grown
-from outpace_lab.bench.growth import vocabulary_note
-from outpace_lab.bench.growth_folder import shape_of
-from outpace_lab.bench.peers import versions_of
-from outpace_lab.bench.roof import EXPERTS, Roof, measure_roof
+
+Rows = Callable[[Measured], Seq[Row]]
 
 
 @dataclass(frozen=True)
@@ -66,10 +50,8 @@ class Plan:
     adaptive: bool | None
     peers: tuple[Peer, ...]
     assistant: str | None
-    gguf: Path | None
     batches: tuple[int, ...]
     settings: Settings
-    grade: bool = False
     notes: tuple[str, ...] = ()
 
     def with_drafter(self, spec: str, notes: Seq[str] = ()) -> Plan:
@@ -89,7 +71,6 @@ class Plan:
             "peers": [peer.name for peer in self.peers],
             "assistant": self.assistant,
             "batches": list(self.batches),
-            "grade": self.grade,
         }
 
 
@@ -103,16 +84,13 @@ def plan(
     adaptive: bool | None,
     peers: str,
     assistant: str | None,
-    gguf: Path | None,
     batches: str,
     settings: Settings,
-    grade: bool = False,
-    run_code: bool = False,
 ) -> Plan:
     """Parse the lists of the command line.
 
     Raises:
-        OutpaceError: a list names something unknown, or a suite twice, or nothing can be graded.
+        OutpaceError: a list names something unknown, or a suite twice.
     """
     names = split_names(suites)
     specs = split_drafters(drafters)
@@ -124,115 +102,87 @@ def plan(
         specs, adaptive = with_lengths(specs, numbers("lengths", lengths)), False
     load_verifier(verifier)
     chosen_peers = split_peers(peers)
-    _refuse_unread(chosen_peers, assistant, gguf)
-    loaded = tuple(load_suite(name, data) for name in names)
-    if grade:
-        check_gradable(loaded, run_code)
-    elif run_code:
-        raise OutpaceError("--run-code is for --grade; add that, or leave it out")
+    if assistant is not None and not any(peer.name == "transformers:assisted" for peer in chosen_peers):
+        raise OutpaceError(
+            "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
+        )
     return Plan(
-        suites=loaded,
+        suites=tuple(load_suite(name, data) for name in names),
         limit=limit,
         drafters=tuple(specs),
         verifier=verifier,
         adaptive=adaptive,
         peers=tuple(chosen_peers),
         assistant=assistant,
-        gguf=gguf,
         batches=numbers("batch", batches),
         settings=settings,
-        grade=grade,
     )
 
 
-def _refuse_unread(peers: Seq[Peer], assistant: str | None, gguf: Path | None) -> None:
-    """Refuse options of peers that were not selected."""
-    if assistant is not None and not any(peer.name == "transformers:assisted" for peer in peers):
-        raise OutpaceError(
-            "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
-        )
-    if gguf is not None and not any(peer.library in READ_GGUF for peer in peers):
-        raise OutpaceError(
-            "--gguf is the model's weights for llama.cpp; add llama.cpp=VENV to --peers, or leave it out"
-        )
-
-
-def run(chosen: Plan, model: Loaded, as_json: str | None, html: Path | None) -> Record:
-    """Measure, and write the table and the requested files.
+def run(chosen: Plan, model: Loaded, as_json: str | None) -> Record:
+    """Measure, and write the table and the requested file.
 
     Raises:
         OutpaceError: a method cannot be made, no prompt fits, or plain decoding failed.
     """
-    with TemporaryDirectory(prefix="outpace-") as folder:
-        found = _measure_all(replace(chosen, gguf=_gguf(chosen, model, Path(folder))), model)
-    from outpace.cli import bench_tables as report
+    found = measure_all(chosen, model, partial(rows_of, margin=partial(margin_of, model.target)))
+    from outpace.cli import bench_tables
 
     if found.rows:
-        screen_of = screen.err() if as_json == STANDARD_OUTPUT else screen.out()
-        report.show(found, screen_of)
-    from outpace_lab.bench.html import page
-
-    drawn = html if found.rows else None
-    write_results(json.dumps(records.as_json(found)), as_json, lambda: page(found), drawn)
+        bench_tables.show(found, screen.err() if as_json == STANDARD_OUTPUT else screen.out())
+    write_json(json.dumps(records.as_json(found)), as_json)
     return found
 
 
-def _gguf(chosen: Plan, model: Loaded, folder: Path) -> Path | None:
-    """The model's weights for llama.cpp: the given file, or one converted from the model if needed.
+def measure_all(chosen: Plan, model: Loaded, rows: Rows, weights: Path | None = None) -> Record:
+    """Measure all methods on all suites.
+
+    Args:
+        rows: computes the rows of the methods on a suite.
+        weights: as in ``PeerOptions``.
 
     Raises:
-        OutpaceError: the model cannot be converted for llama.cpp.
+        OutpaceError: a method cannot be made, no prompt fits, or plain decoding failed.
     """
-    if chosen.gguf is not None or not any(peer.library in READ_GGUF for peer in chosen.peers):
-        return chosen.gguf
-    if is_gguf(model.source):
-        return Path(model.source)
-    weights = model.target.model
-    if weights is None:
-        raise OutpaceError("llama.cpp as a peer needs a transformers model; use --peers none")
-    file = folder / "model.gguf"
-    with screen.busy("writing the model for llama.cpp ..."):
-        try:
-            write_gguf(weights, file, model.dtype, model.tokenizer)
-        except OutpaceError as error:
-            raise type(error)(f"{error}; or give --gguf FILE, of the same model") from None
-    return file
-
-
-def _measure_all(chosen: Plan, model: Loaded) -> Record:
-    tokens = chosen.settings.max_new_tokens
     notes = list(chosen.notes)
-    grown = model.like if isinstance(model, Grown) else shape_of(model.source)
-    if grown is not None:
-        weights: Any = model.target.model
-        told = vocabulary_note(weights.config, getattr(torch, model.dtype).itemsize)
-        notes.append(f"the vocabulary of this growth to {grown} is {told}")
     if model.target.promise == "not exact":
         notes.append(f"not exact with this model, where near-ties may flip: {model.target.inexact}")
     suites = []
     for suite in chosen.suites:
-        fits = fitting(model, suite, tokens)
+        fits = fitting(model, suite, chosen.settings.max_new_tokens)
         if fits.left_out:
             notes.append(
                 f"{suite.name}: {counted(fits.left_out)} left out, too long for the model or missing"
             )
         suites.append(fits.first(chosen.limit))
+    with TemporaryDirectory(prefix="outpace-") as folder:
+        with screen.busy("preparing the methods ..."):
+            methods = make_methods(
+                model,
+                chosen.drafters,
+                chosen.verifier,
+                "auto" if chosen.adaptive is None else chosen.adaptive,
+                chosen.peers,
+                _options(chosen, model, Path(folder), weights),
+            )
+        try:
+            found = _record(chosen, model, methods, notes)
+            _measure(chosen, model, suites, methods, found, rows)
+        finally:
+            close_all(methods)
+    return found
+
+
+def _options(chosen: Plan, model: Loaded, folder: Path, weights: Path | None) -> PeerOptions:
     assistant = chosen.assistant
     if assistant is None and model.source == str(nano_path()):
         assistant = str(nano_draft_path())
-    options = PeerOptions(
-        assistant, chosen.gguf, model.target.context or PeerOptions.length, chosen.settings.temperature
-    )
-    with screen.busy("preparing the methods ..."):
-        methods = make_methods(
-            model,
-            chosen.drafters,
-            chosen.verifier,
-            "auto" if chosen.adaptive is None else chosen.adaptive,
-            chosen.peers,
-            options,
-        )
-    found = Record(
+    length = model.target.context or PeerOptions.length
+    return PeerOptions(folder, assistant, weights, length, chosen.settings.temperature)
+
+
+def _record(chosen: Plan, model: Loaded, methods: Seq[Method], notes: list[str]) -> Record:
+    return Record(
         machine=machine(model.device),
         model={
             "name": model.name,
@@ -247,15 +197,11 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
         notes=notes,
         peers=versions_of(methods),
     )
-    try:
-        found.roof = _roof(model, notes)
-        _measure(chosen, model, suites, methods, found)
-    finally:
-        close_all(methods)
-    return found
 
 
-def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: Record) -> None:
+def _measure(
+    chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: Record, rows: Rows
+) -> None:
     """Measure each method, suite and batch size, and add the rows to the record.
 
     If plain decoding fails on a suite at a batch size, a note replaces the rows.
@@ -263,7 +209,6 @@ def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Metho
     Raises:
         OutpaceError: it failed on all of them.
     """
-    grader = grader_of(model) if chosen.grade else None
     groups = [-(-len(suite.items) // batch) for suite in suites for batch in chosen.batches]
     failures: list[str] = []
     with Interrupt() as interrupt, bar(chosen.settings.repeats * sum(groups), "prompts") as progress:
@@ -274,7 +219,7 @@ def _measure(chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Metho
                 advanced = lambda _, name=name: progress.advance(name)  # noqa: E731
                 measured = measure(*asked, advanced, lambda: interrupt.raised)
                 if measured.groups:
-                    found.rows += rows_of(measured, partial(margin_of, model.target), found.roof, grader)
+                    found.rows += rows(measured)
             except (OutpaceError, MemoryError, RuntimeError) as error:
                 if not isinstance(error, OutpaceError) and not out_of_memory(error):
                     raise
@@ -297,31 +242,3 @@ def _of_batch(methods: Seq[Method], batch: int, notes: list[str]) -> list[Method
         if method.lone and note not in notes:
             notes.append(note)
     return [method for method in methods if not method.lone]
-
-
-def _roof(model: Loaded, notes: list[str]) -> Roof | None:
-    if model.target.model is None:
-        notes.append("no roof is known for a model that transformers does not run")
-        return None
-    if model.target.quantised:
-        notes.append(
-            f"weights in {model.target.quantised} have no roof here; peers decode the model as it was loaded"
-        )
-        return None
-    if model.target.has_encoder:
-        notes.append("no roof is known for an encoder-decoder model")
-        return None
-    with screen.busy("measuring the machine ..."):
-        try:
-            found = measure_roof(model.target, 128, model.device, getattr(torch, model.dtype))
-        except OutpaceError as error:
-            notes.append(str(error))
-            return None
-        except (MemoryError, RuntimeError) as error:
-            if not out_of_memory(error):
-                raise
-            notes.append("the roof was not measured: out of memory")
-            return None
-    if found.work is None:
-        notes.append(EXPERTS)
-    return found

@@ -1,7 +1,8 @@
-"""The tables of ``outpace bench`` and ``outpace bench compare`` in a terminal."""
+"""The tables of ``outpace bench`` in a terminal."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import astuple
 from itertools import groupby
@@ -15,7 +16,6 @@ from outpace.bench.items import counted
 from outpace.bench.record import Record
 from outpace.bench.remarks import missing, remarks, totals, versions
 from outpace.bench.rows import Row, number
-from outpace_lab.bench.comparison import Comparison
 
 _LOOK: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
@@ -27,8 +27,18 @@ _LOOK: dict[str, Any] = {
 _DEPTHS = 8
 
 
-def show(record: Record, console: Console) -> None:
-    """Print all tables and notes."""
+def no_tables(rows: Seq[Row]) -> list[Table]:
+    """No further tables."""
+    del rows
+    return []
+
+
+def show(record: Record, console: Console, further: Callable[[Seq[Row]], list[Table]] = no_tables) -> None:
+    """Print all tables and notes.
+
+    Args:
+        further: makes further tables of a suite's rows.
+    """
     model, machine = record.model, record.machine
     device = machine.get("device") or f"{machine['processor']}, {machine['threads']} threads"
     console.print(f"{model['name']}, {model['dtype']} on {model['device']} ({device})", soft_wrap=True)
@@ -41,11 +51,9 @@ def show(record: Record, console: Console) -> None:
             tables.append(latencies(rows))
         if any(row.acceptance_by_position for row in rows):
             tables.append(acceptance(rows))
-        if any(row.quality for row in rows):
-            tables.append(qualities(rows))
         if any(row.categories for row in rows[1:]) and len(rows[0].categories) > 1:
             tables.append(categories(rows))
-        for table in tables:
+        for table in (*tables, *further(rows)):
             console.print(table, "")
         for line in [*remarks(rows), *totals(rows)]:
             console.print(line, soft_wrap=True)
@@ -57,7 +65,8 @@ def show(record: Record, console: Console) -> None:
         console.print(missing(record), soft_wrap=True)
 
 
-def _table(title: str, *columns: str) -> Table:
+def new_table(title: str, *columns: str) -> Table:
+    """A table with a column of methods and columns of numbers."""
     table = Table("method", title=title, **_LOOK)
     table.columns[0].overflow = "fold"
     for column in columns:
@@ -72,7 +81,7 @@ def span(interval: tuple[float, float] | None) -> str:
 
 def speeds(rows: Seq[Row]) -> Table:
     """Table of speeds, their intervals, and equality of outputs."""
-    table = _table("speed over plain decoding", "tokens/s", "speed", "95%", "decode", "4-grams", "equal")
+    table = new_table("speed over plain decoding", "tokens/s", "speed", "95%", "decode", "4-grams", "equal")
     for row in rows:
         if row.speed is None:
             table.add_row(row.label, "failed")
@@ -92,9 +101,9 @@ def speeds(rows: Seq[Row]) -> Table:
 
 def steps(rows: Seq[Row]) -> Table:
     """Table of steps and the parts of their time."""
-    table = _table(
+    table = new_table(
         "steps, and milliseconds of each",
-        *("steps", "tau", "kept", "step", "draft", "verify", "rest", "first", "roof"),
+        *("steps", "tau", "kept", "step", "draft", "verify", "rest", "first"),
     )
     for row in rows:
         if row.speed is None:
@@ -107,14 +116,13 @@ def steps(rows: Seq[Row]) -> Table:
             number(row.acceptance_rate) if row.drafted else "",
             *(number(part) for part in (each.parts if each else [None] * 4)),
             number(1000 * row.speed.prefill_seconds, 1),
-            "" if row.roof is None else f"{row.roof.share:.0%}",
         )
     return table
 
 
 def latencies(rows: Seq[Row]) -> Table:
     """Table of the times between tokens and of the loop."""
-    table = _table(
+    table = new_table(
         "milliseconds between tokens and per loop iteration; variances in square milliseconds",
         *("mean", "variance", "p50", "p90", "p99", "loop", "variance"),
     )
@@ -124,31 +132,14 @@ def latencies(rows: Seq[Row]) -> Table:
     return table
 
 
-def qualities(rows: Seq[Row]) -> Table:
-    """Table of the grades of the answers, beside the speed."""
-    table = _table("quality of the answers", "graded", "prompts", "score", "better", "worse", "speed")
-    for row in rows:
-        for one in row.quality:
-            table.add_row(
-                row.label,
-                one.kind,
-                str(one.prompts),
-                number(one.score, 3),
-                str(one.better),
-                str(one.worse),
-                number(row.speed.speedup if row.speed else None),
-            )
-    return table
-
-
 def acceptance(rows: Seq[Row]) -> Table:
     """Table of the share of steps that accepted a token, by depth."""
     deepest = max(len(row.acceptance_by_position) for row in rows)
     depths = range(min(deepest, _DEPTHS))
     title = "steps that accepted a token, by its place in the draft"
     if deepest > _DEPTHS:
-        title += f" (the first {_DEPTHS} of {deepest}; --json and --html have all)"
-    table = _table(title, *(str(i + 1) for i in depths))
+        title += f" (the first {_DEPTHS} of {deepest}; --json has all)"
+    table = new_table(title, *(str(i + 1) for i in depths))
     for row in rows:
         if row.acceptance_by_position:
             shares = row.acceptance_by_position[:_DEPTHS]
@@ -159,7 +150,7 @@ def acceptance(rows: Seq[Row]) -> Table:
 def categories(rows: Seq[Row]) -> Table:
     """Table of speeds by category."""
     names = list(rows[0].categories)
-    table = _table("speed by category", *names)
+    table = new_table("speed by category", *names)
     for row in rows[1:]:
         if row.categories:
             table.add_row(row.label, *(number(row.categories[name].speedup) for name in names))
@@ -167,34 +158,3 @@ def categories(rows: Seq[Row]) -> Table:
     for column in table.columns[1:]:
         column.overflow = "fold"
     return table
-
-
-def compared(found: Comparison, console: Console) -> None:
-    """Print two benchmarks side by side."""
-    table = _table("speed over plain decoding", "first", "95%", "second", "95%", "change", "overlap")
-    for pair in found.pairs:
-        name = f"{pair.suite}, {pair.drafter}" + (f", {pair.batch} at once" if pair.batch > 1 else "")
-        one, two = pair.first, pair.second
-        words = {None: "", True: "yes", False: "no"}
-        table.add_row(
-            name,
-            "failed" if one["error"] else number(one["speedup"]),
-            span(one["speedup_interval"]),
-            "failed" if two["error"] else number(two["speedup"]),
-            span(two["speedup_interval"]),
-            number(pair.change),
-            words[pair.overlap],
-        )
-    console.print(table)
-    if found.comparable:
-        share = found.agreeing / len(found.comparable)
-        console.print(
-            f"The intervals of {found.agreeing} of {len(found.comparable)} rows overlap ({share:.0%}).",
-            soft_wrap=True,
-        )
-    for names, which in ((found.only_first, "first"), (found.only_second, "second")):
-        if names:
-            rows = ", ".join(f"{suite} {drafter} {batch}" for suite, drafter, batch in names)
-            console.print(f"Only in the {which}: {rows}", soft_wrap=True)
-    for line in found.differing:
-        console.print(f"Not the same: {line}", soft_wrap=True)

@@ -11,11 +11,11 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.interrupt import Interrupt
+from outpace.cli.observing import attached, engine_of, observer_of
 from outpace.cli.parts import Source, profiled, sampling
 from outpace.cli.running import exactness_note, rate, run_one
 from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.reading import token_ids
-from outpace_lab.cli.online import check_online, engine_of, learning
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -30,9 +30,7 @@ def chat(
     profile: o.ProfileFile = None,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
-    online: o.OnlineLearning = False,
-    online_options: o.OnlineOptions = "",
-    online_out: o.OnlineOut = None,
+    observer: o.ObserverSpec = "",
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
@@ -51,7 +49,7 @@ def chat(
 
     /exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer.
     """
-    check_online(online, online_options, online_out)
+    watching = observer_of(observer)
     params = sampling(
         max_new_tokens=max_new_tokens,
         temperature=temperature,
@@ -61,11 +59,9 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    source = Source(
-        model, device, dtype, trust_remote_code, None, llamacpp, False, quantise, not online, stock
-    )
+    source = Source(model, device, dtype, trust_remote_code, llamacpp, False, quantise, not observer, stock)
     loaded, spec = profiled(source, drafter, profile, verifier)
-    with learning(loaded, spec, online, online_options, online_out) as learner:
+    with attached(watching, loaded, spec) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)
         talk(Chat(loaded, engine, params))
 

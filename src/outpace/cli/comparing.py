@@ -20,7 +20,6 @@ from outpace.core import Generation, SamplingParams
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
-    from outpace_lab.drift import Drift
 
 _WARM_UP_TOKENS = 8
 
@@ -93,7 +92,6 @@ class Comparison:
 
     Attributes:
         promised: whether equal tokens are promised.
-        drift: how far the output moved, if the verifier is lossy.
     """
 
     job: Job
@@ -101,7 +99,6 @@ class Comparison:
     other: Side
     promised: bool
     difference: Difference | None
-    drift: Drift | None = None
 
     @property
     def equal(self) -> bool:
@@ -123,22 +120,11 @@ class Comparison:
             "first_difference": None if different is None else dict(vars(different)),
             "verifier": str(self.other.engine.verifier),
             "lossy": self.other.engine.verifier.lossy,
-            "drift": None if self.drift is None else drift_json(self.drift),
             "seed": self.plain.answer.seed,
             "speed_ratio": self.ratio,
             "plain": self.plain.json(),
             "accelerated": self.other.json(),
         }
-
-
-def drift_json(drift: Drift) -> dict[str, Any]:
-    """Raw counts and common ratios."""
-    return {
-        **vars(drift),
-        "share_changed": drift.share_changed,
-        "plain_loss": drift.plain_loss,
-        "loss": drift.loss,
-    }
 
 
 def first_difference(
@@ -171,8 +157,6 @@ def compare(
 
     None if interrupted before both sides were measured once.
     """
-    from outpace_lab.drift import measure_drift
-
     if params.seed is None and not params.greedy:
         params = replace(params, seed=secrets.randbits(64))
     plain, other = Side(engines[0]), Side(engines[1])
@@ -183,11 +167,7 @@ def compare(
     if plain.generation is None or other.generation is None:
         return None
     different = first_difference(model, job, plain.generation, other.generation, params.greedy)
-    drift = None
-    if engines[1].verifier.lossy:
-        prompt, source = job.parts(model.target)
-        drift = measure_drift(model.target, prompt, plain.answer.tokens, other.answer.tokens, source)
-    return Comparison(job, plain, other, promises(engines[1], params), different, drift)
+    return Comparison(job, plain, other, promises(engines[1], params), different)
 
 
 def promises(engine: Engine, params: SamplingParams) -> bool:
@@ -248,8 +228,6 @@ def report(found: Seq[Comparison], label: str, writer: Writer) -> None:
 
 def _table(found: Seq[Comparison], label: str) -> Table:
     """Table of sums over the prompts: tokens, steps and median seconds."""
-    from outpace_lab.drift import Drift
-
     table = Table("", "plain", label, title=None)
     for column in table.columns[1:]:
         column.justify = "right"
@@ -267,11 +245,6 @@ def _table(found: Seq[Comparison], label: str) -> Table:
     table.add_row("seconds (median)", *(f"{seconds[i]:.3f}" for i in both))
     table.add_row("tokens per second", *(f"{rate(tokens[i], seconds[i]):.1f}" for i in both))
     table.add_row("speed", "1.00", f"{rate(1, seconds[1]) * seconds[0]:.2f}")
-    drifts = [one.drift for one in found if one.drift is not None]
-    if drifts:
-        drift = sum(drifts, Drift())
-        table.add_row("loss (nats per token)", f"{drift.plain_loss:.3f}", f"{drift.loss:.3f}")
-        table.add_row("tokens changed", "", f"{drift.share_changed:.1%}")
     return table
 
 

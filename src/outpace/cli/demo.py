@@ -26,12 +26,12 @@ from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import first_difference, kept, promises, warm_up
 from outpace.cli.interrupt import Interrupt
+from outpace.cli.observing import engine_of
 from outpace.cli.parts import Source, labelled, profiled, sampling
 from outpace.cli.prompts import Prompt
 from outpace.cli.running import Job, rate
 from outpace.core import OutpaceError, SamplingParams
 from outpace.text import TextStream
-from outpace_lab.cli.online import engine_of
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -47,10 +47,6 @@ Real = Annotated[
     typer.Option("--real", help="Use SmolLM2-135M-Instruct, which `make real` fetches, as a chat model."),
 ]
 
-AsGguf = Annotated[
-    bool, typer.Option("--gguf", help="Run the embedded model through llama.cpp, as a GGUF file in q8_0.")
-]
-
 # On a CPU a wide forward costs more: the embedded model has a small window, others a drafter that copies.
 DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"
 OTHERS_DRAFTER = "suffix"
@@ -64,7 +60,6 @@ def demo(
     prompt: Question = None,
     once: Once = False,
     real: Real = False,
-    gguf: AsGguf = False,
     model: o.ModelName = None,
     device: o.Device = None,
     dtype: o.Dtype = "auto",
@@ -85,21 +80,14 @@ def demo(
     if prompt == "":
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
     if profile is None:
-        drafter = drafter or (OTHERS_DRAFTER if real or gguf or model else DEMO_DRAFTER)
-    if (real or gguf) and model is not None:
-        raise OutpaceError(f"--{'real' if real else 'gguf'} names the model; leave --model out")
-    if real and gguf:
-        raise OutpaceError("--real and --gguf each name a model; give one of them")
-    if gguf:
-        with screen.busy("writing the embedded model as a GGUF file ..."):
-            from outpace_lab.bench.gguf import nano_gguf
-
-            model = str(nano_gguf())
+        drafter = drafter or (OTHERS_DRAFTER if real or model else DEMO_DRAFTER)
+    if real and model is not None:
+        raise OutpaceError("--real names the model; leave --model out")
     if real:
         model, prompt = "smollm2", prompt or REAL_PROMPT
     source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp)
     loaded, spec = profiled(source, drafter, profile, verifier)
-    engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive, None))
+    engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive))
     label = labelled(spec, engines[1])
     console = screen.out()
     text = prompt or DEMO_PROMPT

@@ -17,6 +17,7 @@ from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import compare_all
 from outpace.cli.encoder_decoder import check_audio, spoken, with_own_rules
 from outpace.cli.interrupt import Interrupt
+from outpace.cli.observing import attached, engine_of, observer_of
 from outpace.cli.parts import Source, labelled, profiled, sampling
 from outpace.cli.place import note_traffic, place_of
 from outpace.cli.progress import bar
@@ -33,7 +34,6 @@ from outpace.cli.running import (
 )
 from outpace.cli.writer import Writer
 from outpace.core import Generation, OutpaceError, SamplingParams
-from outpace_lab.cli.online import check_online, engine_of, learning
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -114,9 +114,7 @@ def generate(
     profile: o.ProfileFile = None,
     verifier: o.VerifierName = "match",
     adaptive: o.Adaptive = None,
-    online: o.OnlineLearning = False,
-    online_options: o.OnlineOptions = "",
-    online_out: o.OnlineOut = None,
+    observer: o.ObserverSpec = "",
     device: o.Device = None,
     device_map: o.DeviceMap = None,
     parallel: o.Parallel = None,
@@ -149,16 +147,17 @@ def generate(
     Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
     given = dict(locals()) | {"stop": stop or ()}
     check_together(given)
+    watching = observer_of(observer, parallel)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     found = [] if audio else prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(audio or found))
     read: Encoders = "audio" if audio else True
-    how = model, place, dtype, trust_remote_code, None, llamacpp, read, quantise, not online, stock
+    how = model, place, dtype, trust_remote_code, llamacpp, read, quantise, not observer, stock
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(Source(*how), drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)
-        with learning(loaded, spec, online, online_options, online_out) as learner:
+        with attached(watching, loaded, spec) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
             ended = decode(loaded, engine, spec, jobs, with_own_rules(params, loaded, jobs), given, writer)
             note_traffic(engine)
@@ -168,12 +167,11 @@ def generate(
 def check_together(given: Mapping[str, Any]) -> None:
     """Refuse options of ``generate`` that do not go together."""
     compare, logprobs = given["compare"], given["logprobs"]
-    check_online(given["online"], given["online_options"], given["online_out"], given["parallel"])
     check_audio(given)
-    if compare and given["online"]:
+    if compare and given["observer"]:
         raise OutpaceError(
-            "--compare decodes each prompt several times, and a learning drafter would have seen it before; "
-            "leave one of --compare and --online out"
+            "--compare decodes each prompt several times, and an observer would have seen it before; "
+            "leave one of --compare and --observer out"
         )
     if compare and given["batch"] > 1:
         raise OutpaceError("--compare measures one prompt at a time; leave --batch out")

@@ -112,26 +112,13 @@ _SPEC = (
 DefaultDrafterSpec = Annotated[
     str, model_option("--drafter", "-d", metavar="SPEC", help=_SPEC, show_default="lookahead")
 ]
-OnlineLearning = Annotated[
-    bool,
-    model_option(
-        "--online",
-        help="Let a drafter with trained weights learn in the background from its mistakes: "
-        "draft_model, or METHOD:path=FOLDER. Its drafts are verified as ever.",
-    ),
-]
-OnlineOptions = Annotated[
+ObserverSpec = Annotated[
     str,
     model_option(
-        "--online-options",
-        metavar="OPTIONS",
-        help="With --online: options of learning, as in every=512,learning_rate=3e-5.",
-    ),
-]
-OnlineOut = Annotated[
-    Path | None,
-    model_option(
-        "--online-out", help="With --online: a new folder, to which the drafter is saved at the end."
+        "--observer",
+        metavar="SPEC",
+        help="What follows the steps and may change the drafter while it is used, from an installed "
+        "package, as in online:every=512,out=DIR of outpace-lab.",
     ),
 ]
 TopK = Annotated[int, sampling_option("--top-k", help="Keep the k most probable tokens; 0 keeps all.")]
@@ -156,26 +143,18 @@ ProfileFile = Annotated[
         "--profile", help="Profile written by `outpace tune`, whose drafter is used in place of --drafter."
     ),
 ]
-GrownLike = Annotated[
-    str | None,
-    model_option(
-        "--like", metavar="SHAPE", help="Grow the model to this shape in memory; see `outpace grow`."
-    ),
-]
 Suites = Annotated[
     str,
     data_option(
         "--suite",
         metavar="LIST",
-        help="builtin, rewriting, retrieval, spec_bench, mt_bench, humaneval, gsm8k, speed_bench, "
-        "file:PATH (a .jsonl of prompts, turns or token ids).",
+        help="builtin, rewriting, retrieval, file:PATH (a .jsonl of prompts, turns or token ids), or one of "
+        "an installed package, as gsm8k of outpace-lab.",
     ),
 ]
 Data = Annotated[
     Path | None,
-    data_option(
-        "--data", envvar="OUTPACEDATA", help="Folder with public sets. Default: fetch them from the hub."
-    ),
+    data_option("--data", help="Folder with the suites of an installed package. Default: their usual place."),
 ]
 Limit = Annotated[int | None, data_option("--limit", help="Maximum number of prompts per suite.", min=1)]
 Ends = Annotated[
@@ -192,13 +171,3 @@ JsonTo = Annotated[
         help="Write results as JSON; - is standard output, and tables then go to standard error.",
     ),
 ]
-Html = Annotated[Path | None, output_option("--html", help="Write a report with plots.")]
-TrainingData = Annotated[
-    str,
-    data_option(
-        "--data",
-        help="A .jsonl file, a folder of them, or hub:name=openai/gsm8k,config=main,split=train.",
-        show_default=False,
-    ),
-]
-ChatPrompts = Annotated[bool, data_option("--chat", help="Put prompts into the chat template.")]

@@ -48,7 +48,6 @@ class Source:
     place: Place
     dtype: str
     trust_remote_code: bool
-    like: str | None = None
     llamacpp: str = ""
     seq2seq: Encoders = False
     quantise: str | None = None
@@ -60,42 +59,29 @@ class Source:
         with screen.busy(f"loading {self.model or 'the embedded model'} ..."):
             from outpace.loading import load
             from outpace.loading.weights import needs_of_name
-            from outpace.verify import load_verifier
 
-            check_drafter(drafter, references)
-            load_verifier(verifier)
+            self.check(drafter, verifier, references)
             trust = self.trust_remote_code
-            if self.like is None:
-                if (needs := needs_of_name(self.model, self.dtype, self.place, trust)) is not None:
-                    screen.note(f"{self.model}: {needs}")
-                return load(
-                    self.model,
-                    self.dtype,
-                    self.place,
-                    trust_remote_code=trust,
-                    llamacpp=self.llamacpp,
-                    seq2seq=self.seq2seq,
-                    quantise=self.quantise,
-                    release="auto" if self.release else False,
-                    stock=self.stock,
-                )
-            if not isinstance(self.place, str | None):
-                raise OutpaceError(
-                    "--like grows a model on one device; leave --device-map and --parallel out"
-                )
-            if self.llamacpp:
-                raise OutpaceError("--llamacpp is for .gguf files, which --like does not grow; leave one out")
-            from outpace_lab.bench.grown import load_grown
-
-            return load_grown(
+            if (needs := needs_of_name(self.model, self.dtype, self.place, trust)) is not None:
+                screen.note(f"{self.model}: {needs}")
+            return load(
                 self.model,
-                self.like,
                 self.dtype,
                 self.place,
                 trust_remote_code=trust,
+                llamacpp=self.llamacpp,
+                seq2seq=self.seq2seq,
                 quantise=self.quantise,
+                release="auto" if self.release else False,
                 stock=self.stock,
             )
+
+    def check(self, drafter: str, verifier: str, references: bool) -> None:
+        """Refuse a drafter or a verifier that is unknown, before the model is loaded."""
+        from outpace.verify import load_verifier
+
+        check_drafter(drafter, references)
+        load_verifier(verifier)
 
 
 def profiled(

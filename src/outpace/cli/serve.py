@@ -18,10 +18,10 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
+from outpace.cli.observing import attached, observer_of
 from outpace.cli.parts import Source, profiled
 from outpace.cli.place import place_of
 from outpace.core import OutpaceError
-from outpace_lab.cli.online import check_online, learning, read_topics
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -71,14 +71,6 @@ Others = Annotated[
         help="A further drafter, which requests select by its name; repeatable.",
     ),
 ]
-TopicFiles = Annotated[
-    list[Path] | None,
-    o.model_option(
-        "--topic",
-        metavar="FILE",
-        help="With --online: a drafter for prompts like those in this JSONL file; once per topic.",
-    ),
-]
 MaxRunning = Annotated[int, _limits("--max-running", help="Sequences decoded at once.", min=1)]
 MaxWaiting = Annotated[
     int, _limits("--max-waiting", help="Maximum of waiting requests; beyond it, requests get 429.", min=0)
@@ -113,10 +105,7 @@ def serve(
     device_map: o.DeviceMap = None,
     parallel: o.Parallel = None,
     parallel_timeout: o.ParallelTimeout = 120.0,
-    online: o.OnlineLearning = False,
-    online_options: o.OnlineOptions = "",
-    online_out: o.OnlineOut = None,
-    topic: TopicFiles = None,
+    observer: o.ObserverSpec = "",
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
@@ -148,17 +137,16 @@ def serve(
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
-    check_online(online, online_options, online_out, parallel, bool(topic))
-    others, topics = _others(also or []), read_topics(topic or ())
+    watching, others = observer_of(observer, parallel), _others(also or [])
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
     options = Options(served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
     listener, rooms = listen(host, port), _options(memory, prefix_cache, adaptive)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        parts = model, place, dtype, trust_remote_code, None, llamacpp, False, quantise, not online, stock
+        parts = model, place, dtype, trust_remote_code, llamacpp, False, quantise, not observer, stock
         loaded, spec = profiled(Source(*parts), drafter, profile, "match")
-        learner = learners.enter_context(learning(loaded, spec, online, online_options, online_out, topics))
+        learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
         return loaded, make_engine(loaded, own, limits, others, learner, **rooms)
 

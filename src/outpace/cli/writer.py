@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -36,35 +35,22 @@ def check_out(file: Path, overwrite: bool) -> None:
         raise OutpaceError(f"cannot write {file}: {error.strerror or error}") from None
 
 
-def check_outputs(as_json: str | None, html: Path | None) -> None:
-    """Refuse files that cannot be written before anything is measured.
+def check_json(to_json: str | None) -> None:
+    """Refuse a file for results that cannot be written, before anything is measured.
 
     Raises:
-        OutpaceError: a file cannot be written, or the plots' library is missing.
+        OutpaceError: it cannot be written.
     """
-    if as_json is not None and as_json != STANDARD_OUTPUT:
-        check_out(Path(as_json), overwrite=True)
-    if html is not None:
-        check_out(html, overwrite=True)
-        from outpace_lab.bench.html import check_installed
-
-        check_installed()
+    if to_json is not None and to_json != STANDARD_OUTPUT:
+        check_out(Path(to_json), overwrite=True)
 
 
-def write_results(text: str, to_json: str | None, page: Callable[[], str], html: Path | None) -> None:
-    """Write results as JSON to a file or standard output, then a report, whose failure does not affect them.
-
-    Args:
-        text: the JSON object, on one line.
-        page: returns the report.
-    """
+def write_json(text: str, to_json: str | None) -> None:
+    """Write results, a JSON object on one line, to a file or standard output; None writes none."""
     if to_json == STANDARD_OUTPUT:
         screen.write(text + "\n")
     elif to_json is not None:
         Path(to_json).write_text(text + "\n", encoding="utf-8")
-    if html is not None:
-        html.write_text(page(), encoding="utf-8")
-        screen.note(f"report: {html}")
 
 
 class Writer:

@@ -75,7 +75,7 @@ class Engine:
             with a seed. A ``Policy`` replaces the governor; ``outpace.policy.governor.Pinned(8)`` drafts 8
             nodes.
         costs: a profile with the governor's initial costs (``save_costs``, ``outpace tune``).
-        observer: called after each step, after the drafter: ``outpace_lab.train.Online``.
+        observer: called after each step, after the drafter; it may change the drafter's weights.
         clock: function that returns the time in seconds.
         prefill_chunk: maximum number of prompt tokens per forward; while other sequences are decoding, a
             chunk is limited to about half the time of a step. None for 512, or, if the target is ``stock``,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from outpace.drafters.base import Drafter
 from outpace.sequence import Sequence, Step
+from outpace.targets.base import TargetModel
 
 
 class Observer(Protocol):
@@ -43,3 +45,13 @@ class Observer(Protocol):
 
         After an interrupt this may be called again, or for one whose ``joined`` did not end.
         """
+
+
+class Learner(Observer, Protocol):
+    """An observer that changes a drafter while it is used, with that drafter and the target of its engine."""
+
+    @property
+    def target(self) -> TargetModel: ...
+
+    @property
+    def drafter(self) -> Drafter[Any]: ...

@@ -21,11 +21,12 @@ from transformers.generation.stopping_criteria import StoppingCriteriaList, Stop
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
+from outpace.engine.observer import Learner
 from outpace.engine.parts import Adaptive
 from outpace.engine.profile import load_profile
 from outpace.hf.checks import refuse_arguments
 from outpace.hf.decoding import Decoder
-from outpace.hf.engines import Engines, Learner
+from outpace.hf.engines import Engines
 from outpace.targets.inputs.config import CACHE
 from outpace.verify import Verifier, load_verifier
 
@@ -106,7 +107,7 @@ def accelerate(
         quantise: decode with a copy of the weights that is rounded to "int8" or "int4", for a bfloat16 model
             on a CPU. The tokens are those of plain decoding with it, ``accelerate(model, "none",
             quantise=...)``, and not those of the stock generate(). See ``CausalTarget``.
-        learner: an ``outpace_lab.train.Online`` or ``Topics`` made with this model: its drafter is used, and
+        learner: a ``Learner`` made with this model, as ``Online`` of outpace-lab: its drafter is used, and
             learns from all calls, which then wait for each other.
         stock: run steps on the model's own modules. With drafter "none" a prompt alone then has the tokens of
             the stock generate(), as with stock=True in docs/exactness.md; with drafts near-ties may differ in

@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -18,7 +18,7 @@ from outpace.core import OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
-from outpace.engine.observer import Observer
+from outpace.engine.observer import Learner
 from outpace.engine.parts import Adaptive, usual_drafter
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
@@ -29,16 +29,6 @@ from outpace.verify import Verifier, load_verifier
 LayerRows = tuple[Tensor, Tensor]
 
 _ANOTHER = "the learner was made for another model, or it has changed; make one"
-
-
-class Learner(Observer, Protocol):
-    """An observer with a target and a drafter for its engine: ``outpace_lab.train.Online`` or ``Topics``."""
-
-    @property
-    def target(self) -> TargetModel: ...
-
-    @property
-    def drafter(self) -> Drafter[Any]: ...
 
 
 class Kept(NamedTuple):

@@ -44,7 +44,7 @@ def make_engine(
 
     Args:
         others: spec strings of further drafters, by the names that requests use.
-        learner: what the drafter learns with while it is used, ``outpace_lab.train.Online`` or ``Topics``.
+        learner: an observer that changes the drafter while it is used.
         more: further arguments of ``Engine``.
 
     Raises:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import copy
 import re
 from functools import partial
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outpace.bench.methods import Peer, PeerOptions, make_methods, split_drafters, split_peers
+from outpace.bench import peers
+from outpace.bench.methods import make_methods, split_drafters
 from outpace.bench.ours import Ours
+from outpace.bench.peers import Peer, PeerOptions, split_peers, versions_of
 from outpace.bench.runs import Request, Run
 from outpace.bench.stock import Stock
 from outpace.core import OutpaceError, SamplingParams
@@ -69,6 +72,17 @@ def test_lists_of_drafters_that_are_none(text: str, reason: str) -> None:
         split_drafters(text)
 
 
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A peer of another package, and an entry point that is none."""
+    found = {
+        "theirs": EntryPoint("theirs", "unit.bench.told:THEIRS", "outpace.peers"),
+        "wrong": EntryPoint("wrong", "unit.bench.told:Told", "outpace.peers"),
+    }
+    monkeypatch.setattr(peers, "installed", lambda group: found if group == "peers" else {})
+
+
+@pytest.mark.usefixtures("theirs")
 def test_peers() -> None:
     assert split_peers("none") == []
     assert [peer.name for peer in split_peers("transformers")] == [
@@ -76,23 +90,33 @@ def test_peers() -> None:
         "transformers:prompt_lookup",
         "transformers:assisted",
     ]
-    found = split_peers("transformers:plain, vllm=/some/venv,llama.cpp:plain=/other")
-    assert found == [
+    assert split_peers("transformers:plain, theirs=/some/venv") == [
         Peer("transformers", "plain"),
-        *(Peer("vllm", kind, Path("/some/venv")) for kind in ("plain", "ngram", "suffix")),
-        Peer("llama.cpp", "plain", Path("/other")),
+        *(Peer("theirs", kind, Path("/some/venv")) for kind in ("plain", "fast")),
     ]
+
+
+@pytest.mark.usefixtures("theirs")
+def test_a_peer_of_another_package_is_a_method(model: Loaded) -> None:
+    found = make_methods(model, ["none"], "match", "auto", split_peers("theirs"), PeerOptions())
+    assert [method.name for method in found] == ["none", "theirs:plain", "theirs:fast"]
+    assert versions_of(found) == {}
+    found[2].versions = {"theirs": "1.2"}
+    assert versions_of(found) == {"theirs": {"theirs": "1.2"}}
 
 
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("sglang", "no peer 'sglang'; there are: transformers, vllm, llama.cpp"),
-        ("vllm:eagle", "vllm has no method 'eagle'; it has: plain, ngram, suffix"),
+        ("sglang", "no peer 'sglang'; there are: transformers, theirs"),
+        ("theirs:eagle", "theirs has no method 'eagle'; it has: plain, fast"),
         ("transformers=/venv", "leave its path out"),
-        ("vllm=/a,vllm:plain=/b", "vllm:plain twice"),
+        ("theirs=/a,theirs:plain=/b", "theirs:plain twice"),
+        ("vllm", "vllm is in outpace-lab: pip install outpace-lab"),
+        ("wrong", "and a peer is an outpace.bench.peers.Library"),
     ],
 )
+@pytest.mark.usefixtures("theirs")
 def test_peers_that_are_none(text: str, reason: str) -> None:
     with pytest.raises(OutpaceError, match=re.escape(reason)):
         split_peers(text)
@@ -106,10 +130,6 @@ def test_what_a_peer_lacks_is_named(model: Loaded) -> None:
         make("transformers:assisted")
     with pytest.raises(OutpaceError, match=r"cannot load the assistant .*give another --assistant"):
         make("transformers:assisted", assistant="/no/such/folder")
-    with pytest.raises(OutpaceError, match="add --gguf FILE"):
-        make("llama.cpp")
-    with pytest.raises(OutpaceError, match=r"no such file: missing\.gguf"):
-        make("llama.cpp", gguf=Path("missing.gguf"))
     with pytest.raises(OutpaceError, match=r"block.*verifies chains"):
         make_methods(model, ["none", "lookahead"], "block", "auto", [], PeerOptions())
 
@@ -210,8 +230,8 @@ def test_what_a_verifier_promises(model: Loaded) -> None:
     assert promised("prompt_lookup", "match", 1.0) == (True, False)
     assert promised("prompt_lookup", "rejection", 0.0) == (True, False)
     assert promised("prompt_lookup", "rejection", 1.0) == (False, False)
-    assert promised("prompt_lookup", "typical", 0.0) == (False, True)
-    assert promised("none", "typical", 0.0) == (True, False)
+    assert promised("prompt_lookup", "loose:Loose", 0.0) == (False, True)
+    assert promised("none", "loose:Loose", 0.0) == (True, False)
 
 
 def test_a_tiny_top_p_keeps_the_greedy_token(model: Loaded) -> None:

@@ -10,7 +10,6 @@ from outpace.bench.items import Item, Suite
 from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, Trace
 from outpace.bench.runs import Run
-from outpace_lab.bench.roof import Limits, Roof, Work
 from unit.bench.told import Told
 
 ITEMS = (Item("p", "x", ("one",)), Item("q", "x", ("two",)), Item("r", "y", ("three",)))
@@ -35,8 +34,8 @@ def measured(
     )
 
 
-def rows(found: Measured, roof: Roof | None = None) -> list[Row]:
-    return rows_of(found, lambda asked, output: float(len(asked) + len(output)), roof)
+def rows(found: Measured) -> list[Row]:
+    return rows_of(found, lambda asked, output: float(len(asked) + len(output)))
 
 
 TOKENS = [1, 2, 3, 4]
@@ -179,20 +178,3 @@ def test_categories_only_where_none_were_decoded_together() -> None:
     assert rows(found)[1].categories == {}
     found.groups = [(ITEMS[0], ITEMS[1])]
     assert list(rows(found)[1].categories) == ["x"]
-
-
-def test_the_share_of_the_roof() -> None:
-    work = Work(weight_bytes=1000, row_bytes=10, weight_numbers=100, attention_numbers=1)
-    more = {"steps": 2, "forwards": 2, "drafted": 6, "verify_seconds": 0.5}
-    found = measured([[[run(TOKENS, 4.5)]]], [[[run(TOKENS, 1.5, **more)]]])
-    # The mean step: 4 rows after 10 prompt tokens and half of the 4 written.
-    moved, operations = 1000 + 12 * 10, 2 * 4 * (100 + 12 * 1)
-    by_memory = rows(found, Roof(work, Limits(10_000, 0, 10_000), (), 1))[1].roof
-    assert by_memory is not None and by_memory.bound_by == "memory"
-    assert (by_memory.bytes_per_step, by_memory.operations_per_step) == (moved, operations)
-    assert by_memory.least_milliseconds == pytest.approx(1000 * moved / 10_000)
-    assert by_memory.share == pytest.approx(moved / 10_000 / 0.5)
-    by_arithmetic = rows(found, Roof(work, Limits(10_000, 0, 1_000), (), 1))[1].roof
-    assert by_arithmetic is not None and by_arithmetic.bound_by == "arithmetic"
-    assert by_arithmetic.least_milliseconds == pytest.approx(1000 * operations / 1_000)
-    assert rows(found, Roof(None, Limits(10_000, 0, 10_000), (), 1))[1].roof is None

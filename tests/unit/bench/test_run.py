@@ -99,7 +99,7 @@ def test_who_has_left_is_not_asked_any_more(model: Loaded) -> None:
     found = measure(model, methods, texts(4), 1, Settings(max_new_tokens=4), advanced)
     assert [len(trace.runs) for trace in found.traces] == [4, 2, 4]
     assert sum(name == "a" for name, _ in log) == 1 + 2
-    rows = rows_of(found, lambda text: 0.0, None)
+    rows = rows_of(found, lambda asked, output: 0.0)
     assert [row.prompts for row in rows] == [4, 2, 4] and [row.outputs for row in rows] == [4, 2, 4]
     assert rows[1].speed is not None and rows[1].speed.groups == 2 and len(rows[1].samples) == 2
 

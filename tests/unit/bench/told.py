@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
+from outpace.bench.items import Item, Suite
+from outpace.bench.peers import Library
 from outpace.bench.runs import Method, Request, Run
 
 
@@ -33,3 +36,11 @@ class Told(Method):
         self._log.append((self.name, request))
         outputs = [self._answer(list(prompt)) for prompt in request.prompts]
         return Run(outputs, self._seconds, self._seconds / 2, 1, forwards=3, steps=3, drafted=2, accepted=1)
+
+
+def sayings(data: Path | None) -> Suite:
+    """A suite of one prompt, which is the folder that it is read from."""
+    return Suite("sayings", (Item("one", "all", (str(data),)),), "here")
+
+
+THEIRS = Library(("plain", "fast"), lambda subject, kind, environment, options: Told(f"theirs:{kind}", []))

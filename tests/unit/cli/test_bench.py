@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from typer.testing import CliRunner
 
 from outpace.bench.ours import Ours
@@ -21,7 +20,6 @@ from outpace.cli import bench_run as console
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
-from outpace_lab.bench import roof
 
 Bench = Callable[..., Any]
 
@@ -38,7 +36,6 @@ def prompts(tmp_path: Path) -> Path:
 def bench(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Runs ``outpace bench`` in this process, on a tiny model and three prompts."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(roof, "_ROUNDS", 1)
     monkeypatch.setenv("COLUMNS", "100")
     monkeypatch.chdir(tmp_path)
 
@@ -84,28 +81,6 @@ def test_the_last_line_is_one_json_object(bench: Bench, folder: Path, prompts: P
     assert "speed over plain decoding" in result.stderr
 
 
-def test_tables_files_and_a_comparison(bench: Bench, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="the report's plots need matplotlib")
-    file = tmp_path / "six.jsonl"
-    file.write_text(
-        "".join(json.dumps(text * 3) + "\n" for text in ("ab", "cd", "ef", "gh", "ij", "kl")), "utf-8"
-    )
-    methods = ("--drafters", "prompt_lookup:branches=1,suffix", "--peers", "none", "--repeats", 2)
-    options = ("--suite", f"file:{file}", *methods)
-    result = bench(*options, "--json", tmp_path / "a.json", "--html", tmp_path / "report.html")
-    assert result.exit_code == 0, result.output
-    for told in ("prompt_lookup:branches=1", "suffix", "speed over plain decoding", "95%"):
-        assert told in result.stdout
-    assert (tmp_path / "report.html").read_text("utf-8").startswith("<!DOCTYPE html>")
-    found = json.loads((tmp_path / "a.json").read_text("utf-8"))
-    assert [row["tokens"] for row in found["rows"]] == [144, 144, 144]
-    assert [row["groups"] for row in found["rows"]] == [6, 6, 6]
-    compared = CliRunner().invoke(app, ["bench", "compare", "a.json", "a.json"])
-    assert compared.exit_code == 0 and "2 of 2 rows overlap (100%)" in compared.stdout
-    told = json.loads(CliRunner().invoke(app, ["bench", "compare", "a.json", "a.json", "--json"]).stdout)
-    assert told["agreeing"] == told["comparable"] == 2
-
-
 def test_batches(bench: Bench) -> None:
     result = bench("--batch", "1,2", "--drafters", "none,prompt_lookup", "--json", "-")
     assert result.exit_code == 0, result.output
@@ -148,20 +123,6 @@ def test_a_sampled_run_is_equal_under_match_and_promises_nothing_of_others(bench
     assert result.exit_code == 0 and "suffix, rejection" in result.stdout
 
 
-def test_grades(bench: Bench, tmp_path: Path) -> None:
-    lines = [{"question": "How many?", "answer": "#### 1"}, {"question": "How much?", "answer": "#### 2"}]
-    (tmp_path / "gsm8k_test.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    options = ("--suite", "gsm8k", "--data", tmp_path, "--drafters", "suffix", "--peers", "none")
-    result = bench(*options, "--grade", "--json", "-")
-    assert result.exit_code == 0, result.output
-    (none,), (suffix,) = (row["quality"] for row in rows_of(result).values())
-    assert none == suffix and none["kind"] == "number" and none["prompts"] == 2
-    assert none["better"] == none["worse"] == 0 and none["score"] == none["plain"]
-    assert "quality of the answers" in result.stderr
-    refused(bench("--grade"), "--grade finds nothing to grade")
-    refused(bench(*options, "--run-code"), "--run-code is for --grade")
-
-
 # -- what goes wrong -------------------------------------------------------------------------------------
 
 
@@ -195,29 +156,6 @@ def test_an_error_fails_the_row(bench: Bench, monkeypatch: pytest.MonkeyPatch) -
     assert rows["transformers:plain", 1]["error"] == "ValueError: it broke"
     assert rows["transformers:plain", 1]["speedup"] is None and rows["suffix", 1]["speedup"] > 0
     assert "transformers:plain failed: ValueError: it broke" in result.stderr
-
-
-def test_a_roof_that_is_not_known_is_noted(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*args: Any) -> None:
-        torch.empty(1 << 46)  # what torch itself says
-
-    monkeypatch.setattr(console, "measure_roof", full)
-    result = bench("--drafters", "none", "--peers", "none", "--json", "-")
-    assert result.exit_code == 0, result.output
-    found = json.loads(result.stdout.splitlines()[-1])
-    assert found["roof"] is None and found["notes"] == ["the roof was not measured: out of memory"]
-    assert rows_of(result)["none", 1]["speedup"] == 1 and rows_of(result)["none", 1]["roof"] is None
-
-    of_experts = roof.Roof(None, roof.Limits(1.0, 1, 1.0), (), 1)
-    monkeypatch.setattr(console, "measure_roof", lambda *args: of_experts)
-    result = bench("--drafters", "none", "--peers", "none")
-    assert result.exit_code == 0 and "Note: no roof is known for experts" in result.stdout
-
-    def broken(*args: Any) -> None:
-        raise RuntimeError("something else")
-
-    monkeypatch.setattr(console, "measure_roof", broken)
-    assert isinstance(bench("--drafters", "none", "--peers", "none").exception, RuntimeError)
 
 
 @pytest.mark.parametrize("error", [OutpaceError("the turn is too long"), MemoryError()])
@@ -277,43 +215,29 @@ def test_ctrl_c_leaves_the_prompts_that_all_have_decoded(
         (["--drafters", "none,none,suffix,suffix"], "suffix twice"),
         (["--verifier", "mathc"], "mathc"),
         (["--peers", "sglang"], "there is no peer 'sglang'"),
-        (["--peers", "vllm=/no/such/venv"], "/no/such/venv is not an environment"),
         (["--peers", "transformers:assisted"], "add --assistant MODEL"),
         (["--assistant", "some"], "--assistant is the draft model of transformers:assisted; add that"),
-        (["--peers", "none", "--gguf", "model.gguf"], "--gguf is the model's weights for llama.cpp; add"),
         (["--batch", "1,x"], "--batch takes numbers"),
         (["--batch", "0"], "at least 1"),
         (["--batch", "2,2"], "distinct numbers"),
         (["--suite", "poetry"], "there is no suite 'poetry'"),
         (["--suite", "builtin,builtin"], "a suite twice"),
-        (["--suite", "gsm8k", "--data", "/no/such/folder"], "no such folder"),
         (["--max-new-tokens", "1"], "--max-new-tokens must be at least 2"),
         (["--max-new-tokens", "200"], "no prompt of"),
         (["--temperature", "-1"], "--temperature must be"),
         (["--top-p", "0.9"], "--top-p has no effect at temperature 0"),
         (["--json", "/no/such/folder/file.json"], "no such folder: /no/such/folder"),
-        (["--html", "."], "cannot write .: a folder"),
     ],
 )
 def test_mistakes(bench: Bench, options: list[str], message: str) -> None:
     refused(bench(*options), message)
 
 
-def test_a_missing_extra_is_told_before_anything_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace_lab.bench.html.find_spec", lambda name: None)
-    refused(bench("--html", "report.html"), "pip install 'outpace[bench]'")
-
-
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder where nobody may write")
-@pytest.mark.parametrize("command", [(), ("scaling",)])
-@pytest.mark.parametrize(
-    "options", [("--json", "/proc/a.json"), ("--html", "/proc/a.html"), ("--json", "/proc/version")]
-)
-def test_a_file_that_cannot_be_written_is_refused_first(
-    folder: Path, prompts: Path, options: tuple[str, ...], command: tuple[str, ...]
-) -> None:
-    asked = ("bench", *command, "-m", "./not-even-looked-at", "--suite", f"file:{prompts}", *options)
-    refused(CliRunner().invoke(app, list(map(str, asked))), f"cannot write {options[1]}: ")
+@pytest.mark.parametrize("file", ["/proc/a.json", "/proc/version"])
+def test_a_file_that_cannot_be_written_is_refused_first(prompts: Path, file: str) -> None:
+    asked = ("bench", "-m", "./not-even-looked-at", "--suite", f"file:{prompts}", "--json", file)
+    refused(CliRunner().invoke(app, list(map(str, asked))), f"cannot write {file}: ")
 
 
 def test_checking_that_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path) -> None:
@@ -324,20 +248,6 @@ def test_checking_that_a_file_can_be_written_leaves_it_as_it_is(tmp_path: Path) 
     assert old.read_text("utf-8") == "kept" and list(tmp_path.iterdir()) == [old]
 
 
-def test_a_report_that_fails_costs_no_results(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(found: Any) -> str:
-        raise OutpaceError("it cannot be drawn")
-
-    monkeypatch.setattr("outpace_lab.bench.html.find_spec", lambda name: True)
-    monkeypatch.setattr("outpace_lab.bench.html.page", fail)
-    quick = ("--drafters", "none", "--peers", "none", "--limit", 1, "--html", "a.html")
-    for where in ("a.json", "-"):
-        result = bench(*quick, "--json", where)
-        assert result.exit_code == 2 and "it cannot be drawn" in result.stderr
-        text = result.stdout if where == "-" else Path(where).read_text("utf-8")
-        assert json.loads(text.splitlines()[-1])["rows"][0]["tokens"] == 12
-
-
 def test_the_command_can_be_given_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["outpace", "bench", "--drafters", "combined:(suffix)+(jacobi)", "a b"])
     result = bench("--drafters", "none", "--peers", "none", "--limit", 1, "--json", "-")
@@ -345,10 +255,21 @@ def test_the_command_can_be_given_again(bench: Bench, monkeypatch: pytest.Monkey
     assert shlex.split(command)[3:] == ["combined:(suffix)+(jacobi)", "a b"]
 
 
-def test_options_before_a_subcommand_are_not_ignored(bench: Bench) -> None:
-    result = CliRunner().invoke(app, ["bench", "--limit", "3", "compare", "a.json", "b.json"])
-    refused(result, "--limit does not go with compare")
-    refused(CliRunner().invoke(app, ["bench", "compare", "a.json", "b.json"]), "is not a benchmark's JSON")
+@pytest.mark.parametrize(
+    ("args", "name"),
+    [
+        (["bench", "--suite", "gsm8k"], "gsm8k"),
+        (["bench", "--peers", "llama.cpp=/some/venv"], "llama.cpp"),
+        (["generate", "-p", "x", "--observer", "online:every=9"], "online"),
+        (["chat", "--observer", "topics:files=a.jsonl"], "topics"),
+    ],
+)
+def test_what_is_in_the_laboratory_is_named_without_it(
+    monkeypatch: pytest.MonkeyPatch, args: list[str], name: str
+) -> None:
+    for module in ("outpace.bench.peers", "outpace.bench.suites", "outpace.spec"):
+        monkeypatch.setattr(f"{module}.installed", lambda group: {})
+    refused(CliRunner().invoke(app, args), f"{name} is in outpace-lab: pip install outpace-lab")
 
 
 def test_prompts_that_are_too_long_are_told(bench: Bench, prompts: Path) -> None:
@@ -357,23 +278,3 @@ def test_prompts_that_are_too_long_are_told(bench: Bench, prompts: Path) -> None
     told = " ".join(result.stdout.split())  # a long path breaks lines anywhere
     assert result.exit_code == 0 and ": 1 prompt left out" in told
     assert re.search(r": 1 prompt (?!left)", told)  # the limit counts those that fit
-
-
-def test_llama_cpp_gets_the_model_as_a_file(
-    bench: Bench, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gguf = pytest.importorskip("gguf", reason="needs outpace[gguf]")
-    read: list[int] = []
-
-    def worker(
-        library: str, kind: str, environment: Path | None, load: dict[str, Any], promised: bool
-    ) -> Any:
-        read.append(len(gguf.GGUFReader(load["model"]).tensors))
-        raise OutpaceError("no llama.cpp in this test")
-
-    monkeypatch.setattr("outpace.bench.methods.worker_of", worker)
-    refused(bench("--peers", "llama.cpp:plain"), "no llama.cpp in this test")
-    assert read == [9 + 3]
-    refused(
-        bench("--peers", "llama.cpp:plain", "--dtype", "float64"), "or give --gguf FILE, of the same model"
-    )

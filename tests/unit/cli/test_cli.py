@@ -115,8 +115,6 @@ def test_it_runs_as_a_module() -> None:
         "datastore build",
         "datastore info",
         "bench",
-        "bench compare",
-        "bench scaling",
     ],
 )
 def test_help_has_an_example(run: Run, command: str) -> None:
@@ -294,8 +292,8 @@ def test_compare_over_many_prompts_names_the_line_that_differs(
 # -- lossy verifiers -------------------------------------------------------------------------------------
 
 # Anything drafted stands, so that the output moves: the copies of prompt lookup are not what is said.
-LOSSY = ("--verifier", "bild:threshold=99", "-d", "prompt_lookup:min_ngram=1")
-NAME = "bild:threshold=99.0 (lossy)"
+LOSSY = ("--verifier", "loose:Loose", "-d", "prompt_lookup:min_ngram=1")
+NAME = "loose (lossy)"
 
 
 def test_a_lossy_verifier_is_named_with_every_output(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -334,7 +332,7 @@ def test_an_exact_verifier_is_not_called_lossy(run: Run, folder: Path) -> None:
         found = json.loads(run(*args, "--json").stdout)
         assert found["verifier"] == verifier and found["stats"]["lossy"] is False
         compared = json.loads(run(*args, "--compare", "--repeats", 1, "--json").stdout)
-        assert compared["equal"] and not compared["lossy"] and compared["drift"] is None
+        assert compared["equal"] and not compared["lossy"]
 
 
 def test_a_model_that_is_not_exact_is_named_with_every_output(run: Run, folder: Path, tmp_path: Path) -> None:
@@ -360,20 +358,13 @@ def test_a_model_that_is_not_exact_is_named_with_every_output(run: Run, folder: 
     assert stats["promise"] == "same tokens but for near-ties" and stats["inexact"]
 
 
-def test_compare_says_how_far_a_lossy_verifier_moved_the_output(run: Run, folder: Path) -> None:
+def test_compare_does_not_fail_under_a_lossy_verifier(run: Run, folder: Path) -> None:
     args = ("generate", "-m", folder, "-p", PROMPT, "-n", 24, "--compare", "--repeats", 1, *LOSSY)
     result = run(*args)
     assert result.exit_code == 0
-    said = " ".join(result.stdout.split())
-    assert "tokens changed" in said and "loss (nats per token)" in said and "lossy" in said
-    assert f"the verifier {NAME} changes the distribution" in said
+    assert f"the verifier {NAME} changes the distribution" in " ".join(result.stdout.split())
     found = json.loads(run(*args, "--json").stdout)
     assert found["lossy"] and not found["equality_promised"] and not found["equal"]
-    pairs = list(zip(found["plain"]["tokens"], found["accelerated"]["tokens"], strict=True))
-    drift = found["drift"]
-    assert drift["changed"] == sum(a != b for a, b in pairs) and drift["places"] == 24
-    assert drift["share_changed"] == drift["changed"] / 24
-    assert drift["loss"] > drift["plain_loss"] > 0
 
 
 # -- demo ------------------------------------------------------------------------------------------------

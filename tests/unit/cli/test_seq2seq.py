@@ -10,10 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 
 from folders import byte_tokenizer
-from outpace.loading import load
+from seq2seq_models import NEW, TEXTS, folder, prompts, stock
 from zoo.image_families import build
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 
@@ -21,44 +20,8 @@ try:
     import sentencepiece as SENTENCEPIECE
 except ImportError:
     SENTENCEPIECE = None
-TEXTS = ["abcabcabc", "the tin hat", "xyzxyz"]
-NEW = 24
+__all__ = ["folder", "prompts"]
 Run = Callable[..., Any]
-
-
-@pytest.fixture(scope="module", params=["t5", "bart"])
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random model, whose decoder BART forces to begin with a token of its config."""
-    place: Path = tmp_path_factory.mktemp("models") / request.param
-    family = SEQ2SEQ_FAMILIES[request.param]
-    tokenizer = byte_tokenizer()
-    options = {**family.options, "vocab_size": len(tokenizer), "eos_token_id": tokenizer.eos_token_id}
-    if request.param == "bart":
-        options["forced_bos_token_id"] = 9
-    model = type(family)(family.model, family.config, options).build(torch.float32)
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
-
-
-@pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    file = tmp_path / "prompts.jsonl"
-    file.write_text("".join(json.dumps(text) + "\n" for text in TEXTS), "utf-8")
-    return file
-
-
-def stock(folder: Path) -> list[list[int]]:
-    """The output of transformers itself, without the tokens that the decoder is given."""
-    model = AutoModelForSeq2SeqLM.from_pretrained(folder, dtype=torch.float64)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    outputs = []
-    for text in TEXTS:
-        ids = tokenizer(text, return_tensors="pt").input_ids
-        output = model.generate(ids, max_new_tokens=NEW + 1, do_sample=False)
-        given = 1 if model.generation_config.forced_bos_token_id is None else 2
-        outputs.append(output[0, given:].tolist()[:NEW])
-    return outputs
 
 
 @pytest.mark.parametrize("drafter", ["none", "lookahead", "prompt_lookup", "reference"])
@@ -70,12 +33,12 @@ def test_generate(run: Run, folder: Path, prompts: Path, drafter: str) -> None:
     assert [one["tokens"] for one in found] == stock(folder)
 
 
-@pytest.mark.parametrize("verifier", ["match", "typical"])
+@pytest.mark.parametrize("verifier", ["match", "loose:Loose"])
 def test_compare(run: Run, folder: Path, verifier: str) -> None:
     options = ("--compare", "--repeats", 1, "--verifier", verifier, "--no-adaptive")
     result = run("generate", "-m", folder, "-p", TEXTS[0], "-n", NEW, *options)
     assert result.exit_code == 0, result.output
-    assert "equal: yes" in result.stdout or verifier == "typical"
+    assert "equal: yes" in result.stdout or verifier == "loose:Loose"
 
 
 def test_marian(run: Run, tmp_path: Path, prompts: Path) -> None:
@@ -167,54 +130,9 @@ def test_bench(run: Run, folder: Path, prompts: Path) -> None:
         assert row["error"] is None and row["equal"], row
 
 
-TRAINED = [
-    "blockwise:heads=2",
-    "dflash:tokens=3,layers=1+2",
-    "eagle:layers=1+2",
-    "hydra:heads=2",
-    "medusa:heads=2",
-    "spec_drafter:tokens=3",
-]
-
-
-@pytest.mark.parametrize("method", TRAINED)
-def test_train(run: Run, folder: Path, prompts: Path, tmp_path: Path, method: str) -> None:
-    """Drafters learn the model's answers to sources, and change none."""
-    asked, out = tmp_path / "asked.jsonl", tmp_path / "out"
-    asked.write_text("".join(json.dumps({"prompt": f"say {number} " * 3}) + "\n" for number in range(12)))
-    settings = ("--steps", 4, "--rows", 3, "--length", 40, "--held-out", 0.3, "-n", 12, "--json")
-    model = ("-m", folder, "--dtype", "float64")
-    result = run("train", method, *model, "--data", asked, "--out", out, "--states", tmp_path, *settings)
-    assert result.exit_code == 0, result.output
-    assert json.loads(result.stdout)["expected_length"] >= 1
-    written = [json.loads(line) for line in (out / "answers.jsonl").read_text().splitlines()]
-    start = list(load(str(folder), seq2seq=True).target.start)
-    assert all(line["tokens"][: line["prompt_length"]] == start for line in written)
-    assert len({tuple(line["source"]) for line in written}) == 12
-    drafter = ("-d", f"{method.partition(':')[0]}:path={out}", "--no-adaptive", "--json", "--batch", 2)
-    result = run("generate", *model, "--file", prompts, "-n", NEW, *drafter)
-    assert result.exit_code == 0, result.output
-    found = sorted((json.loads(line) for line in result.stdout.splitlines()), key=lambda one: one["index"])
-    assert [one["tokens"] for one in found] == stock(folder)
-    assert all(one["stats"]["drafted"] > 0 for one in found)
-
-
-def test_training_on_texts_without_prompts_is_refused(run: Run, folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "texts.jsonl").write_text('"a text"\n')
-    texts = ("--data", tmp_path / "texts.jsonl", "--length", 40)
-    result = run("train", "medusa", "-m", folder, *texts, "--out", tmp_path / "out")
-    assert result.exit_code == 2
-    assert "answers prompts; give prompts, not texts" in " ".join(result.stderr.split())
-
-
-@pytest.mark.parametrize("command", ["chat", "search", "serve", "tune"])
-def test_other_commands_refuse(run: Run, folder: Path, prompts: Path, tmp_path: Path, command: str) -> None:
-    more: dict[str, list[Any]] = {
-        "search": ["--data", prompts, "--out", tmp_path / "out.json"],
-        "serve": ["--port", 0],
-        "tune": ["--out", tmp_path / "out"],
-    }
-    result = run(command, "-m", folder, *more.get(command, []))
+@pytest.mark.parametrize("command", ["chat", "serve"])
+def test_other_commands_refuse(run: Run, folder: Path, command: str) -> None:
+    result = run(command, "-m", folder, *(["--port", 0] if command == "serve" else []))
     assert result.exit_code == 2, result.output
     assert "is an encoder-decoder model; use it with `outpace generate`, `outpace train`" in " ".join(
         result.stderr.split()

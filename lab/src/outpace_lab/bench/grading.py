@@ -91,7 +91,7 @@ def check_gradable(suites: Seq[Suite], run_code: bool) -> None:
         if find_spec("resource") is None:
             raise OutpaceError("--grade of humaneval needs a POSIX system, to limit the programs; omit it")
     if "overlap" in kinds and find_spec("rouge_score") is None:
-        raise OutpaceError("--grade of spec_bench needs rouge-score: pip install 'outpace[grade]'")
+        raise OutpaceError("--grade of spec_bench needs rouge-score: pip install 'outpace-lab[grade]'")
 
 
 def grader_of(subject: Loaded) -> Grader:

@@ -10,12 +10,12 @@ from typing import Any
 
 from outpace.bench import remarks
 from outpace.bench.items import counted
-from outpace.bench.record import Record
 from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
 from outpace.bench.speed import LEAST_GROUPS
 from outpace.core import OutpaceError
 from outpace_lab.bench import plots
+from outpace_lab.bench.results import LabRecord
 
 _TEMPLATES = Path(__file__).parent / "templates"
 
@@ -28,10 +28,10 @@ def check_installed() -> None:
     """
     missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
-        raise OutpaceError(f"--html needs {missing[0]}: pip install 'outpace[bench]', or leave it out")
+        raise OutpaceError(f"--html needs {missing[0]}: pip install 'outpace-lab[bench]', or leave it out")
 
 
-def page(record: Record) -> str:
+def page(record: LabRecord) -> str:
     """Write the report of a benchmark.
 
     Raises:

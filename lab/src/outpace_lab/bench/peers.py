@@ -14,22 +14,27 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
-from collections.abc import Sequence as Seq
 from contextlib import suppress
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
+from outpace.bench.peers import Library, PeerOptions
 from outpace.bench.runs import Method, Request, Run
+from outpace.cli import screen
 from outpace.core import OutpaceError
+from outpace.loading import Loaded
+from outpace.targets import is_gguf
+from outpace.testing.gguf import write_gguf
 
 _SCRIPT = Path(__file__).parent / "workers" / "worker.py"
+READ_GGUF = ("llama.cpp", "llama-server")
 _DECODER = {"vllm": "vllm_worker", "llama.cpp": "llama_cpp_worker", "llama-server": "llama_server_worker"}
 _MODULE = {"vllm": "vllm", "llama.cpp": "llama_cpp", "llama-server": "xllamacpp"}
 _PACKAGE = {"vllm": "vllm", "llama.cpp": "llama-cpp-python", "llama-server": "xllamacpp"}
-_LONE = ("llama.cpp", "llama-server")
 _OURS = ("PYTHONPATH", "PYTHONHOME")  # for this environment, not the worker's
 # On a CPU, vLLM warns that its speculative decoding is much slower without this library, which it ships.
 _PRELOADED = {"vllm": Path("lib", "libiomp5.so")}
@@ -50,9 +55,6 @@ class Worker(Method):
         promised: its outputs are promised to equal plain decoding's.
         preloaded: a library that its process loads first.
         lone: it supports only one prompt at a time.
-
-    Attributes:
-        versions: versions of Python and of the relevant packages in its environment.
 
     Raises:
         OutpaceError: it did not start; the message is the worker's.
@@ -80,7 +82,7 @@ class Worker(Method):
             start_new_session=True,  # Ctrl-C is for us; the worker ends when its input does
         )
         try:
-            self.versions: dict[str, str] = self._ask(load)["versions"]
+            self.versions = self._ask(load)["versions"]
         except BaseException:
             self._end(0.0)
             raise
@@ -193,7 +195,7 @@ def worker_of(
     name = f"{library}:{kind}"
     preloaded = python.parent.parent / _PRELOADED[library] if library in _PRELOADED else None
     try:
-        return Worker(name, command, {**load, "kind": kind}, promised, preloaded, library in _LONE)
+        return Worker(name, command, {**load, "kind": kind}, promised, preloaded, library in READ_GGUF)
     except OutpaceError as error:
         return Failed(name, str(error))
 
@@ -217,13 +219,6 @@ def _visible(device: torch.device) -> str:
     place = device.index or 0
     seen = os.environ.get("CUDA_VISIBLE_DEVICES")
     return str(place) if seen is None else seen.split(",")[place].strip()
-
-
-def versions_of(methods: Seq[Method]) -> dict[str, dict[str, str]]:
-    """Versions in the workers' environments, by library."""
-    return {
-        method.name.partition(":")[0]: method.versions for method in methods if isinstance(method, Worker)
-    }
 
 
 def python_of(library: str, environment: Path | None) -> Path:
@@ -252,3 +247,66 @@ def python_of(library: str, environment: Path | None) -> Path:
     if done.returncode:
         raise OutpaceError(f"{library} is not installed in {environment}; {python} -m pip install {package}")
     return python
+
+
+def _made(library: str, subject: Loaded, kind: str, environment: Path | None, options: PeerOptions) -> Method:
+    """Make a library's method for a model that is in a folder, a GGUF file, or in memory for llama.cpp."""
+    source = subject.source
+    if library in READ_GGUF:
+        source = str(_weights(library, subject, options))
+    if not source:
+        raise OutpaceError(
+            f"{library} loads a model from its folder, and {subject.name} is in memory alone; write it "
+            "with `outpace grow --out DIR`, and give --model DIR in place of --like"
+        )
+    return worker_of(
+        library,
+        kind,
+        environment,
+        {
+            "model": source,
+            # Dtype of keys and values too: llama.cpp's default for a quantised model.
+            "dtype": "float16" if is_gguf(subject.source) else subject.dtype,
+            "device": subject.device,
+            "length": options.length,
+            "threads": torch.get_num_threads(),
+            "eos": sorted(subject.target.eos_token_ids),
+        },
+        # Where an end token is ignored, llama-server draws another token instead of continuing after it.
+        promised=options.temperature == 0 and library != "llama-server",
+    )
+
+
+def _weights(library: str, subject: Loaded, options: PeerOptions) -> Path:
+    """The model's weights for llama.cpp: the given file, the model's own, or one converted from it.
+
+    Raises:
+        OutpaceError: there is no such file, or the model cannot be converted.
+    """
+    if options.weights is not None:
+        if not options.weights.is_file():
+            raise OutpaceError(
+                f"no such file: {options.weights}; --gguf is the model's weights for llama.cpp"
+            )
+        return options.weights
+    if is_gguf(subject.source):
+        return Path(subject.source)
+    weights = subject.target.model
+    if weights is None or options.folder is None:
+        raise OutpaceError(f"{library} as a peer needs a transformers model; use --peers none")
+    file = options.folder / "model.gguf"
+    if not file.exists():  # another method of llama.cpp has written it
+        with screen.busy("writing the model for llama.cpp ..."):
+            try:
+                write_gguf(weights, file, subject.dtype, subject.tokenizer)
+            except OutpaceError as error:
+                raise type(error)(
+                    f"{error}; or give --gguf FILE of `outpace bench lab`, of the same model"
+                ) from None
+    return file
+
+
+# Entry points of the group ``outpace.peers``.
+VLLM = Library(("plain", "ngram", "suffix"), partial(_made, "vllm"))
+LLAMA_CPP = Library(("plain", "prompt_lookup"), partial(_made, "llama.cpp"))
+LLAMA_SERVER = Library(("plain", "ngram-mod", "ngram-simple"), partial(_made, "llama-server"))

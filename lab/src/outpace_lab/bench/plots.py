@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.bench.rows import Row
 from outpace.bench.runs import BASELINE
+from outpace_lab.bench.results import LabRow
 from outpace_lab.bench.roof import Roof
 from outpace_lab.bench.scaling import Point, Scaling
 
@@ -101,7 +102,7 @@ def time_by_width(roof: Roof) -> str:
     return save()
 
 
-def roofline(rows: Seq[Row], roof: Roof) -> str:
+def roofline(rows: Seq[LabRow], roof: Roof) -> str:
     """Operations per second over operations per byte: the roof, forwards by width, each method's mean step.
 
     Requires a roof whose ``work`` is known.

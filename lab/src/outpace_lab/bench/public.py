@@ -13,6 +13,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -135,6 +136,14 @@ def load_public(name: str, data: Path | None) -> Suite:
     return _read(name, wanted, read_values(found), str(found))
 
 
+# Entry points of the group ``outpace.suites``.
+spec_bench = partial(load_public, "spec_bench")
+mt_bench = partial(load_public, "mt_bench")
+humaneval = partial(load_public, "humaneval")
+gsm8k = partial(load_public, "gsm8k")
+speed_bench = partial(load_public, "speed_bench")
+
+
 def _read(name: str, wanted: PublicSet, values: Iterable[Value], source: str) -> Suite:
     """Read the prompts; count the placeholders."""
     try:
@@ -154,8 +163,8 @@ def _from_hub(name: str, wanted: PublicSet) -> Iterable[Value]:
     remedy = f"give --data DIR or OUTPACE_DATA, a folder with {wanted.files[0]}"
     if find_spec("datasets") is None:
         raise OutpaceError(
-            f"the suite {name} is not available: {remedy}; or install outpace[datasets] to fetch it from the "
-            "Hugging Face hub"
+            f"the suite {name} is not available: {remedy}; or install outpace-lab[datasets] to fetch it from "
+            "the Hugging Face hub"
         )
     from datasets import load_dataset
 

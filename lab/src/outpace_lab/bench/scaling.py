@@ -214,7 +214,7 @@ def measure_scaling(
     found = measure(subject, methods, suite, batch, settings, advanced, stopped, warm_up=False)
     if not found.groups:
         raise OutpaceError("interrupted before any prompt was decoded by every setting")
-    plain, *rows = rows_of(found, lambda asked, output: math.nan, None)
+    plain, *rows = rows_of(found, lambda asked, output: math.nan)
     asked = [len(prompt) for group in found.prompts for turn in group for prompt in turn]
     context = sum(asked) / len(asked) + settings.max_new_tokens / 2
     points = []

@@ -67,7 +67,7 @@ class Goal:
                 [[replace(run, seconds=self.seconds(run)) for run in turns] for turns in repeats]
                 for repeats in trace.runs
             ]
-        return rows_of(measured, margin, None)
+        return rows_of(measured, margin)
 
 
 class Way(NamedTuple):

@@ -16,7 +16,9 @@ from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.parts import Source, check_length, numbers
 from outpace.cli.progress import bar
-from outpace.cli.writer import STANDARD_OUTPUT, check_outputs, write_results
+from outpace.cli.writer import STANDARD_OUTPUT
+from outpace_lab.cli.options import Html
+from outpace_lab.cli.reports import check_outputs, write_results
 
 if TYPE_CHECKING:
     from outpace_lab.bench.scaling import Scaling, Setting
@@ -50,7 +52,7 @@ def scaling_law(
     trust_remote_code: o.Trust = False,
     max_new_tokens: o.MaxNewTokens = 64,
     json_to: o.JsonTo = None,
-    html: o.Html = None,
+    html: Html = None,
 ) -> None:
     """Measure steps of lookahead decoding by window and n-gram size, against FLOPs per step.
 

@@ -17,6 +17,7 @@ from outpace.cli.interrupt import Interrupt
 from outpace.cli.parts import Source, sampling
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
+from outpace_lab.cli.options import ChatPrompts, TrainingData
 
 if TYPE_CHECKING:
     from outpace.loading import Loaded
@@ -44,7 +45,7 @@ SearchSeed = Annotated[int, _search("--seed", help="Seed of the search and of sa
 )
 @guarded
 def search(
-    data: o.TrainingData,
+    data: TrainingData,
     out: LayersOut = None,
     overwrite: o.Overwrite = False,
     model: o.ModelName = None,
@@ -52,7 +53,7 @@ def search(
     num_speculative_tokens: DraftTokens = 4,
     measure: MeasureName = "counts",
     prompts: PromptCount = 16,
-    chat: o.ChatPrompts = False,
+    chat: ChatPrompts = False,
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: o.Temperature = 0.0,
     seed: SearchSeed = 0,

@@ -11,6 +11,7 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded, show
+from outpace_lab.cli.options import ChatPrompts, TrainingData
 
 _training = partial(typer.Option, rich_help_panel="Training")
 
@@ -92,7 +93,7 @@ KeptIn = Annotated[
 @guarded
 def train_drafter(
     method: Method,
-    data: o.TrainingData,
+    data: TrainingData,
     out: DrafterOut,
     model: o.ModelName = None,
     draft: DraftToTrain = None,
@@ -101,7 +102,7 @@ def train_drafter(
     on_policy: OnPolicy = 0.0,
     boost_after: BoostAfter = None,
     distil: Distil = False,
-    chat: o.ChatPrompts = False,
+    chat: ChatPrompts = False,
     steps: Steps = 1000,
     rows: BatchRows = 4,
     length: RowLength = 512,

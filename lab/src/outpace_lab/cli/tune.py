@@ -11,7 +11,9 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded
-from outpace.cli.parts import Source, check_length, numbers, sampling
+from outpace.cli.parts import check_length, numbers, sampling
+from outpace_lab.cli.options import Like
+from outpace_lab.cli.sources import source_of
 
 TuneDrafters = Annotated[
     str,
@@ -65,7 +67,7 @@ def tune_drafter(
     verify: CheckChoice = False,
     out: ProfileOut = Path("outpace-profile.toml"),
     model: o.ModelName = None,
-    like: o.GrownLike = None,
+    like: Like = "",
     device: o.Device = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
@@ -97,9 +99,8 @@ def tune_drafter(
         chosen = tune.plan(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
         )
-    loaded = Source(
-        model, device, dtype, trust_remote_code, like, llamacpp, quantise=quantise, stock=stock
-    ).load()
+    how = (model, device, dtype, trust_remote_code, llamacpp)
+    loaded = source_of(like, *how, quantise=quantise, stock=stock).load()
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)

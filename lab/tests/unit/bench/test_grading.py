@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from outpace.bench.items import Expected, Item, Suite
-from outpace.bench.rows import rows_of
 from outpace.bench.run import Measured, Settings, Trace
 from outpace.bench.runs import Run
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 from outpace_lab.bench import grading
 from outpace_lab.bench.grading import Quality, check_gradable, grader_of, last_number, passes
+from outpace_lab.bench.results import lab_rows_of
 from unit.bench.told import Told
 
 
@@ -112,10 +112,10 @@ def test_better_and_worse_than_plain_decoding() -> None:
     def grader(item: Item, answer: list[int]) -> float | None:
         return None if item.expected is None else float(str(answer[0]) == item.expected.text)
 
-    none, other = rows_of(found, lambda asked, output: 0.0, None, grader)
+    none, other = lab_rows_of(found, lambda asked, output: 0.0, None, grader)
     assert none.quality == (Quality("number", 4, 0.5, 0.5, 0, 0),)
     assert other.quality == (Quality("number", 4, 0.75, 0.5, 2, 1),)
-    assert rows_of(found, lambda asked, output: 0.0, None)[0].quality == ()
+    assert lab_rows_of(found, lambda asked, output: 0.0, None)[0].quality == ()
 
 
 def test_what_cannot_be_graded_is_refused_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,7 +131,7 @@ def test_what_cannot_be_graded_is_refused_with_its_remedy(monkeypatch: pytest.Mo
     monkeypatch.setattr(grading, "find_spec", lambda name: None)
     with pytest.raises(OutpaceError, match="needs a POSIX system"):
         check_gradable(program, True)
-    with pytest.raises(OutpaceError, match=r"pip install 'outpace\[grade\]'"):
+    with pytest.raises(OutpaceError, match=r"pip install 'outpace-lab\[grade\]'"):
         check_gradable(suite(Expected("overlap", "")), False)
 
 

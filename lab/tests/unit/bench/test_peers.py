@@ -12,14 +12,15 @@ from typing import Any
 
 import pytest
 
-from outpace.bench.methods import LIBRARIES, READ_GGUF
+from outpace.bench.methods import make_methods
 from outpace.bench.ours import Ours
+from outpace.bench.peers import PeerOptions, library_of, split_peers, versions_of
 from outpace.bench.runs import Request
 from outpace.core import OutpaceError
-from outpace.loading import load
+from outpace.loading import Loaded, load
+from outpace.testing.gguf import write_gguf
 from outpace_lab.bench import peers
-from outpace_lab.bench.gguf import write_gguf
-from outpace_lab.bench.peers import Failed, Worker, python_of, versions_of, worker_of
+from outpace_lab.bench.peers import READ_GGUF, Failed, Worker, python_of, worker_of
 
 LOAD = {"model": "m", "dtype": "float32", "device": "cpu", "length": 64, "threads": 1, "eos": [0]}
 
@@ -344,7 +345,7 @@ def test_llama_cpp(environment: Path, kind: str, steps: int, drafted: int) -> No
         worker.close()
 
 
-@pytest.mark.parametrize("kind", LIBRARIES["llama-server"])
+@pytest.mark.parametrize("kind", library_of("llama-server").kinds)
 def test_llama_server(environment: Path, kind: str) -> None:
     worker = started("llama-server", kind, environment)
     assert worker.lone and worker.versions["xllamacpp"] == "4"
@@ -387,7 +388,7 @@ def test_what_is_not_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.parametrize(
-    ("library", "kind"), [(library, kind) for library in VARIABLES for kind in LIBRARIES[library]]
+    ("library", "kind"), [(library, kind) for library in VARIABLES for kind in library_of(library).kinds]
 )
 def test_the_engines_themselves_say_what_plain_decoding_says(tmp_path: Path, library: str, kind: str) -> None:
     variable = VARIABLES[library]
@@ -417,3 +418,26 @@ def test_the_engines_themselves_say_what_plain_decoding_says(tmp_path: Path, lib
             assert ending.outputs == [expected[: expected.index(end) + 1]]
     finally:
         worker.close()
+
+
+def test_peers_by_name() -> None:
+    found = split_peers("vllm=/some/venv,llama.cpp:plain=/other")
+    assert [(peer.name, peer.environment) for peer in found] == [
+        *((f"vllm:{kind}", Path("/some/venv")) for kind in ("plain", "ngram", "suffix")),
+        ("llama.cpp:plain", Path("/other")),
+    ]
+    with pytest.raises(OutpaceError, match=r"there are: transformers, llama-server, llama\.cpp, vllm"):
+        split_peers("sglang")
+    with pytest.raises(OutpaceError, match="vllm has no method 'eagle'; it has: plain, ngram, suffix"):
+        split_peers("vllm:eagle")
+
+
+def test_llama_cpp_needs_a_file_or_a_model_that_can_be_written(model: Loaded) -> None:
+    def make(**options: Any) -> None:
+        chosen = split_peers("llama.cpp:plain")
+        make_methods(model, ["none"], "match", "auto", chosen, PeerOptions(**options))
+
+    with pytest.raises(OutpaceError, match=r"llama\.cpp as a peer needs a transformers model"):
+        make()
+    with pytest.raises(OutpaceError, match=r"no such file: missing\.gguf"):
+        make(weights=Path("missing.gguf"))

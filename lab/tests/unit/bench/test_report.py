@@ -18,18 +18,20 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from outpace.bench.record import Record, as_json, read_rows
+from outpace.bench.record import read_rows
 from outpace.bench.remarks import totals
-from outpace.bench.rows import Difference, PerStep, Reached, Row
+from outpace.bench.rows import Difference, PerStep
 from outpace.bench.speed import Speed
-from outpace.cli import bench_tables as bench_report
+from outpace.cli import bench_tables
 from outpace.core import OutpaceError, Promise
 from outpace_lab.bench import html, plots
 from outpace_lab.bench.comparison import as_json as comparison_json
 from outpace_lab.bench.comparison import compare
 from outpace_lab.bench.grading import Quality
 from outpace_lab.bench.html import page
+from outpace_lab.bench.results import LabRecord, LabRow, Reached, as_json
 from outpace_lab.bench.roof import Limits, Roof, Width, Work
+from outpace_lab.cli import bench_tables as bench_report
 
 TIES: Promise = "same tokens but for near-ties"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
@@ -40,8 +42,8 @@ def speed(times: float, spread: float = 0.1) -> Speed:
     return Speed(10, 10, 50 * times, (40.0, 50.0, 60.0), times, span, times, 55 * times, times, 0.01, 1.5)
 
 
-def row(name: str, times: float, **more: Any) -> Row:
-    found = Row(
+def row(name: str, times: float, **more: Any) -> LabRow:
+    found = LabRow(
         suite="some",
         drafter=name,
         batch=1,
@@ -69,10 +71,10 @@ def row(name: str, times: float, **more: Any) -> Row:
 
 
 @pytest.fixture
-def record() -> Record:
+def record() -> LabRecord:
     widths = tuple(Width(rows, 0.001 * (4 + rows), 0.001 * rows) for rows in (1, 8, 128))
     plain = row("none", 1.0, drafted=0, accepted=0, tau=1.0, acceptance_by_position=[])
-    return Record(
+    return LabRecord(
         machine={
             "processor": "some processor",
             "threads": 2,
@@ -98,7 +100,7 @@ def record() -> Record:
 # -- JSON ------------------------------------------------------------------------------------------------
 
 
-def test_a_row_has_its_main_figures_at_the_top(record: Record) -> None:
+def test_a_row_has_its_main_figures_at_the_top(record: LabRecord) -> None:
     found = json.loads(json.dumps(as_json(record)))
     first = found["rows"][1]
     expected = {
@@ -122,8 +124,8 @@ def test_a_row_has_its_main_figures_at_the_top(record: Record) -> None:
     assert found["roof"]["widths"][0] == {"rows": 1, "seconds": 0.005, "least": 0.001}
 
 
-def test_a_failed_row_has_nulls_and_its_error(record: Record) -> None:
-    record.rows[1] = Row("some", "lookahead", 1, False, "match", True, False, 10, error="it broke")
+def test_a_failed_row_has_nulls_and_its_error(record: LabRecord) -> None:
+    record.rows[1] = LabRow("some", "lookahead", 1, False, "match", True, False, 10, error="it broke")
     found = as_json(record)["rows"][1]
     assert found["error"] == "it broke" and found["tokens_per_second"] is found["speedup"] is None
     assert record.failed == [record.rows[1]]
@@ -143,7 +145,7 @@ def test_a_failed_row_has_nulls_and_its_error(record: Record) -> None:
     ],
 )
 def test_a_broken_promise_is_no_near_tie(
-    record: Record, promise: Promise, margin: float | None, peer: bool, promised: bool, broken: bool
+    record: LabRecord, promise: Promise, margin: float | None, peer: bool, promised: bool, broken: bool
 ) -> None:
     record.model = {**record.model, "promise": promise}
     unequal = Difference("p", 0, 3, 1, 2, margin)
@@ -154,7 +156,7 @@ def test_a_broken_promise_is_no_near_tie(
 # -- HTML ------------------------------------------------------------------------------------------------
 
 
-def test_grades_are_in_the_page_the_tables_and_the_json(record: Record) -> None:
+def test_grades_are_in_the_page_the_tables_and_the_json(record: LabRecord) -> None:
     graded = Quality("program", 20, 0.35, 0.3, 2, 1)
     record.rows[1] = row("lookahead", 1.5, lossy=True, quality=(graded,))
     assert as_json(record)["rows"][1]["quality"] == (vars(graded),)
@@ -197,7 +199,7 @@ def read(text: str) -> Reader:
     return reader
 
 
-def test_the_page_needs_nothing_besides_and_says_all_in_words(record: Record) -> None:
+def test_the_page_needs_nothing_besides_and_says_all_in_words(record: LabRecord) -> None:
     found = read(page(record))
     images = found.all("img")
     assert len(images) == 4
@@ -216,7 +218,7 @@ def test_the_page_needs_nothing_besides_and_says_all_in_words(record: Record) ->
     assert found.all("html")[0]["lang"] == "en"
 
 
-def test_of_experts_the_page_has_step_times_and_no_roof(record: Record) -> None:
+def test_of_experts_the_page_has_step_times_and_no_roof(record: LabRecord) -> None:
     assert record.roof is not None
     widths = tuple(replace(width, least=None) for width in record.roof.widths)
     record.roof = replace(record.roof, work=None, widths=widths)
@@ -228,7 +230,7 @@ def test_of_experts_the_page_has_step_times_and_no_roof(record: Record) -> None:
     assert as_json(record)["roof"]["work"] is None
 
 
-def test_where_the_median_and_the_total_differ_it_is_said(record: Record) -> None:
+def test_where_the_median_and_the_total_differ_it_is_said(record: LabRecord) -> None:
     apart = "5.50 times as fast as plain decoding on the median prompt, 3.10 times on all together"
     assert totals(record.rows) == [] and apart not in page(record)
     several = replace(speed(5.5), speedup_total=3.1)
@@ -244,7 +246,7 @@ def test_where_the_median_and_the_total_differ_it_is_said(record: Record) -> Non
         assert len(totals([one])) == said
 
 
-def test_the_page_shows_what_differs_and_what_peers_ran_on(record: Record) -> None:
+def test_the_page_shows_what_differs_and_what_peers_ran_on(record: LabRecord) -> None:
     unequal = tuple(Difference(f"p{i}", 1, 3, 11, None, 0.0125) for i in range(7))
     record.rows[2] = row(
         "peer", 0.8, peer=True, equal=False, different=7, differences=unequal, promised=False
@@ -270,7 +272,7 @@ def cells(text: str, method: str) -> list[dict[str, str]]:
     return found
 
 
-def test_of_a_step_whose_parts_are_not_known_only_the_whole_is_shown(record: Record) -> None:
+def test_of_a_step_whose_parts_are_not_known_only_the_whole_is_shown(record: LabRecord) -> None:
     record.rows[2] = row("peer", 0.8, peer=True, milliseconds_per_step=PerStep(12.5, None, None, None))
     (known,) = (one for one in cells(page(record), "lookahead") if "step ms" in one)
     assert [known[f"{name} ms"] for name in ("step", "draft", "verify", "rest")] == [
@@ -278,29 +280,29 @@ def test_of_a_step_whose_parts_are_not_known_only_the_whole_is_shown(record: Rec
     ]
     (other,) = (one for one in cells(page(record), "peer") if "step ms" in one)
     assert [other[f"{name} ms"] for name in ("step", "draft", "verify", "rest")] == ["12.50", "", "", ""]
-    made = bench_report.steps(record.rows)
+    made = bench_tables.steps(record.rows)
     shown = {str(one.header): list(one.cells) for one in made.columns}
     assert shown["step"] == ["10.00", "10.00", "12.50"] and shown["rest"] == ["1.00", "1.00", ""]
     assert shown["draft"][2] == shown["verify"][2] == ""
 
 
-def test_the_quartiles_are_shown(record: Record) -> None:
+def test_the_quartiles_are_shown(record: LabRecord) -> None:
     (found,) = (one for one in cells(page(record), "lookahead") if "quartiles" in one)
     assert found["quartiles"] == "40.0 / 50.0 / 60.0" and found["tokens/s"] == "75.0"
 
 
-def test_the_terminal_says_where_acceptance_goes_on(record: Record) -> None:
-    assert bench_report.acceptance(record.rows).title == (
+def test_the_terminal_says_where_acceptance_goes_on(record: LabRecord) -> None:
+    assert bench_tables.acceptance(record.rows).title == (
         "steps that accepted a token, by its place in the draft"
     )
     deep = row("lookahead", 1.5, acceptance_by_position=[0.1] * 11)
-    made = bench_report.acceptance([*record.rows, deep])
-    assert "the first 8 of 11; --json and --html have all" in str(made.title)
+    made = bench_tables.acceptance([*record.rows, deep])
+    assert "the first 8 of 11; --json has all" in str(made.title)
     assert len(made.columns) == 1 + 8
 
 
 def test_rows_of_several_suites_have_names_of_their_own_in_the_roofline(
-    record: Record, monkeypatch: pytest.MonkeyPatch
+    record: LabRecord, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from matplotlib.axes import Axes
 
@@ -330,8 +332,8 @@ def test_the_ninth_method_does_not_look_like_the_first() -> None:
     assert len(set(looks)) == 20
 
 
-def test_the_page_of_rows_that_failed_or_know_little(record: Record) -> None:
-    record.rows[1] = Row("some", "<b>", 1, False, "match", True, False, 10, error="it <broke>")
+def test_the_page_of_rows_that_failed_or_know_little(record: LabRecord) -> None:
+    record.rows[1] = LabRow("some", "<b>", 1, False, "match", True, False, 10, error="it <broke>")
     record.rows[2] = row("peer", 0.8, categories={}, acceptance_by_position=[], milliseconds_per_step=None)
     record.rows[0] = replace(record.rows[0], categories={})
     record.roof, record.whole, record.interrupted = None, False, True
@@ -340,11 +342,11 @@ def test_the_page_of_rows_that_failed_or_know_little(record: Record) -> None:
     assert "<b> failed: it <broke>" in found.text and "Interrupted" in found.text
 
 
-def test_the_same_record_makes_the_same_page(record: Record) -> None:
+def test_the_same_record_makes_the_same_page(record: LabRecord) -> None:
     assert page(record) == page(record)
 
 
-def test_what_is_drawn_depends_on_the_figures(record: Record) -> None:
+def test_what_is_drawn_depends_on_the_figures(record: LabRecord) -> None:
     rows, roof = record.rows, record.roof
     assert roof is not None
     faster = [rows[0], row("lookahead", 1.6, acceptance_by_position=[0.7]), rows[2]]
@@ -358,10 +360,10 @@ def test_what_is_drawn_depends_on_the_figures(record: Record) -> None:
 
 @pytest.mark.parametrize("missing", ["matplotlib", "jinja2"])
 def test_without_a_library_the_extra_is_named(
-    monkeypatch: pytest.MonkeyPatch, record: Record, missing: str
+    monkeypatch: pytest.MonkeyPatch, record: LabRecord, missing: str
 ) -> None:
     monkeypatch.setattr(html, "find_spec", lambda name: None if name == missing else "found")
-    with pytest.raises(OutpaceError, match=rf"--html needs {missing}: .*outpace\[bench\]"):
+    with pytest.raises(OutpaceError, match=rf"--html needs {missing}: .*outpace-lab\[bench\]"):
         page(record)
 
 
@@ -370,7 +372,7 @@ def browser() -> str | None:
 
 
 @pytest.mark.skipif(browser() is None, reason=f"no browser here: none of {', '.join(BROWSERS)}")
-def test_a_browser_shows_every_plot(record: Record, tmp_path: Path) -> None:
+def test_a_browser_shows_every_plot(record: LabRecord, tmp_path: Path) -> None:
     # A script of the test's own tells what the browser made of the page: the size of every image as drawn.
     script = (
         "<script>window.onload = () => { document.title = JSON.stringify([...document.images].map("
@@ -398,7 +400,7 @@ def test_a_browser_shows_every_plot(record: Record, tmp_path: Path) -> None:
 # -- two results -----------------------------------------------------------------------------------------
 
 
-def test_comparison(record: Record, tmp_path: Path) -> None:
+def test_comparison(record: LabRecord, tmp_path: Path) -> None:
     first, second = tmp_path / "a.json", tmp_path / "b.json"
     record.peers = {"vllm": {"torch": "1"}, "some": {}}
     first.write_text(json.dumps(as_json(record)), "utf-8")
@@ -443,7 +445,7 @@ def test_files_that_are_no_benchmark(tmp_path: Path) -> None:
             read_rows(tmp_path / "some.json")
 
 
-def of_several_runs(record: Record, file: Path) -> Path:
+def of_several_runs(record: LabRecord, file: Path) -> Path:
     """A file of a governed run and one of full drafts on fewer prompts, with plain decoding twice."""
     samples = [{"tokens": 10, "seconds": [1.0]}] * 6
     plain, governed, _ = ({**row, "adaptive": True, "samples": samples} for row in as_json(record)["rows"])
@@ -453,7 +455,7 @@ def of_several_runs(record: Record, file: Path) -> Path:
     return file
 
 
-def test_rows_of_several_runs_are_named_by_what_differs(record: Record, tmp_path: Path) -> None:
+def test_rows_of_several_runs_are_named_by_what_differs(record: LabRecord, tmp_path: Path) -> None:
     _, rows = read_rows(of_several_runs(record, tmp_path / "some.json"))
     names = [name for _, name, _ in rows]
     assert names == [
@@ -469,7 +471,7 @@ def test_rows_of_several_runs_are_named_by_what_differs(record: Record, tmp_path
 
 
 def test_scripts_that_read_a_file_of_several_runs(
-    record: Record, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    record: LabRecord, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = str(of_several_runs(record, tmp_path / "some.json"))
 
@@ -505,7 +507,7 @@ def test_scripts_that_read_a_file_of_several_runs(
         *({"peers": ["vllm"]}, {"settings": {"suites": "gsm8k"}}),
     ],
 )
-def test_a_benchmark_with_a_part_missing(record: Record, tmp_path: Path, change: dict[str, Any]) -> None:
+def test_a_benchmark_with_a_part_missing(record: LabRecord, tmp_path: Path, change: dict[str, Any]) -> None:
     (tmp_path / "some.json").write_text(json.dumps(as_json(record) | change), "utf-8")
     with pytest.raises(OutpaceError, match=r"some\.json is broken \("):
         read_rows(tmp_path / "some.json")

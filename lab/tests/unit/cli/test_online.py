@@ -1,4 +1,4 @@
-"""``--online`` from a user's point of view."""
+"""``--observer online`` from a user's point of view."""
 
 from __future__ import annotations
 
@@ -48,8 +48,7 @@ def run(monkeypatch: pytest.MonkeyPatch, folder: Path, tmp_path: Path) -> Run:
 def test_many_prompts_teach_the_drafter(run: Run, heads: str, model: Loaded, tmp_path: Path) -> None:
     out = tmp_path / "learnt"
     options = ["-f", tmp_path / "prompts.jsonl", "-d", heads, "--json", "-n", 20, "--ignore-eos"]
-    how = ["--online", "--online-options", "measured=20,updates=3"]
-    result = run("generate", *options, *how, "--online-out", out)
+    result = run("generate", *options, "--observer", f"online:measured=20,updates=3,out={out}")
     assert result.exit_code == 0, result.output
     found = [json.loads(line)["tokens"] for line in result.stdout.splitlines()]
     params = SamplingParams(max_new_tokens=20, ignore_eos=True)
@@ -63,10 +62,10 @@ def test_many_prompts_teach_the_drafter(run: Run, heads: str, model: Loaded, tmp
 
 
 def test_one_prompt_is_too_little_and_says_so(run: Run, heads: str) -> None:
-    result = run("generate", "-p", "say", "-d", heads, "-n", 5, "--online")
+    result = run("generate", "-p", "say", "-d", heads, "-n", 5, "--observer", "online")
     assert result.exit_code == 0
     assert "nothing was learnt; a round begins every 1024 tokens" in " ".join(result.stderr.split())
-    result = run("generate", "-p", "say", "-d", heads, "-n", 5, "--online", "--online-options", "every=9")
+    result = run("generate", "-p", "say", "-d", heads, "-n", 5, "--observer", "online:every=9")
     assert "a round begins every 9 tokens" in " ".join(result.stderr.split())
 
 
@@ -76,12 +75,7 @@ def test_a_chat_teaches_the_drafter(run: Run, heads: str, tmp_path: Path) -> Non
     options = ["-d", heads, "-n", 12, "-t", 0.9, "--seed", 3]
     plain, online = (
         run("chat", *options, **talk),
-        run(
-            "chat",
-            *options,
-            *("--online", "--online-options", "measured=20", "--online-out", out),
-            **talk,
-        ),
+        run("chat", *options, "--observer", f"online:measured=20,out={out}", **talk),
     )
     assert online.exit_code == 0, online.output
     assert plain.stdout == online.stdout and "online: 1 rounds" in online.stderr
@@ -91,20 +85,19 @@ def test_a_chat_teaches_the_drafter(run: Run, heads: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--online",), "lookahead has no weights of its own to learn"),
-        (("-d", "early_exit", "--online"), "give path=FOLDER"),
-        (("--online", "--compare"), "leave one of --compare and --online out"),
-        (("--online-out", "new"), "add --online"),
-        (("--online", "--parallel", "draft"), "leave one of --online and --parallel out"),
-        (("--online-options", "every=9"), "add --online"),
+        (("--observer", "online"), "lookahead has no weights of its own to learn"),
+        (("-d", "early_exit", "--observer", "online"), "give path=FOLDER"),
+        (("--observer", "online", "--compare"), "leave one of --compare and --observer out"),
+        (("--observer", "online", "--parallel", "draft"), "leave one of --observer and --parallel out"),
+        (("-d", "HEADS", "--observer", "online:often=9"), "online has no option 'often'; it has: tokens"),
+        (("-d", "HEADS", "--observer", "online:every=x"), "every must be a whole number, not 'x'"),
+        (("-d", "HEADS", "--observer", "online:length=4"), "length must be at least 8, not 4"),
+        (("--observer", "online:out=."), "out=. exists already"),
+        (("--observer", "onlin"), "there is no observer 'onlin'. Did you mean 'online'?"),
         (
-            ("-d", "HEADS", "--online", "--online-options", "often=9"),
-            "online has no option 'often'; it has: tokens",
+            ("-d", "HEADS", "--observer", "online", "--verifier", "rejection", "-t", "1", "--seed", "1"),
+            "background",
         ),
-        (("-d", "HEADS", "--online", "--online-options", "every=x"), "every must be a whole number, not 'x'"),
-        (("-d", "HEADS", "--online", "--online-options", "length=4"), "length must be at least 8, not 4"),
-        (("--online", "--online-out", "."), "--online-out . exists already"),
-        (("-d", "HEADS", "--online", "--verifier", "rejection", "-t", "1", "--seed", "1"), "background"),
     ],
 )
 def test_mistakes(run: Run, heads: str, options: tuple[str, ...], message: str) -> None:

@@ -13,12 +13,13 @@ import pytest
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llamacpp")
 
-from gguf_types import BEGIN, END, FILE_TYPES, PAGE, how, quantise, smollm2
+from gguf_types import BEGIN, END, PAGE, how, smollm2
 from outpace.core import SamplingParams
 from outpace.embedded import smollm2_path
 from outpace.engine.engine import Engine
 from outpace.targets import Target
 from outpace.targets.hardware import processor
+from outpace.testing.gguf import FILE_TYPES, quantise
 
 pytestmark = [
     pytest.mark.real,

@@ -18,17 +18,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from outpace._version import __version__
 from outpace.core import OutpaceError, UnsupportedModel, load_extra
-from outpace.embedded import cache_path
-from outpace.files import beside, foreign
-from outpace.loading.weights import load_weights
-from outpace_lab.bench.llama_shapes import Shape
+from outpace.files import beside
 
 _DTYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "q8_0": "Q8_0", "q4_0": "Q4_0"}
 _FILE_TYPES = {"float32": 0, "float16": 1, "q4_0": 2, "q8_0": 7, "bfloat16": 32}  # llama.cpp's numbers
 _BLOCK = 32  # numbers per quantised block
 _NORMAL, _CONTROL = 1, 3  # llama.cpp's types of tokens
+# llama.cpp's numbers of file types.
+FILE_TYPES = {
+    "q4_0": 2, "q5_0": 8, "q8_0": 7, "q3_k_m": 12, "q4_k_m": 15, "q5_k_m": 17, "q6_k": 18, "iq4_nl": 25,
+    "iq4_xs": 30, "mxfp4": 38, "f16": 1, "bf16": 32,
+}  # fmt: skip
 
 
 def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = None) -> None:
@@ -68,16 +69,19 @@ def write_gguf(model: Any, path: Path, dtype: str = "float32", tokenizer: Any = 
         draft.unlink(missing_ok=True)
 
 
-def nano_gguf() -> Path:
-    """The embedded model as a GGUF file in q8_0, in the user's cache; written on first use.
+def quantise(source: Path, kind: str, path: Path) -> Path:
+    """Quantise a file in float32 by llama.cpp itself.
 
-    One that others may have written is written again.
+    Args:
+        kind: a key of ``FILE_TYPES``.
     """
-    path = cache_path() / f"outpace-nano-{__version__}-q8_0.gguf"
-    if not path.is_file() or foreign(path.stat()):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        _, model, tokenizer = load_weights(None, torch.float32, False)
-        write_gguf(model, path, "q8_0", tokenizer)
+    from outpace.targets.llamacpp.library import library
+
+    own = library()
+    params = own.llama_model_quantize_default_params()
+    params.ftype, params.nthread = FILE_TYPES[kind], 1
+    if own.llama_model_quantize(str(source).encode(), str(path).encode(), params):
+        raise RuntimeError(f"llama.cpp does not quantise {source} to {kind}")
     return path
 
 
@@ -113,16 +117,16 @@ def _padded(size: int, blocks: bool) -> int:
 
 def _describe(writer: Any, config: Any, blocks: bool) -> None:
     """Write the sizes, under llama.cpp's names."""
-    shape = Shape.of(config)
+    head = config.head_dim or config.hidden_size // config.num_attention_heads
     writer.add_context_length(config.max_position_embeddings)
-    writer.add_embedding_length(shape.hidden_size)
-    writer.add_block_count(shape.layers)
-    writer.add_feed_forward_length(_padded(shape.intermediate_size, blocks))
-    writer.add_head_count(shape.heads)
-    writer.add_head_count_kv(shape.kv_heads)
-    writer.add_key_length(shape.head_dim)
-    writer.add_value_length(shape.head_dim)
-    writer.add_rope_dimension_count(shape.head_dim)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(_padded(config.intermediate_size, blocks))
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(head)
+    writer.add_value_length(head)
+    writer.add_rope_dimension_count(head)
     writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
     writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     writer.add_vocab_size(config.vocab_size)

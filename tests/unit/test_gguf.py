@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, LlamaFor
 
 from models import tiny_llama
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace_lab.bench.gguf import interleaved, write_gguf
+from outpace.testing.gguf import interleaved, write_gguf
 
 gguf = pytest.importorskip("gguf", reason="needs outpace[gguf]")
 

@@ -1,0 +1,45 @@
+"""The model that a command of the laboratory loads, which may be grown in memory. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from outpace.cli import screen
+from outpace.cli.parts import Source
+from outpace.core import OutpaceError
+
+if TYPE_CHECKING:
+    from outpace.loading import Loaded
+
+
+def source_of(like: str, *given: Any, **more: Any) -> Source:
+    """The source of a model, grown to the shape ``like`` unless that is empty; the rest as for ``Source``."""
+    return GrownSource(*given, **{**more, "like": like}) if like else Source(*given, **more)
+
+
+@dataclass(frozen=True)
+class GrownSource(Source):
+    """A model that is grown to the shape ``like`` in memory."""
+
+    like: str = ""
+
+    def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
+        """Load the model and grow it, after checking the drafter and the verifier."""
+        from outpace_lab.bench.grown import load_grown
+
+        with screen.busy(f"loading {self.model or 'the embedded model'} ..."):
+            self.check(drafter, verifier, references)
+            if not isinstance(self.place, str | None):
+                raise OutpaceError("--like grows a model on one device; leave --device-map out")
+            if self.llamacpp:
+                raise OutpaceError("--llamacpp is for .gguf files, which --like does not grow; leave one out")
+            return load_grown(
+                self.model,
+                self.like,
+                self.dtype,
+                self.place,
+                trust_remote_code=self.trust_remote_code,
+                quantise=self.quantise,
+                stock=self.stock,
+            )

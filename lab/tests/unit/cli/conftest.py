@@ -1,0 +1,5 @@
+"""Tiny models, as in ``cli_models``."""
+
+from cli_models import chat_folder, chat_model, folder, model, run
+
+__all__ = ["chat_folder", "chat_model", "folder", "model", "run"]
