@@ -1,5 +1,5 @@
-"""Settings, hooks and fixtures of all tests."""
+"""Settings and hooks of all tests."""
 
-from running import pytest_runtest_setup, trained_for_all
+from running import pytest_runtest_setup
 
-__all__ = ["pytest_runtest_setup", "trained_for_all"]
+__all__ = ["pytest_runtest_setup"]

@@ -33,13 +33,3 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose the folder of the record before any fixture loads a model; none where no self-test is spared."""
     unrecorded = any(item.path.is_relative_to(folder) for folder in _UNRECORDED)
     os.environ["OUTPACE_TESTED"] = "" if unrecorded else _TESTED.name
-
-
-@pytest.fixture(scope="session", autouse=True)
-def trained_for_all(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Share the drafters of ``lossless.trained`` among the processes of a run; pytest removes them."""
-    base = tmp_path_factory.getbasetemp()
-    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "trained"
-    folder.mkdir(exist_ok=True)
-    os.environ["OUTPACE_TRAINED"] = str(folder)
-    return folder

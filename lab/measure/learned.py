@@ -34,7 +34,7 @@ from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, measure
 from outpace.bench.subject import fitting
 from outpace.bench.suites import load_suite
-from outpace.learned.learned import CONFIG, Learned
+from outpace.learned.learned import CONFIG
 from outpace.loading import Loaded, load
 from outpace.targets import TargetModel
 from outpace.targets.ties import margin
@@ -44,6 +44,7 @@ from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.metric import Replay
 from outpace_lab.train.provenance import PROVENANCE
 from outpace_lab.train.reading import read_batch
+from outpace_lab.train.trained import Trained as Module
 
 SUITES = ("gsm8k", "humaneval")
 PLACES = 4  # places of a draft whose acceptance the table shows
@@ -145,7 +146,7 @@ def trained(folder: Path, spec: str | None = None) -> Trained:
     )
 
 
-def predict(module: Learned, target: TargetModel, texts: Sequence[Document]) -> float:
+def predict(module: Module, target: TargetModel, texts: Sequence[Document]) -> float:
     """The expected accepted length on texts."""
     replay = Replay()
     for text in texts:

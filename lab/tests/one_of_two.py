@@ -20,13 +20,13 @@ from typer.testing import CliRunner
 
 from models import tiny_llama
 from outpace.cli import app
-from outpace.drafters.models.draft_module import DraftConfig, DraftModule
 from outpace.targets import Target
 from outpace_lab.train import loop
 from outpace_lab.train.data import Document
 from outpace_lab.train.loop import Training, train
 from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.metric import Replay
+from outpace_lab.train.modules.draft_model import DraftConfig, TrainedDraft
 
 TARGET = Target(tiny_llama(vocabulary=41, context=64, layers=3))
 SETTINGS = Training(
@@ -36,9 +36,9 @@ SETTINGS = Training(
 ROWS = [[Document(tuple((7 * p + r) % 40 + 1 for p in range(6 + 3 * (r % 4))), 2)] for r in range(8)]
 
 
-def draft() -> DraftModule:
+def draft() -> TrainedDraft:
     torch.manual_seed(0)
-    return DraftModule.new(DraftConfig(hidden_size=16, depth=1, num_speculative_tokens=3), TARGET).double()
+    return TrainedDraft.new(DraftConfig(hidden_size=16, depth=1, num_speculative_tokens=3), TARGET).double()
 
 
 def weights(out: Path, stop: int | None = None, **changes: Any) -> dict[str, torch.Tensor]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
-from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,59 +12,32 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import outpace
 from lossless.datastore import with_datastore
 from lossless.prompts import PROMPTS
-from lossless.trained import tuned, with_trained
-from outpace.core import Generation, SamplingParams
-from outpace.targets import TargetModel
-from outpace.targets.weights.adapters import merge
-from outpace_lab.train.joint import TARGET
-
-SAMPLINGS = {
-    "greedy": SamplingParams(max_new_tokens=64),
-    "top_p": SamplingParams(max_new_tokens=64, temperature=0.7, top_p=0.9),
-    "penalty": SamplingParams(max_new_tokens=64, temperature=1.0, repetition_penalty=1.2, min_p=0.05),
-}
+from lossless.trained import with_trained
+from outpace.testing.matrix import Matrix
 
 
-class Lab:
+def embedded(dtype: torch.dtype, device: str = "cpu") -> Any:
+    return AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=dtype).to(device)
+
+
+class Lab(Matrix):
     """The embedded model in one dtype on one device, its prompts, and plain decoding of them.
 
+    In a spec ``{datastore}`` is a datastore of the prompts, ``{trained}`` the folder of a learned drafter.
+
     Args:
-        heads: the folder of a drafter whose target was trained too: the model is then that target.
+        model: the embedded one, or one that was made of it.
     """
 
-    def __init__(self, dtype: torch.dtype, heads: Path | None = None, device: str = "cpu") -> None:
-        path = outpace.nano_path()
-        self.tokenizer = AutoTokenizer.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype).to(device)
-        self.target: TargetModel = outpace.Target(model if heads is None else merge(model, heads / TARGET))
-        self.prompts: list[list[int]] = [self.tokenizer(text).input_ids for text in PROMPTS]
-        self.plain = lru_cache(self._plain)
-
-    def params(self, sampling: str) -> list[SamplingParams]:
-        """Parameters of each prompt, each with its own seed."""
-        return [replace(SAMPLINGS[sampling], seed=1000 + place) for place in range(len(self.prompts))]
-
-    def _plain(self, sampling: str, first: int | None = None) -> list[Generation]:
-        return self.decode("none", sampling, first)
-
-    def decode(self, drafter: str, sampling: str, first: int | None = None) -> list[Generation]:
-        """Generations of the first prompts (all by default), decoded together."""
-        engine = self.engine(drafter)
-        return engine.generate(self.prompts[:first], self.params(sampling)[:first])
-
-    def engine(self, drafter: str, verifier: str = "match") -> outpace.Engine:
-        """An engine that drafts all it can.
-
-        In the spec ``{datastore}`` is a datastore of the prompts, ``{trained}`` the folder of a learned
-        drafter.
-        """
-        spec = with_trained(with_datastore(drafter))
-        return outpace.Engine(self.target, spec, verifier, adaptive=False)
+    def __init__(self, model: Any) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
+        prompts = [self.tokenizer(text).input_ids for text in PROMPTS]
+        super().__init__(outpace.Target(model), prompts, lambda spec: with_trained(with_datastore(spec)))
 
 
 @lru_cache
 def lab_on(dtype: torch.dtype, device: str = "cpu") -> Lab:
-    return Lab(dtype, device=device)
+    return Lab(embedded(dtype, device))
 
 
 @pytest.fixture(scope="session")
@@ -78,17 +50,3 @@ def exact() -> Lab:
 def single() -> Lab:
     """In float32: a difference is allowed only at a near-tie."""
     return lab_on(torch.float32)
-
-
-@pytest.fixture(scope="session")
-def tuned_exact() -> Lab:
-    """Medusa-2's target in float64."""
-    pytest.importorskip("peft")
-    return Lab(torch.float64, tuned())
-
-
-@pytest.fixture(scope="session")
-def tuned_single() -> Lab:
-    """Medusa-2's target in float32."""
-    pytest.importorskip("peft")
-    return Lab(torch.float32, tuned())

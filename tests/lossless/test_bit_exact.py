@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lossless.conftest import SAMPLINGS, lab_on
+from lossless.conftest import lab_on
 from lossless.test_matrix import SPECS
 from outpace.native.layers import functions
 from outpace.targets.cpu.kernels import using_threads
+from outpace.testing.matrix import SAMPLINGS
 
 pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reason="nothing is compiled here")
 

@@ -16,7 +16,6 @@ from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, TargetModel
 from outpace.testing import ToyTarget
-from outpace_lab.targets import ContrastiveTarget
 
 # Short, long, and two that join while the others decode; all outgrow their first lane.
 PROMPTS = [[5, 3], [(7 * i) % 31 + 1 for i in range(90)], [4, 4, 8] * 8, [9]]
@@ -32,10 +31,6 @@ def toy(device: str) -> TargetModel:
     return ToyTarget(context=None)
 
 
-def pair(device: str) -> TargetModel:
-    return ContrastiveTarget(llama(device), CausalTarget(tiny_llama(vocabulary=32, seed=1).to(device)))
-
-
 CASES: dict[str, tuple[Any, Any]] = {
     "toy, plain": (toy, lambda: "none"),
     "toy, lookahead": (toy, lambda: "lookahead:window=4,ngram=3,guesses=4"),
@@ -44,10 +39,6 @@ CASES: dict[str, tuple[Any, Any]] = {
         lambda: DraftModel(ToyTarget(context=None, surprise=0.5), 3, branching="2x1"),
     ),
     "llama, lookahead": (llama, lambda: "lookahead:window=4,ngram=3,guesses=4"),
-    "llama, a window": (llama, lambda: "windowed:sinks=1,recent=4,num_speculative_tokens=2"),
-    "llama, some layers": (llama, lambda: "self_speculative:skip=1,num_speculative_tokens=2"),
-    "llama, in two parts": (llama, lambda: "early_exit:layers=1,num_speculative_tokens=2,min_confidence=0"),
-    "a pair, prompt lookup": (pair, lambda: "prompt_lookup"),
 }
 
 

@@ -29,14 +29,10 @@ from outpace.testing.checks import Budgets
 
 # What drafters need besides their options.
 NEEDED = {
-    "blockwise": "path={trained}",
-    "cascade": "draft=(draft_model:num_speculative_tokens=3),inner=(prompt_lookup)",
     "combined": "parts=(lookahead:window=2,ngram=3)+(prompt_lookup)",
     "dflash": "path={trained}",
     "hydra": "path={trained}",
-    "parallel_tokens": "path={trained}",
     "retrieval": "path={datastore}",
-    "spec_drafter": "path={trained}",
 }
 # Options that name what is drafted with, not how.
 _NOT_TRIED = {"path", "model", "tokenizer", "target_tokenizer", "device", "seed", "draft", "inner", "parts"}
@@ -96,10 +92,11 @@ def accepted(name: str, option: str, value: Any) -> bool:
 
 def choices(name: str) -> list[list[str]]:
     """The values to try, of each option of a drafter."""
-    hints = typing.get_type_hints(DRAFTERS[name])
+    kind = type(load_drafter(spec_of(name)))
+    hints = typing.get_type_hints(kind)
     return [
         [f"{field.name}={value}" for value in values(name, field.name, hints[field.name])]
-        for field in dataclasses.fields(DRAFTERS[name])
+        for field in dataclasses.fields(kind)
         if field.init and field.name not in _NOT_TRIED
     ]
 
@@ -158,11 +155,16 @@ def test_some_settings(exact: Lab, spec: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_every_setting(exact: Lab, name: str) -> None:
+    check_every(exact, name)
+
+
+def check_every(lab: Lab, name: str, complete: Callable[[str], str] = str) -> None:
+    """Check every setting of a drafter, of whose specs ``complete`` replaces what is in braces."""
     wrong, refused = [], []
-    specs = covering(name, lambda spec: engines(exact, spec) is not None)
+    specs = covering(name, lambda spec: engines(lab, complete(spec)) is not None)
     for spec in specs:
         try:
-            if not check(exact, spec):
+            if not check(lab, complete(spec)):
                 refused.append(spec)
         except Exception as error:
             wrong.append((spec, repr(error)))

@@ -27,7 +27,6 @@ from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
 from outpace.targets.gpu.graphs import CudaGraphs, Eager, Made, Runner
 from outpace.targets.inputs.changes import Structure
-from outpace_lab.targets import ContrastiveTarget
 from replay import HostRead, Replay
 from zoo.families import FAMILIES
 
@@ -71,9 +70,6 @@ DRAFTERS: dict[str, Callable[[str], Any]] = {
     "suffix": lambda _: "suffix",
     "token_recycling": lambda _: "token_recycling",
     "draft_model": lambda device: DraftModel(CausalTarget(llama(device, 1), check=False), 3),
-    "self_speculative": lambda _: "self_speculative:skip=1",
-    "early_exit": lambda _: "early_exit:layers=1,num_speculative_tokens=2,min_confidence=0",
-    "parallel_tokens": lambda _: "parallel_tokens",
 }
 
 
@@ -129,16 +125,6 @@ def test_a_draft_model_of_fixed_shapes(branching: str, verifier: str, device: st
             (one,) = engine.generate([prompt], params)
             answers.append((one.tokens, one.stats.accepted, one.stats.drafted))
     assert found == plain
-
-
-@pytest.mark.parametrize("device", DEVICES)
-def test_a_pair(device: str) -> None:
-    params = SAMPLINGS["sampled"]
-    expected = alone(
-        ContrastiveTarget(*(CausalTarget(llama(device, s), check=False) for s in (0, 1))), params
-    )
-    both = ContrastiveTarget(fixed(device), fixed(device, 1))
-    assert run(Engine(both, "prompt_lookup", slots=4, length=64, adaptive=False), params) == expected
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -15,9 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.cli import app
-from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import MedusaConfig
 from outpace_lab.drafters.routed import TopicRouter
 from outpace_lab.train import Learning, Topics
+from outpace_lab.train.modules.heads import TrainedMedusa
 from serving import Client, model, run, serving
 
 STORIES = [f"Once upon a time there was a {animal}" for animal in ("dog", "cat", "fox", "hen")]
@@ -30,7 +31,7 @@ ASKED = {"max_tokens": 24, "ignore_eos": True, "return_token_ids": True, "specul
 def heads(tmp_path: Path) -> str:
     """Untrained heads; the embedded model's draft model would learn a hundred times as slowly."""
     config = MedusaConfig(heads=2, own_head=True, max_nodes=4)
-    MedusaHeads.new(config, model().target).save(tmp_path / "heads")
+    TrainedMedusa.new(config, model().target).save(tmp_path / "heads")
     return f"medusa:path={tmp_path / 'heads'}"
 
 

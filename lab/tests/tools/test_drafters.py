@@ -15,10 +15,11 @@ import publish_drafter
 import train_drafters
 from answers import PROMPT_TOKENS, SHARES, cut, encode, signature
 from corpus import END_OF_TEXT, Corpus
-from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import MedusaConfig
 from outpace.spec import load
 from outpace.testing import ToyTarget
 from outpace_lab.train.methods import LEARNED
+from outpace_lab.train.modules.heads import TrainedMedusa
 
 CODE = 'def double(x):\n    """Twice x.\n\n    Of any number.\n    """\n    return 2 * x\n'
 CORPUS = Corpus(
@@ -115,13 +116,13 @@ FACTS = {
 
 def test_what_is_shipped_is_small_and_says_where_it_came_from(tmp_path: Path) -> None:
     target = ToyTarget()
-    heads = MedusaHeads.new(MedusaConfig(heads=2), target)
+    heads = TrainedMedusa.new(MedusaConfig(heads=2), target)
     heads.save(tmp_path / "from")
     (tmp_path / "from" / "provenance.json").write_text(json.dumps(FACTS), "utf-8")
     card_drafters.ship(tmp_path / "from", tmp_path / "to", SOURCES)
     weights = load_file(tmp_path / "to" / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {torch.bfloat16}
-    again = MedusaHeads.load(tmp_path / "to", target)
+    again = TrainedMedusa.load(tmp_path / "to", target)
     assert torch.allclose(again.accuracies.float(), heads.accuracies, rtol=2**-8)
     assert again.fit.name == "outpace-nano"
     card = (tmp_path / "to" / "README.md").read_text("utf-8")
@@ -136,13 +137,13 @@ def test_a_published_drafter_names_a_public_model_and_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     target, source, out = ToyTarget(), tmp_path / "from", tmp_path / "to"
-    heads = MedusaHeads.new(MedusaConfig(heads=2), target)
+    heads = TrainedMedusa.new(MedusaConfig(heads=2), target)
     heads.save(source)
     (source / "provenance.json").write_text(json.dumps(FACTS), "utf-8")
     arguments = ["publish_drafter.py", str(source), str(out), "--target", "someone/model"]
     monkeypatch.setattr(sys, "argv", arguments)
     publish_drafter.main()
-    again = MedusaHeads.load(out, target)
+    again = TrainedMedusa.load(out, target)
     assert again.fit.name == "someone/model"
     assert {tensor.dtype for tensor in load_file(out / "model.safetensors").values()} == {torch.bfloat16}
     card = (out / "README.md").read_text("utf-8")

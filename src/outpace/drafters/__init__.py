@@ -5,18 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.drafters.base import Drafter, SequenceDrafter
-from outpace.learned.learned import Learned
 from outpace.plugins import defined
 from outpace.spec import load
 
-__all__ = ["DRAFTERS", "LEARNED", "Drafter", "SequenceDrafter", "load_drafter"]
+__all__ = ["DRAFTERS", "Drafter", "SequenceDrafter", "load_drafter"]
 
 # A drafter is a class with a paper in a module of this package.
 _CLASSES: list[type[Drafter[Any]]] = defined(__name__, Drafter, "paper")
 DRAFTERS = {cls.name: cls for cls in _CLASSES}
-
-# Trained methods, with the modules that drafters load.
-LEARNED: dict[str, type[Learned]] = {cls.method: cls for cls in defined(__name__, Learned, "method")}
 
 
 def load_drafter(spec: str) -> Drafter[Any]:

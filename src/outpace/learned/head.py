@@ -6,7 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from outpace.learned.batch import Batch
 from outpace.targets.base import TargetModel
 from outpace.targets.cpu.linear import pack_drafter
 from outpace.targets.inputs.changes import Weights
@@ -70,6 +69,11 @@ class PartialHead:
         self._own = None if whole is None else (whole[0][self._ids], whole[1][self._ids])
         self._packed: nn.Module | None = None
 
+    @property
+    def is_matrix(self) -> bool:
+        """Whether it is computed for the ids alone, from the input of the target's head."""
+        return self._own is not None
+
     def __call__(self, states: Tensor) -> Tensor:
         """Logits [..., n] of inputs of the head, [..., hidden size]. Gradients reach the inputs."""
         if self._weights.changed(thorough=False):
@@ -97,10 +101,3 @@ class PartialHead:
     def among(self, logits: Tensor) -> Tensor:
         """The ids' logits, [..., n], among all of them, [..., vocabulary]."""
         return logits if self._ids is None else logits[..., self._ids]
-
-    @torch.no_grad()
-    def of(self, batch: Batch, where: Tensor | tuple[Tensor, Tensor]) -> Tensor:
-        """The target's own logits, [places, n], at the places of a mask [B, T], or at rows and places."""
-        if self._own is None or isinstance(batch.scores, Tensor) or -1 not in batch.hidden:
-            return self.among(batch.logits[where])
-        return self(batch.hidden[-1][where])

@@ -1,7 +1,7 @@
 """Base class of trained modules, which are made for a target and bound to it.
 
-Authors of learned drafters import everything from here: batches (``batch.py``), the target's head
-(``head.py``), losses (``losses.py``) and folders on disk (``folder.py``).
+Authors of learned drafters import everything from here: the target's head (``head.py``) and folders on disk
+(``folder.py``). Here is what loading and drafting need; how a module learns is outpace-lab's ``train``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import threading
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from abc import ABC
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,29 +22,21 @@ from torch.nn.modules.module import register_module_parameter_registration_hook
 from typing_extensions import Self
 
 from outpace.core import OutpaceError, out_of_memory
-from outpace.learned.batch import Batch
 from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
 from outpace.learned.head import PartialHead, head_weights
 from outpace.learned.hidden_layers import check_layers
 from outpace.targets.base import TargetModel
 from outpace.targets.cpu.linear import pack_drafter
-from outpace_lab.losses import Losses, Objective, accepted_of_chain, among, measure
 
 L = TypeVar("L", bound="Learned")
 
 __all__ = [
     "CONFIG",
     "WEIGHTS",
-    "Batch",
     "Fit",
     "Learned",
-    "Losses",
-    "Objective",
     "PartialHead",
-    "accepted_of_chain",
-    "among",
     "head_weights",
-    "measure",
     "read_config",
 ]
 
@@ -73,7 +65,6 @@ class Learned(nn.Module, ABC):
         config_type: a frozen dataclass of plain values and tuples of them, the options of training from
             scratch.
         fitted: names of the target's sizes that it depends on.
-        checkpoint_type: the options when training starts from a model; None if it cannot.
 
     Args:
         config: of ``config_type``.
@@ -83,7 +74,6 @@ class Learned(nn.Module, ABC):
     method: ClassVar[str]
     config_type: ClassVar[type[Any]]
     fitted: ClassVar[tuple[str, ...]] = ("vocabulary", "hidden_size")
-    checkpoint_type: ClassVar[type[Any] | None] = None
 
     def __init__(self, config: Any, fit: Fit) -> None:
         super().__init__()
@@ -96,77 +86,6 @@ class Learned(nn.Module, ABC):
         """The target's layers that it reads, numbered as in ``Output.hidden``."""
         return (-1,)
 
-    def forward(self, batch: Batch, objective: Objective) -> Losses:
-        """Compute ``loss``; the entry point for wrappers of distributed training."""
-        return self.loss(batch, objective)
-
-    @abstractmethod
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
-        """The losses of a batch. Each module aligns its logits with the places that they predict."""
-
-    @abstractmethod
-    def accepted(self, batch: Batch) -> Tensor:
-        """Number of tokens accepted of the greedy draft whose root is each place's token, [B, T].
-
-        The text is taken as the target's own output.
-        """
-
-    @property
-    def context(self) -> int | None:
-        """Its maximum number of positions; None for the target's."""
-        return None
-
-    @property
-    def writer(self) -> TargetModel:
-        """The module as a language model that writes the text for on-policy training.
-
-        Raises:
-            OutpaceError: it cannot write text without the target.
-        """
-        raise OutpaceError(
-            f"{self.method} drafts from the target's states at each place, so it cannot write its own text "
-            "to learn from; leave out on_policy, or train a draft_model"
-        )
-
-    def accompany(self, folder: Path, tokenizer: Any) -> None:
-        """Write further files to its folder, before training. By default none."""
-        del folder, tokenizer
-
-    def calibrate(self, batches: Iterable[Batch]) -> None:
-        """Measure what it needs for drafting, after training, on separate text. By default does nothing."""
-        del batches
-
-    def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
-        """Further figures on held-out text, by name. By default none."""
-        del batches
-        return {}
-
-    # -- how it is trained -------------------------------------------------------------------------------
-
-    def suit(self, counts: Tensor) -> None:
-        """Adapt to the texts before the first step. By default does nothing.
-
-        Args:
-            counts: how often each of the target's tokens is to be learnt, [vocabulary].
-        """
-        del counts
-
-    def begin_linearly(self, batches: Iterable[Batch]) -> None:
-        """Solve for the initial weights that have a closed form. By default does nothing.
-
-        Args:
-            batches: the texts to be learnt, once.
-        """
-        del batches
-
-    def at_step(self, step: int, steps: int) -> None:
-        """Prepare for update ``step`` of ``steps``, counted from 0. By default does nothing."""
-        del step, steps
-
-    def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
-        """Groups of its weights, each with a learning rate relative to the run's."""
-        return [(1.0, list(self.parameters()))]
-
     # -- with a target -----------------------------------------------------------------------------------
 
     @classmethod
@@ -175,18 +94,6 @@ class Learned(nn.Module, ABC):
         made = cls(config, Fit.of(target)).to(target.hidden.device)
         made.bind(target)
         return made
-
-    @classmethod
-    def begin(cls: type[L], draft: str, options: Any, target: TargetModel) -> L:
-        """A module that starts from a model, given by folder or name, in float32, on the target's device.
-
-        Args:
-            options: of ``checkpoint_type``.
-
-        Raises:
-            OutpaceError: the method trains only from scratch, there is no such model, or it does not fit.
-        """
-        raise OutpaceError(f"{cls.method} cannot start from a model; train it from scratch")
 
     def bind(self, target: TargetModel) -> None:
         """Bind the module to the target whose embeddings and head it shares.

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from outpace.core import OutpaceError, first_line
 from outpace.files import read_json
-from outpace.learned.folder import write_folder
 from outpace.targets.weights.checkpoint import check_counts
 
 # SafeAILab's name of the one layer, and that of speculators.
@@ -251,49 +250,3 @@ def layer_of(given: Mapping[str, Any], folder: str | Path, method: str) -> Any:
     if layer.hidden_act != "silu":
         raise OutpaceError(f"{method}: {folder} has hidden_act {layer.hidden_act!r}; only silu is supported")
     return layer
-
-
-def write(
-    folder: str | Path,
-    fields: Mapping[str, Any],
-    layer: Mapping[str, Any],
-    target: Mapping[str, Any],
-    tensors: Mapping[str, Tensor],
-) -> None:
-    """Write a folder in speculators' layout.
-
-    Args:
-        folder: the folder, created if needed.
-        fields: the EagleConfig's.
-        layer: the config of its layers, under the names of a LlamaConfig.
-        target: ``name_or_path`` and ``architectures`` of the target.
-        tensors: by speculators' names.
-    """
-    rope = dict(layer["rope_parameters"])
-    scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
-    greedy = {"proposal_type": "greedy", "speculative_tokens": fields["steps"]}
-    config = {
-        "architectures": ["Eagle3Speculator"],
-        "speculators_model_type": "eagle3",
-        "speculators_version": "0.1.0",
-        "draft_vocab_size": fields["draft_vocabulary"],
-        **{name: fields[name] for name in NORMS},
-        "eagle_aux_hidden_state_layer_ids": list(fields["layers"]),
-        "transformer_layer_config": {
-            "model_type": "llama",
-            **layer,
-            # The entry of transformers 5, and the two of earlier versions.
-            "rope_theta": rope["rope_theta"],
-            "rope_scaling": None if scaling.get("rope_type", "default") == "default" else scaling,
-            "num_hidden_layers": fields["depth"],
-            "vocab_size": len(tensors["t2d"]),
-            "tie_word_embeddings": False,
-        },
-        "speculators_config": {
-            "algorithm": "eagle3",
-            "default_proposal_method": "greedy",
-            "proposal_methods": [greedy],
-            "verifier": dict(target),
-        },
-    }
-    write_folder(folder, config, tensors)

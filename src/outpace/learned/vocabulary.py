@@ -11,10 +11,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from outpace.core import OutpaceError
-from outpace.learned.learned import Batch, Fit, Learned, PartialHead
+from outpace.learned.learned import Fit, Learned, PartialHead
 from outpace.targets.base import TargetModel
 
 
@@ -65,12 +64,10 @@ class DraftVocabulary(nn.Module):
             )
 
     @torch.no_grad()
-    def choose(self, counts: Tensor) -> None:
-        """Draft the most frequent ids, of equally frequent ones the first."""
-        if self.reduced:
-            chosen = counts.argsort(descending=True, stable=True)[: len(self.ids)]
-            self.ids.copy_(chosen.sort().values)
-            self._head = None
+    def choose(self, ids: Tensor) -> None:
+        """Draft these ids, ascending, as many as there are."""
+        self.ids.copy_(ids)
+        self._head = None
 
     def head(self, target: TargetModel) -> PartialHead:
         """The target's head over the drafted ids."""
@@ -78,38 +75,11 @@ class DraftVocabulary(nn.Module):
             self._head = PartialHead(target, self.part)
         return self._head
 
-    def number(self, tokens: Tensor) -> Tensor:
-        """The drafted ids of the target's; -1 for those that are not drafted."""
-        if not self.reduced:
-            return tokens
-        places = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
-        return torch.where(self.ids[places] == tokens, places, -1)
-
-    def learnable(self, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """The places of a batch whose next token is to be learnt and can be drafted.
-
-        Returns:
-            Their rows, places and next tokens, the latter by drafted ids, each [n]; and the number of places,
-            [1], with those whose token cannot be drafted.
-        """
-        at, places = batch.ahead(1).nonzero(as_tuple=True)
-        labels = self.number(batch.labels[at, places])
-        kept = labels >= 0
-        return at[kept], places[kept], labels[kept], torch.tensor([len(at)], device=at.device)
-
-    def tokens(self, numbers: Tensor) -> Tensor:
-        """The target's ids of drafted ids."""
-        return self.ids[numbers] if self.reduced else numbers
-
     def spread(self, logits: Tensor) -> Tensor:
         """Logits over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
         if not self.reduced:
             return logits
         return spread(logits, self.ids, self._whole)
-
-    def of(self, target: TargetModel, batch: Batch, at: Tensor, places: Tensor) -> Tensor:
-        """The target's own logits over the drafted ids, [n, drafted], at n places of a batch."""
-        return self.head(target).of(batch, (at, places))
 
 
 class DraftsPart(Learned):
@@ -120,23 +90,10 @@ class DraftsPart(Learned):
     """
 
     drafted: DraftVocabulary
-    _chooses = False  # the ids are still to be chosen
 
     def take(self, tensors: Mapping[str, Tensor], where: str) -> None:
         super().take(tensors, where)
         self.drafted.check(where)
-
-    @classmethod
-    def new(cls, config: Any, target: TargetModel) -> Self:
-        made = super().new(config, target)
-        made._chooses = True
-        return made
-
-    def suit(self, counts: Tensor) -> None:
-        """Choose the ids to draft; a trained module keeps its own."""
-        if self._chooses:
-            self.drafted.choose(counts)
-        self._chooses = False
 
 
 def spread(values: Tensor, ids: Tensor, size: int, others: float = -torch.inf) -> Tensor:
@@ -144,3 +101,32 @@ def spread(values: Tensor, ids: Tensor, size: int, others: float = -torch.inf) -
     full = values.new_full((*values.shape[:-1], size), others)
     full[..., ids] = values
     return full
+
+
+def drafted_ids(model: Any) -> Tensor | None:
+    """The ids that a model was trained to draft, [n], ascending, by its config; None for all of them.
+
+    Such a model is a Llama that ``outpace train`` made: its head is a matrix, without a bias or a scale.
+
+    Args:
+        model: a transformers model, or None.
+
+    Raises:
+        OutpaceError: they are not ids of its vocabulary, or it is no Llama.
+    """
+    config: Any = getattr(model, "config", None)
+    listed = getattr(config, "draft_vocabulary_ids", None)
+    if listed is None:
+        return None
+    ids = listed if isinstance(listed, list) and all(type(one) is int for one in listed) else []
+    if not ids or ids != sorted({*ids}) or not 0 <= ids[0] <= ids[-1] < config.vocab_size:
+        raise OutpaceError(
+            f"draft_model: draft_vocabulary_ids in the config of {config.name_or_path or 'the model'} must "
+            f"be ascending ids below {config.vocab_size}"
+        )
+    if config.model_type != "llama":
+        raise OutpaceError(
+            "draft_model: a model of the type llama can draft a part of its vocabulary, not one of the type "
+            f"{config.model_type}; take draft_vocabulary_ids out of its config"
+        )
+    return None if len(ids) == config.vocab_size else torch.tensor(ids, device=model.device)

@@ -14,14 +14,13 @@ from outpace.drafters import DRAFTERS, load_drafter
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.jacobi import Jacobi
-from outpace_lab.train.methods import LEARNED
 
 # Drafters that have options without a default.
 WITH_WHAT_IT_NEEDS = {
-    "cascade": "cascade:draft=(draft_model),inner=(lookahead)",
     "combined": "combined:(lookahead)",
     "retrieval": "retrieval:path=corpus",
-    **{name: f"{name}:path=folder" for name in LEARNED if name != "draft_model"},
+    "dflash": "dflash:path=folder",
+    "hydra": "hydra:path=folder",
 }
 
 

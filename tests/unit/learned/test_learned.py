@@ -1,4 +1,4 @@
-"""Trained modules: their folders, mismatches, and the batches they learn from."""
+"""Trained modules: their folders, and mismatches."""
 
 from __future__ import annotations
 
@@ -16,14 +16,9 @@ from torch import Tensor, nn
 from models import tiny_llama
 from outpace.core import OutpaceError
 from outpace.learned.learned import (
-    Batch,
     Learned,
-    Losses,
-    Objective,
     PartialHead,
-    accepted_of_chain,
     head_weights,
-    measure,
     read_config,
 )
 from outpace.native.layers import functions
@@ -48,12 +43,6 @@ class Heads(Learned):
     def __init__(self, config: Options, fit: Any) -> None:
         super().__init__(config, fit)
         self.down = nn.Linear(fit.hidden_size, config.width)
-
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
-        raise NotImplementedError
-
-    def accepted(self, batch: Batch) -> Tensor:
-        raise NotImplementedError
 
 
 class Others(Heads):
@@ -123,45 +112,6 @@ def test_a_module_stays_with_its_target() -> None:
         _ = Heads(Options(), Heads.new(Options(), target).fit).target
     with pytest.raises(OutpaceError, match="load one per target"):
         Heads.new(Options(), target).bind(ToyTarget(seed=1))
-
-
-def batch(tokens: list[list[int]], documents: list[list[int]], counted: list[list[int]]) -> Batch:
-    rows = torch.tensor(tokens)
-    return Batch(
-        tokens=rows,
-        positions=torch.zeros_like(rows),
-        documents=torch.tensor(documents),
-        counted=torch.tensor(counted).bool(),
-        hidden={},
-        scores=torch.zeros(*rows.shape, 10),
-    )
-
-
-def test_nothing_looks_across_documents_or_into_padding() -> None:
-    packed = batch([[1, 2, 3, 4, 5, 0]], [[0, 0, 0, 1, 1, -1]], [[0, 1, 1, 0, 1, 0]])
-    assert packed.ahead(1).int().tolist() == [[1, 1, 0, 1, 0, 0]]
-    assert packed.ahead(2).int().tolist() == [[1, 0, 0, 0, 0, 0]]
-    assert not packed.ahead(6).any()
-    padded = batch([[1, 0, 0]], [[0, -1, -1]], [[0, 1, 1]])
-    assert not padded.ahead(1).any()
-
-
-def test_a_draft_is_accepted_as_far_as_it_is_right() -> None:
-    packed = batch([[1, 2, 3, 4, 5]], [[0, 0, 0, 0, 1]], [[1] * 5])
-    guesses = torch.tensor([[[2, 3, 9], [3, 9, 5], [4, 5, 0], [5, 0, 0], [0, 0, 0]]])
-    assert accepted_of_chain(packed, guesses).tolist() == [[2, 1, 1, 0, 0]]
-
-
-def test_losses_are_means_by_depth() -> None:
-    def objective(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:
-        return labels.double() + draft[:, 0]
-
-    draft = torch.tensor([[0.0, 1.0], [5.0, 0.0]])
-    empty = torch.zeros(0, 2)
-    depths = [(draft, draft, torch.tensor([1, 1])), (empty, empty, torch.zeros(0, dtype=torch.long))]
-    found = measure(objective, depths, [2.0, 1.0])
-    assert found.loss.tolist() == [3.5, 0.0] and found.total == 7
-    assert found.acceptance.tolist() == [0.5, 0.0] and found.places.tolist() == [2, 0]
 
 
 @pytest.mark.parametrize(

@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from learning import Watch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters.heads.hydra import Hydra, HydraConfig, HydraHeads
+from outpace.drafters.heads.hydra import Hydra, HydraHeads
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
+from watching import Watch
 
 PROMPTS = [[3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
 HEADS, LAYERS, SIZE, VOCABULARY = 3, 3, 32, 97
@@ -110,12 +110,6 @@ def test_tokens_are_those_of_plain_decoding(tmp_path: Path, temperature: float) 
     found = Engine(llama(), drafter, adaptive=False, observer=watch).generate(PROMPTS, params)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, params)]
     assert any(len(step.draft) == 9 for step in watch.steps)
-
-
-def test_heads_of_their_own_begin_with_the_targets() -> None:
-    made = HydraHeads.new(HydraConfig(heads=2, own_head=True, own_residual=True), llama()).double()
-    states = torch.randn(3, SIZE, dtype=torch.float64)
-    torch.testing.assert_close(made.projections[1](states), llama().head(states))
 
 
 def test_wrong_files_are_named_with_their_remedy(tmp_path: Path) -> None:

@@ -13,12 +13,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn import functional as F
 
-from learning import Watch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.heads.medusa import Medusa, MedusaHeads
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
+from watching import Watch
 
 PROMPTS = [[3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
 PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)

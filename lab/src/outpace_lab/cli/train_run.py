@@ -14,7 +14,7 @@ from rich.table import Table
 
 from outpace.cli import progress, screen
 from outpace.core import OutpaceError
-from outpace.learned.learned import CONFIG, WEIGHTS, Fit, Learned
+from outpace.learned.learned import CONFIG, WEIGHTS, Fit
 from outpace.loading import Loaded
 from outpace.spec import load
 from outpace.targets.base import TargetModel
@@ -32,9 +32,10 @@ from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.metric import replay
 from outpace_lab.train.processes import Processes
 from outpace_lab.train.states import KeptStates
+from outpace_lab.train.trained import Trained
 
 
-def module_of(method: str, target: TargetModel, draft: str | None = None) -> Learned:
+def module_of(method: str, target: TargetModel, draft: str | None = None) -> Trained:
     """Build the module to train, from a method given as in ``medusa:heads=5``.
 
     Args:

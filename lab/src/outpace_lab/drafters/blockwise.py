@@ -12,6 +12,7 @@ from outpace.drafters.heads.heads import HeadDrafter, Heads
 from outpace.drafters.heads.medusa import StateHeads
 from outpace.learned.learned import Fit
 from outpace.spec import check_least
+from outpace_lab.train.modules.heads import TrainedHeads
 
 
 @dataclass(frozen=True)
@@ -35,19 +36,23 @@ class BlockwiseConfig:
             raise OutpaceError(f"blockwise: width must be above 0, not {self.width}")
 
 
-class BlockwiseHeads(StateHeads):
+class BlockwiseHeads(StateHeads, TrainedHeads):
     """K heads with a common hidden layer, whose output for each is added to the state (section 6)."""
 
     method: ClassVar[str] = "blockwise"
     config_type: ClassVar[type[Any]] = BlockwiseConfig
 
     def __init__(self, config: BlockwiseConfig, fit: Fit) -> None:
-        super().__init__(config, fit, config.heads, ranks=1, decay=1.0, max_nodes=config.heads)
+        super().__init__(config, fit, config.heads, ranks=1, max_nodes=config.heads)
         size = fit.hidden_size
         self.hidden = nn.Linear(size, config.heads * max(1, round(config.width * size)))
         self.outputs = nn.ModuleList(nn.Linear(self.hidden.out_features, size) for _ in range(config.heads))
         for weight in self.outputs.parameters():
             nn.init.zeros_(weight)
+
+    @property
+    def decay(self) -> float:
+        return 1.0
 
     def guess(self, states: Tensor, depth: int) -> Tensor:
         own: Tensor = self.outputs[depth](nn.functional.relu(self.hidden(states)))

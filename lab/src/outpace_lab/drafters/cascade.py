@@ -15,27 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support.runner import Feed, Runner, Track
 from outpace.draws.logits import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
 from outpace.tree import chain, trim
-from outpace_lab.drafters.provisional import Decoder, Provisional
+from outpace_lab.drafters.provisional import Decoder, Provisional, decoder_of
 from outpace_lab.drafters.staged import verify
-
-
-@runtime_checkable
-class Decodes(Protocol):
-    """Drafter that drafts by decoding with a model of the target's vocabulary."""
-
-    def decoder(self, target: TargetModel) -> Decoder: ...
 
 
 @dataclass(frozen=True)
@@ -70,7 +64,7 @@ class Cascade(Drafter[CascadeState]):
     """A draft model that is itself accelerated by another drafter.
 
     Attributes:
-        draft: the drafter for the target: one with a model that drafts chains, such as draft_model.
+        draft: the drafter for the target: a draft_model that drafts chains.
         inner: the drafter for that model: any that needs no hidden states.
         tail: number of tokens that the inner drafter adds after the chain, at most; the draft model does not
             verify them.
@@ -89,7 +83,7 @@ class Cascade(Drafter[CascadeState]):
 
     def __post_init__(self) -> None:
         self.check_least(tail=0)
-        if not isinstance(self.draft, Decodes):
+        if not isinstance(self.draft, DraftModel):
             raise OutpaceError(
                 f"cascade: draft must have a model, as draft_model has; a {type(self.draft).__name__} has "
                 "none (it may be the inner drafter)"
@@ -100,8 +94,8 @@ class Cascade(Drafter[CascadeState]):
         return self.inner.reads_references
 
     def prepare(self, target: TargetModel) -> Shared:
-        assert isinstance(self.draft, Decodes)
-        decoder = self.draft.decoder(target)
+        assert isinstance(self.draft, DraftModel)
+        decoder = decoder_of(self.draft, target)
         inner = self.inner.prepare(decoder.model)
         if self.inner.hidden_layers(inner):
             raise OutpaceError(

@@ -22,14 +22,15 @@ from torch import Tensor, nn
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.blocks.blocks import draw_places
 from outpace.drafters.support.draws import Draws, Noise
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.shapes import Growing, shape_of
-from outpace.learned.learned import Batch, Fit, Learned, Losses, Objective, accepted_of_chain, measure
+from outpace.learned.learned import Fit
 from outpace.sequence import Sequence, Step
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
+from outpace_lab.train.modules.blocks import draw_places
+from outpace_lab.train.trained import Batch, Losses, Objective, Trained, accepted_of_chain, measure
 
 _PLACES = 128  # places of a text per forward when all places get look-ahead rows
 
@@ -50,7 +51,7 @@ class LookAheadConfig:
         check_least("parallel_tokens", self, num_speculative_tokens=1, places=1)
 
 
-class LookAhead(Learned):
+class LookAhead(Trained):
     """Table of embeddings, trained through the frozen target."""
 
     method: ClassVar[str] = "parallel_tokens"

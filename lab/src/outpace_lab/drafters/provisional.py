@@ -6,9 +6,12 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from outpace.core import OutpaceError
+from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support.draws import Noise
 from outpace.draws.logits import Logits
 from outpace.draws.sampling import Key, Processor, Stream, key
+from outpace.learned.vocabulary import drafted_ids
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.targets.base import TargetModel
 
@@ -25,6 +28,27 @@ class Decoder:
     model: TargetModel
     length: int
     noise: Noise
+
+
+def decoder_of(draft: DraftModel, target: TargetModel) -> Decoder:
+    """The draft model and its options for a chain.
+
+    Raises:
+        OutpaceError: the options describe anything but a chain in the target's vocabulary.
+    """
+    if draft.trees or draft.vocabulary != "same" or draft.min_confidence:
+        raise OutpaceError(
+            "draft_model: inside a cascade it drafts whole chains in the target's vocabulary; leave out "
+            "branching, acceptance, expand, min_confidence and vocabulary"
+        )
+    model = draft.load(target)
+    if drafted_ids(model.model) is not None:
+        raise OutpaceError(
+            f"draft_model: {model.name} drafts a part of its vocabulary, so it cannot be the model of a "
+            "cascade; train one without draft_vocabulary"
+        )
+    draft.translation(model, target)
+    return Decoder(model, draft.num_speculative_tokens, draft.draws)
 
 
 class Provisional(Sequence):

@@ -29,14 +29,14 @@ from outpace.drafters.blocks.blocks import (
     BlockModule,
     BlockState,
     run_layers,
-    sees_before,
-    sees_own_block,
 )
 from outpace.drafters.support.layer_cache import Feed
 from outpace.learned.layers import itself
-from outpace.learned.learned import Batch, Fit
+from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import DraftVocabulary
 from outpace.targets.base import TargetModel
+from outpace_lab.train.modules.blocks import TrainedBlocks, sees_before, sees_own_block
+from outpace_lab.train.trained import Batch
 
 _CHUNK = 512  # tokens of a text in one forward
 
@@ -48,7 +48,7 @@ class SpecDrafterConfig(BlockConfig):
     method: ClassVar[str] = "spec_drafter"
 
 
-class SpecDrafterModule(BlockModule):
+class SpecDrafterModule(TrainedBlocks):
     """A model independent of the target, with tied head and embeddings."""
 
     method: ClassVar[str] = "spec_drafter"

@@ -18,12 +18,13 @@ from torch import Tensor
 
 from outpace.core import OutpaceError
 from outpace.files import read_json
-from outpace.learned.learned import CONFIG, Batch, Learned
+from outpace.learned.learned import CONFIG
 from outpace.targets.base import TargetModel
 from outpace_lab.train.methods import LEARNED
+from outpace_lab.train.trained import Batch, Trained
 
 
-def load_earlier(folder: str | Path, target: TargetModel) -> Learned:
+def load_earlier(folder: str | Path, target: TargetModel) -> Trained:
     """Load the trained drafter in a folder, of any method.
 
     Raises:
@@ -41,12 +42,12 @@ def load_earlier(folder: str | Path, target: TargetModel) -> Learned:
     return LEARNED[method].load(folder, target)
 
 
-def all_layers(modules: Seq[Learned]) -> tuple[int, ...]:
+def all_layers(modules: Seq[Trained]) -> tuple[int, ...]:
     """The union of the target's layers that the modules read, ascending."""
     return tuple(sorted({layer for module in modules for layer in module.hidden_layers}))
 
 
-def still_wrong(batch: Batch, earlier: Seq[Learned]) -> Batch:
+def still_wrong(batch: Batch, earlier: Seq[Trained]) -> Batch:
     """The batch with a place counted only if no earlier drafter ranks its token first."""
     right = torch.zeros_like(batch.counted)
     right[:, 1:] = accepted_together(batch, earlier)[:, :-1] > 0
@@ -54,12 +55,12 @@ def still_wrong(batch: Batch, earlier: Seq[Learned]) -> Batch:
 
 
 @torch.no_grad()
-def accepted_together(batch: Batch, modules: Seq[Learned]) -> Tensor:
+def accepted_together(batch: Batch, modules: Seq[Trained]) -> Tensor:
     """Tokens accepted at each place, [B, T], if the drafts are merged into one tree: the maximum."""
     return torch.stack([module.accepted(batch) for module in modules]).amax(dim=0)
 
 
-def fingerprint(module: Learned) -> str:
+def fingerprint(module: Trained) -> str:
     """SHA-256 of a module's weights, as hexadecimal digits."""
     total = hashlib.sha256()
     for name, tensor in sorted(module.state_dict().items()):

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from outpace.learned.batch import padded
-from outpace.learned.learned import Batch
 from outpace.sequence import Step
+from outpace_lab.train.batch import padded
+from outpace_lab.train.trained import Batch
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,12 +9,12 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from outpace.draws.sampling import key
-from outpace.learned.learned import Batch, Learned
 from outpace_lab.train.boosting import all_layers, still_wrong
 from outpace_lab.train.data import Document
 from outpace_lab.train.on_policy import is_on_policy, own_text
 from outpace_lab.train.reading import read_batch
 from outpace_lab.train.states import KeptStates
+from outpace_lab.train.trained import Batch, Trained
 
 Row = Seq[Document]
 
@@ -36,12 +36,12 @@ class Feed:
         process, processes: the index of this process and the number of processes.
     """
 
-    module: Learned
+    module: Trained
     rows: Seq[Row]
     together: int
     seed: int
     on_policy: float = 0.0
-    earlier: Seq[Learned] = ()
+    earlier: Seq[Trained] = ()
     process: int = 0
     processes: int = 1
     kept: KeptStates | None = None

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import OutpaceError
-from outpace.learned.learned import Batch, Learned, Losses, Objective, measure
 from outpace.targets.stock.causal import CausalTarget
 from outpace_lab.train.lora import LoRA, Updates
 from outpace_lab.train.objectives import objective
+from outpace_lab.train.trained import Batch, Losses, Objective, Trained, measure
 
 TARGET = "target"  # the folder of the target's updates, in the drafter's
 
@@ -37,7 +37,7 @@ class JointConfig:
     lora: LoRA
 
 
-class Joint(Learned):
+class Joint(Trained):
     """A drafter's module and low-rank updates of its target's weights.
 
     The target itself is unchanged: it is the teacher, and the text is its own. The module reads the hidden
@@ -54,7 +54,7 @@ class Joint(Learned):
     method: ClassVar[str] = "joint"
     config_type: ClassVar[type[Any]] = JointConfig
 
-    def __init__(self, module: Learned, lora: LoRA) -> None:
+    def __init__(self, module: Trained, lora: LoRA) -> None:
         super().__init__(JointConfig(module.method, module.config, lora), module.fit)
         target = module.target
         if not isinstance(target, CausalTarget):

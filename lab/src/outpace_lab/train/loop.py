@@ -1,4 +1,4 @@
-"""The training loop for any learned method, written against ``Learned`` alone."""
+"""The training loop for any learned method, written against ``Trained`` alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from torch import Tensor
 
 from outpace.core import OutpaceError
 from outpace.draws.sampling import key
-from outpace.learned.learned import Learned
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 from outpace_lab.train.boosting import fingerprint
@@ -28,6 +27,7 @@ from outpace_lab.train.objectives import objective
 from outpace_lab.train.on_policy import is_on_policy
 from outpace_lab.train.processes import Processes
 from outpace_lab.train.states import KeptStates
+from outpace_lab.train.trained import Trained
 from outpace_lab.train.update import means, update
 
 
@@ -105,13 +105,13 @@ class Progress:
 
 
 def train(
-    module: Learned,
+    module: Trained,
     rows: Seq[Row],
     held_out: Seq[Row],
     settings: Training,
     out: Path,
     report: Callable[[Mapping[str, Any]], None] = lambda entry: None,
-    earlier: Seq[Learned] = (),
+    earlier: Seq[Trained] = (),
     calibration: Seq[Row] = (),
     kept: KeptStates | None = None,
 ) -> Progress:
@@ -182,7 +182,7 @@ def train(
 
 
 def _check(
-    module: Learned, rows: Seq[Row], held_out: Seq[Row], settings: Training, earlier: Seq[Learned]
+    module: Trained, rows: Seq[Row], held_out: Seq[Row], settings: Training, earlier: Seq[Trained]
 ) -> None:
     """Check that the module can be trained with these rows and settings.
 
@@ -232,7 +232,7 @@ def _accelerator(target: TargetModel, settings: Training) -> Any:
     )
 
 
-def _signature(module: Learned, rows: Seq[Row], settings: Training, earlier: Seq[Learned]) -> dict[str, Any]:
+def _signature(module: Trained, rows: Seq[Row], settings: Training, earlier: Seq[Trained]) -> dict[str, Any]:
     """Facts that must be equal for a run to resume from a checkpoint."""
     return {
         "method": module.method,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from outpace import drafters
-from outpace.learned.learned import Learned
 from outpace.plugins import defined
+from outpace_lab.train.modules.blocks import TrainedDFlash
+from outpace_lab.train.modules.draft_model import TrainedDraft
+from outpace_lab.train.modules.eagle import TrainedEagle
+from outpace_lab.train.modules.heads import TrainedHydra, TrainedMedusa
+from outpace_lab.train.trained import Trained
 
-LEARNED: dict[str, type[Learned]] = drafters.LEARNED | {
-    cls.method: cls for cls in defined("outpace_lab.drafters", Learned, "method")
+_CORE: tuple[type[Trained], ...] = (TrainedDFlash, TrainedDraft, TrainedEagle, TrainedHydra, TrainedMedusa)
+
+LEARNED: dict[str, type[Trained]] = {
+    cls.method: cls for cls in (*_CORE, *defined("outpace_lab.drafters", Trained, "method"))
 }

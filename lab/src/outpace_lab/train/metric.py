@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from outpace.learned.learned import Batch, Learned, Objective
 from outpace_lab.train.boosting import accepted_together
+from outpace_lab.train.trained import Batch, Objective, Trained
 
 
 @dataclass
@@ -75,7 +75,7 @@ class Replay:
 
 @torch.no_grad()
 def evaluate(
-    module: Learned, batches: Iterable[Batch], objective: Objective, earlier: Seq[Learned] = ()
+    module: Trained, batches: Iterable[Batch], objective: Objective, earlier: Seq[Trained] = ()
 ) -> tuple[Replay, float]:
     """Measure a module on held-out text: the replay, together with earlier drafters, and the mean loss."""
     replay, losses = Replay(), []
@@ -86,7 +86,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def replay(modules: Seq[Learned], batches: Iterable[Batch]) -> Replay:
+def replay(modules: Seq[Trained], batches: Iterable[Batch]) -> Replay:
     """Replay held-out text with the merged drafts of several drafters."""
     found = Replay()
     for batch in batches:

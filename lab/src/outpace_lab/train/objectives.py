@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from outpace.core import OutpaceError
-from outpace.learned.learned import Objective
+from outpace_lab.train.trained import Objective
 
 
 def ground_truth(draft: Tensor, target: Tensor, labels: Tensor) -> Tensor:

@@ -13,8 +13,8 @@ from dataclasses import replace
 from outpace.core import SamplingParams
 from outpace.draws.sampling import key
 from outpace.engine.engine import Engine
-from outpace.learned.learned import Learned
 from outpace_lab.train.data import Document
+from outpace_lab.train.trained import Trained
 
 
 def is_on_policy(forward: int, fraction: float) -> bool:
@@ -22,7 +22,7 @@ def is_on_policy(forward: int, fraction: float) -> bool:
     return int((forward + 1) * fraction) > int(forward * fraction)
 
 
-def own_text(module: Learned, rows: Seq[Seq[Document]], seed: int) -> list[list[Document]]:
+def own_text(module: Trained, rows: Seq[Seq[Document]], seed: int) -> list[list[Document]]:
     """Replace the text after each document's prompt by the drafter's own.
 
     The first half of a text without a prompt is its prompt. No text becomes longer than it was, so that rows

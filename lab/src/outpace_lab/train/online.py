@@ -34,6 +34,7 @@ from outpace.sequence import Sequence, Step
 from outpace.targets import Target, TargetModel
 from outpace_lab.train.buffer import Buffer, Record, Recording
 from outpace_lab.train.methods import LEARNED
+from outpace_lab.train.trained import Trained
 from outpace_lab.train.trainee import Learning, Round, Trainee, Weights
 
 ROUNDS = "online.json"
@@ -238,7 +239,7 @@ class Online:
         (Path(folder) / ROUNDS).write_text(json.dumps(rounds, indent=2) + "\n", encoding="utf-8")
 
 
-def own_weights(drafter: Drafter[Any] | str, target: TargetModel) -> tuple[Drafter[Any], Learned]:
+def own_weights(drafter: Drafter[Any] | str, target: TargetModel) -> tuple[Drafter[Any], Trained]:
     """A drafter that shares its module with no other, in the target's dtype and device; and that module.
 
     A drafter that was given with a module keeps it.
@@ -258,11 +259,12 @@ def own_weights(drafter: Drafter[Any] | str, target: TargetModel) -> tuple[Draft
     place = getattr(given, field)
     if place is None and name == "draft_model":
         place = nano_draft_path()
-    if not isinstance(place, str | Path | LEARNED[name]):
+    module_of_method = isinstance(place, Learned) and place.method == name
+    if not (isinstance(place, str | Path) or module_of_method):
         raise OutpaceError(
             f"online: {name} needs weights of its own to learn: give {field}=FOLDER, or a module; see "
             f"outpace train {name}"
         )
     module = LEARNED[name].of(place, target, pack=False)
     module.requires_grad_(False).eval()
-    return replace(given, **{field: module}), module
+    return replace(given, **{field: module.drafting_part}), module

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from outpace.learned.batch import padded
-from outpace.learned.learned import Batch
 from outpace.targets.base import Rows, TargetModel
 from outpace.targets.stock.seq2seq import Seq2SeqTarget
+from outpace_lab.train.batch import padded
 from outpace_lab.train.data import Document
 from outpace_lab.train.states import KeptStates, States
+from outpace_lab.train.trained import Batch
 
 
 def read_batch(

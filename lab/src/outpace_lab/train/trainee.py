@@ -14,7 +14,6 @@ from torch import Tensor
 
 from outpace.core import OutpaceError
 from outpace.draws.sampling import key
-from outpace.learned.learned import Batch, Learned
 from outpace.spec import check_choices, check_least
 from outpace_lab.train.buffer import Record, batch_of
 from outpace_lab.train.data import Document
@@ -22,6 +21,7 @@ from outpace_lab.train.metric import Replay
 from outpace_lab.train.objectives import objective
 from outpace_lab.train.on_policy import is_on_policy, own_text
 from outpace_lab.train.reading import read_batch
+from outpace_lab.train.trained import Batch, Trained
 
 Weights = dict[str, Tensor]
 Kept = Literal["learnt", "before", "first"]
@@ -114,7 +114,7 @@ class Trainee:
         OutpaceError: it is to learn from its own text, and cannot write.
     """
 
-    def __init__(self, module: Learned, learning: Learning) -> None:
+    def __init__(self, module: Trained, learning: Learning) -> None:
         if learning.on_policy:
             _ = module.writer  # raises
         self._learning = learning

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.learned.learned import Batch, Losses, Objective
+from outpace_lab.train.trained import Batch, Losses, Objective
 
 _BY_DEPTH = ("loss", "acceptance")  # of ``Losses``
 

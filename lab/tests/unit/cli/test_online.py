@@ -12,9 +12,10 @@ from typer.testing import CliRunner
 
 from outpace.cli import app
 from outpace.core import SamplingParams
-from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import MedusaConfig
 from outpace.loading import Loaded
 from outpace_lab.train import Online
+from outpace_lab.train.modules.heads import TrainedMedusa
 
 Run = Callable[..., Any]
 PROMPTS = [f"say {number}" for number in range(8)]
@@ -31,7 +32,9 @@ class Thorough(Online):
 
 @pytest.fixture
 def heads(model: Loaded, tmp_path: Path) -> str:
-    MedusaHeads.new(MedusaConfig(heads=2, own_head=True, max_nodes=4), model.target).save(tmp_path / "heads")
+    TrainedMedusa.new(MedusaConfig(heads=2, own_head=True, max_nodes=4), model.target).save(
+        tmp_path / "heads"
+    )
     return f"medusa:path={tmp_path / 'heads'}"
 
 

@@ -12,13 +12,13 @@ from typer.testing import CliRunner
 
 from outpace.cli import app
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters.heads.medusa import MedusaHeads
 from outpace.loading import Loaded, load
 from outpace.targets.weights.adapters import base_of
 from outpace_lab.cli import train_answers as answers
 from outpace_lab.train import distil
 from outpace_lab.train.data import Document, read, split
 from outpace_lab.train.metric import Replay
+from outpace_lab.train.modules.heads import TrainedMedusa
 from outpace_lab.train.reading import read_batch
 
 Run = Callable[..., Any]
@@ -89,7 +89,7 @@ def test_what_others_wrote_is_measured_on_what_the_model_says(
     # What fits a row whole is decoded as it was measured.
     assert max(map(len, prompts)) + 20 <= 40
     # As of decoding (test_replay_counts_the_steps_of_decoding), with drafts from the prompt's last token on.
-    heads = MedusaHeads.load(out, model.target)
+    heads = TrainedMedusa.load(out, model.target)
     rows = [[Document(tuple(line["tokens"]), line["prompt_length"])] for line in answered]
     replay = Replay()
     batch = read_batch(model.target, rows, heads.hidden_layers)

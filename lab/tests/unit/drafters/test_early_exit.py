@@ -9,13 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from learning import Watch, train
+from learning import train
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.engine.engine import Engine
-from outpace.learned.learned import Batch
 from outpace.targets import CausalTarget
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.drafters.layers.early_exit import EarlyExit
@@ -24,7 +23,9 @@ from outpace_lab.train.data import Document
 from outpace_lab.train.metric import Replay
 from outpace_lab.train.objectives import objective
 from outpace_lab.train.reading import read_batch
+from outpace_lab.train.trained import Batch
 from parts import first
+from watching import Watch
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
 LONG = SamplingParams(max_new_tokens=41, ignore_eos=True)

@@ -12,25 +12,27 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaModel
 
 from models import tiny_llama
-from outpace.drafters.blocks.blocks import draw_places
-from outpace.drafters.blocks.dflash import DFlashConfig, DFlashModule
-from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
-from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
+from outpace.drafters.blocks.dflash import DFlashConfig
+from outpace.drafters.eagle.eagle_module import EagleConfig
+from outpace.drafters.heads.hydra import HydraConfig
 from outpace.drafters.support.vocabulary import part_of
-from outpace.learned.learned import Batch, Learned
 from outpace.targets import Target
 from outpace_lab.drafters.blockwise import BlockwiseConfig, BlockwiseHeads
 from outpace_lab.drafters.parallel_tokens import LookAhead, LookAheadConfig
 from outpace_lab.drafters.spec_drafter import SpecDrafterConfig, SpecDrafterModule
 from outpace_lab.train.data import Document
+from outpace_lab.train.modules.blocks import TrainedDFlash, draw_places
+from outpace_lab.train.modules.eagle import TrainedEagle
+from outpace_lab.train.modules.heads import TrainedHydra
 from outpace_lab.train.objectives import ground_truth
 from outpace_lab.train.reading import read_batch
+from outpace_lab.train.trained import Batch, Trained
 
 TARGET = Target(tiny_llama(layers=3))
 TEXT = [3, 9, 2, 7, 11]
 
 
-def made(cls: type[Learned], config: Any) -> Any:
+def made(cls: type[Trained], config: Any) -> Any:
     """A module in which every weight counts."""
     with torch.random.fork_rng():
         torch.manual_seed(4)
@@ -61,7 +63,7 @@ def test_blockwise_heads_are_outputs_of_one_layer_added_to_the_state() -> None:
 
 def test_hydra_heads_read_the_state_and_the_path_from_the_root_on() -> None:
     """Ankner et al. 2024, section 3."""
-    module = made(HydraHeads, HydraConfig(heads=3, layers=3))
+    module = made(TrainedHydra, HydraConfig(heads=3, layers=3))
     weights, given, owners = module.state_dict(), states(2), torch.tensor([1, 0])
 
     def layer(name: str, rows: Tensor) -> Tensor:
@@ -184,7 +186,7 @@ def test_eagle_goes_on_with_the_targets_states_and_its_own(version: int, normed_
     config = EagleConfig(
         version=version, layers=layers, kv_heads=2, draft_vocabulary=60, norm_before_residual=normed_first
     )
-    module = made(EagleModule, config)
+    module = made(TrainedEagle, config)
     weights = module.state_dict()
     batch = read_batch(TARGET, [[Document(tuple(TEXT))]], module.hidden_layers)
     root = 2
@@ -208,7 +210,7 @@ def test_eagle_norms_what_it_reads_or_says_as_published_files_do(norms: str) -> 
     """The three options of speculators' Eagle3SpeculatorConfig."""
     layers, root = (3, 1, 2), 2
     config = EagleConfig(layers=layers, kv_heads=2, draft_vocabulary=60, **{norms: True})
-    module = made(EagleModule, config)
+    module = made(TrainedEagle, config)
     weights = module.state_dict()
     batch = read_batch(TARGET, [[Document(tuple(TEXT))]], module.hidden_layers)
     read = [batch.hidden[layer][0, :root] for layer in layers]
@@ -228,7 +230,7 @@ def test_eagle_norms_what_it_reads_or_says_as_published_files_do(norms: str) -> 
 
 def test_dflash_hands_the_targets_states_to_every_layer_as_keys_and_values() -> None:
     """Chen, Liang, Liu 2026, section 4.1, with Qwen3's layers, one number after the other."""
-    module = made(DFlashModule, DFlashConfig(tokens=3, layers=(3, 1), depth=2, kv_heads=2))
+    module = made(TrainedDFlash, DFlashConfig(tokens=3, layers=(3, 1), depth=2, kv_heads=2))
     weights = module.state_dict()
     batch = read_batch(TARGET, [[Document(tuple(TEXT))]], (1, 3))
     root = 3
@@ -263,16 +265,16 @@ def test_dflash_hands_the_targets_states_to_every_layer_as_keys_and_values() -> 
     ("cls", "config", "weights"),
     [
         (BlockwiseHeads, BlockwiseConfig(heads=3), [1, 1, 1]),
-        (HydraHeads, HydraConfig(heads=3, decay=0.5), [1, 0.5, 0.25]),
+        (TrainedHydra, HydraConfig(heads=3, decay=0.5), [1, 0.5, 0.25]),
         (LookAhead, LookAheadConfig(3), [1, 1, 1]),
         # exp(-(k - 1) / decay)
         (SpecDrafterModule, SpecDrafterConfig(tokens=3, decay=2.0), [1, 0.60653066, 0.36787944]),
-        (DFlashModule, DFlashConfig(tokens=3, decay=2.0), [1, 0.60653066, 0.36787944]),
-        (EagleModule, EagleConfig(steps=3, decay=0.5), [1, 0.5, 0.25]),
+        (TrainedDFlash, DFlashConfig(tokens=3, decay=2.0), [1, 0.60653066, 0.36787944]),
+        (TrainedEagle, EagleConfig(steps=3, decay=0.5), [1, 0.5, 0.25]),
     ],
 )
 def test_a_loss_weighs_distances_as_its_options_say(
-    cls: type[Learned], config: Any, weights: list[float]
+    cls: type[Trained], config: Any, weights: list[float]
 ) -> None:
     module = made(cls, config)
     batch = read_batch(TARGET, [[Document((*TEXT, 8, 1, 4))]], module.hidden_layers)
@@ -307,7 +309,7 @@ def test_look_ahead_rows_stand_where_a_token_counts_that_they_guess() -> None:
 @pytest.mark.parametrize("version", [1, 3])
 def test_eagle_drafts_the_tokens_that_are_learnt_most_often(version: int, own_head: bool) -> None:
     config = EagleConfig(version=version, draft_vocabulary=4, own_head=own_head and version == 3)
-    module = made(EagleModule, config)
+    module = made(TrainedEagle, config)
     assert module.drafted is not None and module.drafted.tolist() == [0, 1, 2, 3]
     counts = torch.zeros(TARGET.vocabulary, dtype=torch.long)
     counts[[50, 7, 31]] = torch.tensor([2, 9, 2])
@@ -324,7 +326,7 @@ def test_eagle_drafts_the_tokens_that_are_learnt_most_often(version: int, own_he
 
 
 def test_eagle_learns_the_targets_logits_of_the_tokens_that_it_drafts() -> None:
-    module = made(EagleModule, EagleConfig(layers=(1, -1), draft_vocabulary=40, own_head=False, steps=3))
+    module = made(TrainedEagle, EagleConfig(layers=(1, -1), draft_vocabulary=40, own_head=False, steps=3))
     counts = torch.zeros(TARGET.vocabulary, dtype=torch.long)
     counts[TEXT] = 1
     module.suit(counts)
@@ -346,7 +348,7 @@ def test_eagle_learns_the_targets_logits_of_the_tokens_that_it_drafts() -> None:
 
 def test_eagle_computes_each_row_that_drafts_a_learnt_token_at_some_depth() -> None:
     """The next token of a row may be the prompt's, and a later one the answer's first."""
-    module = made(EagleModule, EagleConfig(layers=(1, -1)))
+    module = made(TrainedEagle, EagleConfig(layers=(1, -1)))
     every = read_batch(TARGET, [[Document((*TEXT, 8, 1, 4))]], module.hidden_layers)
     some = torch.tensor([[False, False, False, False, True, False, False, True]])
     batch = replace(every, counted=some)
@@ -359,7 +361,7 @@ def test_eagle_computes_each_row_that_drafts_a_learnt_token_at_some_depth() -> N
 
 @pytest.mark.parametrize("version", [1, 3])
 def test_eagle_learns_nothing_from_a_text_without_a_learnt_token(version: int) -> None:
-    module = made(EagleModule, EagleConfig(version=version, steps=3))
+    module = made(TrainedEagle, EagleConfig(version=version, steps=3))
     batch = read_batch(TARGET, [[Document(tuple(TEXT), len(TEXT))]], module.hidden_layers)
     losses = module.loss(batch, ground_truth)
     assert losses.total == 0 and losses.places.tolist() == [0, 0, 0]
@@ -367,8 +369,8 @@ def test_eagle_learns_nothing_from_a_text_without_a_learnt_token(version: int) -
 
 
 def test_a_trained_eagle_keeps_its_tokens_and_its_head(tmp_path: Path) -> None:
-    made(EagleModule, EagleConfig(layers=(1, -1), draft_vocabulary=4)).save(tmp_path)
-    module = EagleModule.of(tmp_path, TARGET)
+    made(TrainedEagle, EagleConfig(layers=(1, -1), draft_vocabulary=4)).save(tmp_path)
+    module = TrainedEagle.of(tmp_path, TARGET)
     before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
     module.suit(torch.arange(TARGET.vocabulary))
     assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())

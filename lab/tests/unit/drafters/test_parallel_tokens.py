@@ -18,7 +18,6 @@ from outpace.drafters.combined.combined import Combined
 from outpace.drafters.support.draws import Noise
 from outpace.draws.logits import Logits
 from outpace.engine.engine import Engine
-from outpace.learned.learned import Batch
 from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
 from outpace.testing import ToyTarget, check_drafter
@@ -27,6 +26,7 @@ from outpace_lab.drafters.parallel_tokens import Ahead, LookAhead, LookAheadConf
 from outpace_lab.train.data import Document
 from outpace_lab.train.metric import Replay
 from outpace_lab.train.reading import read_batch
+from outpace_lab.train.trained import Batch
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
 LONG = SamplingParams(max_new_tokens=41, ignore_eos=True)

@@ -14,11 +14,9 @@ import torch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.combined.combined import Combined
-from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import MedusaConfig
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.drafters.models.draft_module import DraftConfig, DraftModule
 from outpace.engine.engine import Engine
-from outpace.learned.learned import Learned
 from outpace.targets import Target
 from outpace_lab.train import data
 from outpace_lab.train.boosting import accepted_together, fingerprint, load_earlier, still_wrong
@@ -27,7 +25,10 @@ from outpace_lab.train.distil import answer
 from outpace_lab.train.feed import Feed
 from outpace_lab.train.loop import Training, train
 from outpace_lab.train.metric import replay
+from outpace_lab.train.modules.draft_model import DraftConfig, TrainedDraft
+from outpace_lab.train.modules.heads import TrainedMedusa
 from outpace_lab.train.reading import read_batch
+from outpace_lab.train.trained import Trained
 
 TARGET = Target(tiny_llama(vocabulary=41, context=64))
 GREEDY = SamplingParams(max_new_tokens=16, ignore_eos=True)
@@ -50,12 +51,12 @@ def first(documents: list[Document], tmp_path_factory: pytest.TempPathFactory) -
     return folder
 
 
-def draft(seed: int) -> DraftModule:
+def draft(seed: int) -> TrainedDraft:
     torch.manual_seed(seed)
-    return DraftModule.new(DraftConfig(hidden_size=32, depth=1, num_speculative_tokens=LENGTH), TARGET)
+    return TrainedDraft.new(DraftConfig(hidden_size=32, depth=1, num_speculative_tokens=LENGTH), TARGET)
 
 
-def loaded(folder: Path) -> Learned:
+def loaded(folder: Path) -> Trained:
     module = load_earlier(folder, TARGET)
     module.config = replace(module.config, num_speculative_tokens=LENGTH)
     return module
@@ -66,7 +67,7 @@ def test_places_that_an_earlier_drafter_gets_right_do_not_count(
 ) -> None:
     batch = read_batch(TARGET, [documents[5:8], documents[20:22]], ())
     earlier = loaded(first)
-    assert isinstance(earlier, DraftModule)
+    assert isinstance(earlier, TrainedDraft)
     found = still_wrong(batch, [earlier])
     right = 0
     for row, documents_of_row in enumerate((documents[5:8], documents[20:22])):
@@ -131,7 +132,7 @@ def test_any_method_may_come_before_and_after(documents: list[Document], first: 
     rows = data.pack(documents, 40)
     settings = replace(SETTINGS, steps=2, evaluate_every=2)
     torch.manual_seed(0)
-    heads = MedusaHeads.new(MedusaConfig(heads=2), TARGET)
+    heads = TrainedMedusa.new(MedusaConfig(heads=2), TARGET)
     train(
         heads,
         rows,
@@ -142,7 +143,7 @@ def test_any_method_may_come_before_and_after(documents: list[Document], first: 
         calibration=rows[3:6],
     )
     before = load_earlier(tmp_path / "heads", TARGET)
-    assert type(before) is MedusaHeads
+    assert type(before) is TrainedMedusa
     found = train(draft(1), rows, rows[:3], settings, tmp_path / "draft", earlier=[before])
     assert found.best >= replay([before], [read_batch(TARGET, rows[:3], (-1,))]).expected_length
 
@@ -153,7 +154,7 @@ def test_a_run_goes_on_after_the_same_drafters_alone(
     rows = data.pack(documents, 40)
     settings = replace(SETTINGS, steps=4, evaluate_every=2)
 
-    def run(out: Path, earlier: Learned, stop: int | None = None) -> dict[str, torch.Tensor]:
+    def run(out: Path, earlier: Trained, stop: int | None = None) -> dict[str, torch.Tensor]:
         module = draft(1)
 
         def report(entry: Mapping[str, Any]) -> None:

@@ -24,9 +24,7 @@ from outpace import nano_draft_path, nano_path
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.drafters.models.draft_module import CheckpointConfig, DraftConfig, DraftModule
 from outpace.engine.engine import Engine
-from outpace.learned.learned import Batch
 from outpace.targets import Target
 from outpace.targets.kernel import Stock
 from outpace.testing import ToyTarget, check_drafter
@@ -38,9 +36,11 @@ from outpace_lab.train.feed import Feed
 from outpace_lab.train.loop import Training, train
 from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.metric import evaluate
+from outpace_lab.train.modules.draft_model import CheckpointConfig, DraftConfig, TrainedDraft
 from outpace_lab.train.objectives import OBJECTIVES, objective
 from outpace_lab.train.on_policy import is_on_policy, own_text
 from outpace_lab.train.reading import read_batch
+from outpace_lab.train.trained import Batch
 from parts import first
 
 TARGET = Target(tiny_llama(vocabulary=41, context=64))
@@ -55,9 +55,9 @@ def documents() -> list[Document]:
     return answer(TARGET, PROMPTS, GREEDY)
 
 
-def draft(seed: int = 0, **changes: Any) -> DraftModule:
+def draft(seed: int = 0, **changes: Any) -> TrainedDraft:
     torch.manual_seed(seed)
-    return DraftModule.new(replace(CONFIG, **changes), TARGET)
+    return TrainedDraft.new(replace(CONFIG, **changes), TARGET)
 
 
 def run(
@@ -116,8 +116,8 @@ def test_a_checkpoint_may_be_of_another_family(kind: str, documents: list[Docume
     rows = [documents[:2], documents[2:3], documents[3:5]]
     settings = replace(SETTINGS, steps=2, evaluate_every=1, on_policy=0.5)
 
-    def learnt(out: Path, stop: int | None = None) -> DraftModule:
-        module = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "start")), TARGET)
+    def learnt(out: Path, stop: int | None = None) -> TrainedDraft:
+        module = TrainedDraft.new(CheckpointConfig(draft=str(tmp_path / "start")), TARGET)
 
         def report(entry: Mapping[str, Any]) -> None:
             if entry["step"] == stop and "loss" in entry:
@@ -152,12 +152,12 @@ def test_its_folder_is_a_transformers_model_that_drafts_as_was_measured(
     module = draft(hidden_size=48, draft_vocabulary=drafted)
     found = train(module, rows, rows, settings, tmp_path)
     assert isinstance(AutoModelForCausalLM.from_pretrained(tmp_path), LlamaForCausalLM)
-    module = DraftModule.load(tmp_path, TARGET)
+    module = TrainedDraft.load(tmp_path, TARGET)
     module.config = replace(module.config, num_speculative_tokens=3)
     replay, _ = evaluate(module, [read_batch(TARGET, rows, ())], objective("ground_truth"))
     assert replay.expected_length == pytest.approx(found.measured["expected_length"], abs=0.02)
     prompts = [d.tokens[:3] for d in documents]
-    for drafter in (DraftModel(str(tmp_path), 3), DraftModel(module, 3)):
+    for drafter in (DraftModel(str(tmp_path), 3), DraftModel(module.own, 3)):
         generations = Engine(TARGET, drafter, adaptive=False).generate(prompts, GREEDY)
         assert [tuple(g.tokens) for g in generations] == [d.tokens[3:] for d in documents]
         stats = [g.stats for g in generations]
@@ -173,18 +173,18 @@ def test_its_folder_is_a_transformers_model_that_drafts_as_was_measured(
 def test_a_checkpoint_is_gone_on_from(documents: list[Document], tmp_path: Path) -> None:
     start = draft(seed=3)
     start.save(tmp_path / "start")
-    module = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "start")), TARGET)
+    module = TrainedDraft.new(CheckpointConfig(draft=str(tmp_path / "start")), TARGET)
     assert all(torch.equal(a, b) for a, b in zip(start.parameters(), module.parameters(), strict=True))
     assert module.training and all(weight.dtype == torch.float32 for weight in module.parameters())
     rows = data.pack(documents, 40)
     train(module, rows[:-2], rows[-2:], SETTINGS, tmp_path / "out")
     assert not torch.equal(next(start.parameters()), next(module.parameters()))
-    again = DraftModule.load(tmp_path / "out", TARGET)
+    again = TrainedDraft.load(tmp_path / "out", TARGET)
     assert again.model.config.hidden_size == 16 and not again.training
     # Where nothing is gained, the checkpoint is kept.
-    spoilt = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "out")), TARGET)
+    spoilt = TrainedDraft.new(CheckpointConfig(draft=str(tmp_path / "out")), TARGET)
     train(spoilt, rows, rows, replace(SETTINGS, learning_rate=10.0), tmp_path / "kept")
-    kept = DraftModule.load(tmp_path / "kept", TARGET)
+    kept = TrainedDraft.load(tmp_path / "kept", TARGET)
     assert all(torch.equal(a, b) for a, b in zip(again.parameters(), kept.parameters(), strict=True))
 
 
@@ -194,14 +194,14 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         OutpaceError, match="has 41 token ids and the target 50; training needs a model with the"
     ):
-        DraftModule.new(CheckpointConfig(draft=str(tmp_path)), other)
+        TrainedDraft.new(CheckpointConfig(draft=str(tmp_path)), other)
     with pytest.raises(OutpaceError, match="transformers cannot load 'nowhere/at/all'"):
-        DraftModule.new(CheckpointConfig(draft="nowhere/at/all"), TARGET)
+        TrainedDraft.new(CheckpointConfig(draft="nowhere/at/all"), TARGET)
     weights = load_file(tmp_path / "model.safetensors")
     weights.pop("model.norm.weight")
     save_file(weights, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(OutpaceError, match=r"are incomplete; missing are model\.norm\.weight"):
-        DraftModule.new(CheckpointConfig(draft=str(tmp_path)), TARGET)
+        TrainedDraft.new(CheckpointConfig(draft=str(tmp_path)), TARGET)
     with pytest.raises(OutpaceError, match="a target of the class ToyTarget cannot be trained"):
         ToyTarget().read(*[torch.zeros(1, 1)] * 3)
     with pytest.raises(OutpaceError, match="depth must be at least 1"):
@@ -228,7 +228,7 @@ def test_it_drafts_the_ids_that_the_texts_use_most(documents: list[Document], pa
     most = answers.bincount(minlength=41).argsort(descending=True, stable=True)[:25].sort().values
     model = AutoModelForCausalLM.from_pretrained(part)
     assert model.config.draft_vocabulary_ids == most.tolist()
-    module = DraftModule.load(part, TARGET)
+    module = TrainedDraft.load(part, TARGET)
     batch = read_batch(TARGET, [documents[:2]], ())
     at, places = batch.ahead(1).nonzero(as_tuple=True)
     whole = module.own.read(*_arguments(batch))[at, places]
@@ -257,7 +257,7 @@ def test_a_part_of_the_vocabulary_keeps_the_contract(branching: str, part: Path)
 def test_going_on_with_a_part_of_the_vocabulary_keeps_its_ids(
     documents: list[Document], part: Path, tmp_path: Path
 ) -> None:
-    module = DraftModule.new(CheckpointConfig(draft=str(part)), TARGET)
+    module = TrainedDraft.new(CheckpointConfig(draft=str(part)), TARGET)
     rows = data.pack(documents[:4], 40)
     train(module, rows, rows, replace(SETTINGS, steps=2), tmp_path / "further")
     assert module.drafted.part is not None
@@ -281,17 +281,17 @@ def accepted(drafter: DraftModel, engine: Engine | None = None, running: int = 3
 
 def test_a_part_drafts_by_the_weights_that_it_has_now(part: Path) -> None:
     """Its head is a copy of some rows, which learning online changes."""
-    learnt, module = DraftModule.load(part, TARGET), DraftModule.load(part, TARGET)
+    learnt, module = TrainedDraft.load(part, TARGET), TrainedDraft.load(part, TARGET)
     with torch.no_grad():
         for weight in module.parameters():
             weight.copy_(weight.flip(0))
-    engine = Engine(TARGET, DraftModel(module, 3), adaptive=False)
-    worse = accepted(DraftModel(module, 3), engine)
+    engine = Engine(TARGET, DraftModel(module.own, 3), adaptive=False)
+    worse = accepted(DraftModel(module.own, 3), engine)
     with torch.no_grad():
         for own, weight in zip(module.parameters(), learnt.parameters(), strict=True):
             own.copy_(weight)
-    better = accepted(DraftModel(module, 3), engine)
-    assert sum(worse) < sum(better) and better == accepted(DraftModel(learnt, 3))
+    better = accepted(DraftModel(module.own, 3), engine)
+    assert sum(worse) < sum(better) and better == accepted(DraftModel(learnt.own, 3))
 
 
 def test_a_part_of_fixed_shapes_drafts_the_same(part: Path) -> None:
@@ -305,7 +305,7 @@ def test_a_folder_that_names_all_ids_drafts_all(part: Path, tmp_path: Path) -> N
     model = AutoModelForCausalLM.from_pretrained(part)
     model.config.draft_vocabulary_ids = list(range(41))
     model.save_pretrained(tmp_path / "all")
-    module = DraftModule.new(CheckpointConfig(draft=str(tmp_path / "all")), TARGET)
+    module = TrainedDraft.new(CheckpointConfig(draft=str(tmp_path / "all")), TARGET)
     assert module.drafted.part is None and module.writer is module.own
 
 
@@ -349,7 +349,7 @@ def test_own_text_is_what_it_samples_after_the_prompts(documents: list[Document]
     assert found == own_text(module, rows, 7) != own_text(module, rows, 8)
     assert module.training
     # A draft model with the target's weights says what the target would.
-    greedy = DraftModule(CONFIG, module.fit, tiny_llama(vocabulary=41, context=64))
+    greedy = TrainedDraft(CONFIG, module.fit, tiny_llama(vocabulary=41, context=64))
     greedy.bind(TARGET)
     head: Any = greedy.model.get_output_embeddings()
     head.weight.data.mul_(1e4)
@@ -461,7 +461,7 @@ class Sealed(Stock):
 def test_a_copy_of_a_packed_draft_model_decodes_by_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outpace.targets.cpu.linear.COMPILED", Sealed())
     model = AutoModelForCausalLM.from_pretrained(nano_path(), dtype=torch.bfloat16).eval()
-    module = DraftModule.load(nano_draft_path(), Target(model, pack=False))
+    module = TrainedDraft.load(nano_draft_path(), Target(model, pack=False))
     assert module.writer.model is module.model and module.writer.packed
     copied = copy.deepcopy(module, {id(module.target): module.target})
     assert copied.model is not module.model and copied.writer.model is copied.model

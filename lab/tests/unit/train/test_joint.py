@@ -17,10 +17,9 @@ from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.drafters.eagle.eagle import Eagle
-from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
-from outpace.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHeads
+from outpace.drafters.eagle.eagle_module import EagleConfig
+from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
-from outpace.learned.learned import Learned
 from outpace.targets import Target, TargetModel
 from outpace.targets.base import Rows
 from outpace.targets.weights.adapters import base_of, merge
@@ -33,7 +32,10 @@ from outpace_lab.train.joint import TARGET, Joint
 from outpace_lab.train.loop import Training, train
 from outpace_lab.train.lora import LoRA
 from outpace_lab.train.metric import Replay
+from outpace_lab.train.modules.eagle import TrainedEagle
+from outpace_lab.train.modules.heads import TrainedMedusa
 from outpace_lab.train.reading import read_batch
+from outpace_lab.train.trained import Trained
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6], [8, 8, 3]]
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -57,12 +59,12 @@ def rows_of(target: TargetModel) -> list[list[Document]]:
     return [[Document((*prompt, *answer), len(prompt))] for prompt, answer in answers]
 
 
-def module(method: str, target: TargetModel) -> Learned:
+def module(method: str, target: TargetModel) -> Trained:
     if method == "eagle":
-        return EagleModule.new(EagleConfig(version=1, steps=2), target)
+        return TrainedEagle.new(EagleConfig(version=1, steps=2), target)
     if method == "early_exit":
         return Adapter.new(AdapterConfig(layers=1, min_confidence=0.0), target)
-    return MedusaHeads.new(MedusaConfig(heads=2, max_nodes=6), target)
+    return TrainedMedusa.new(MedusaConfig(heads=2, max_nodes=6), target)
 
 
 def joint(method: str = "medusa", options: LoRA = OPTIONS) -> Joint:

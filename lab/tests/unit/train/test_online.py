@@ -18,14 +18,15 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import DRAFTERS
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.prompt_lookup import PromptLookup
-from outpace.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
-from outpace.learned.learned import Learned
 from outpace.policy.governor import Pinned
 from outpace.targets import Target, TargetModel
 from outpace.testing import ToyTarget
 from outpace_lab.train import Learning, Online
 from outpace_lab.train.methods import LEARNED
+from outpace_lab.train.modules.heads import TrainedMedusa
+from outpace_lab.train.trained import Trained
 from outpace_lab.train.trainee import Round, Trainee
 
 PROMPTS = [[place, place + 3, place + 1] for place in range(1, 13)]
@@ -55,7 +56,7 @@ def plain(params: SamplingParams) -> list[list[int]]:
     return [found.tokens for found in Engine(llama()).generate(PROMPTS, params)]
 
 
-def module(method: str, target: TargetModel | None = None) -> Learned:
+def module(method: str, target: TargetModel | None = None) -> Trained:
     """A module with random weights."""
     cls = LEARNED[method]
     with torch.random.fork_rng():
@@ -476,6 +477,6 @@ def test_settings_that_make_no_sense_are_refused(changes: dict[str, Any], messag
 
 
 def test_a_module_of_another_target_is_refused() -> None:
-    heads = MedusaHeads.new(MedusaConfig(), ToyTarget())
+    heads = TrainedMedusa.new(MedusaConfig(), ToyTarget())
     with pytest.raises(OutpaceError, match="bound to another target"):
         Online(ToyTarget(), Medusa(heads))

@@ -12,7 +12,7 @@ import torch
 
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import MedusaConfig
 from outpace.targets.base import Output, Rows
 from outpace.targets.stock.causal import CausalTarget
 from outpace.testing import ToyTarget
@@ -20,6 +20,7 @@ from outpace_lab.train.data import Document, pack
 from outpace_lab.train.distil import answer
 from outpace_lab.train.feed import Feed
 from outpace_lab.train.loop import Training, train
+from outpace_lab.train.modules.heads import TrainedMedusa
 from outpace_lab.train.reading import read_batch
 from outpace_lab.train.states import KeptStates
 
@@ -109,7 +110,7 @@ def test_training_from_kept_states_gives_the_same_weights(tmp_path: Path) -> Non
 
     def weights(name: str, kept: KeptStates | None) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
-        made = MedusaHeads.new(MedusaConfig(heads=2, own_head=True, max_nodes=6), target).double()
+        made = TrainedMedusa.new(MedusaConfig(heads=2, own_head=True, max_nodes=6), target).double()
         train(made, rows, held_out, settings, tmp_path / name, calibration=held_out, kept=kept)
         return dict(made.state_dict())
 
@@ -126,7 +127,7 @@ def test_training_from_kept_states_gives_the_same_weights(tmp_path: Path) -> Non
 
 def test_text_of_the_drafter_itself_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     target = counting()
-    module = MedusaHeads.new(MedusaConfig(heads=2), target)
+    module = TrainedMedusa.new(MedusaConfig(heads=2), target)
     monkeypatch.setattr("outpace_lab.train.feed.own_text", lambda module, rows, seed: rows)
     feed = Feed(module, ROWS, 2, 0, on_policy=1.0, kept=KeptStates(tmp_path, target))
     assert feed.batch(0).sampled and not list(tmp_path.iterdir())

@@ -14,14 +14,15 @@ from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.copying.suffix import Suffix
-from outpace.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.drafters.models.draft_module import DraftConfig, DraftModule
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.drafters.routed import Routed, TopicRouter
 from outpace_lab.train import Learning, Online, Topics
+from outpace_lab.train.modules.draft_model import DraftConfig, TrainedDraft
+from outpace_lab.train.modules.heads import TrainedMedusa
 
 PROMPTS = [[place % 2 + 1, place + 3, place + 5] for place in range(12)]
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -36,7 +37,7 @@ def odd(prompt: Any) -> int:
 def heads(folder: Path, target: TargetModel) -> str:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        MedusaHeads.new(MedusaConfig(heads=3, own_head=True, max_nodes=8), target).save(folder)
+        TrainedMedusa.new(MedusaConfig(heads=3, own_head=True, max_nodes=8), target).save(folder)
     return f"medusa:path={folder}"
 
 
@@ -101,7 +102,7 @@ def test_generate_learns_too(tmp_path: Path) -> None:
 def test_copies_are_needed(tmp_path: Path) -> None:
     target = Target(tiny_llama(layers=3))
     with pytest.raises(OutpaceError, match="give the drafter by its folder"):
-        Topics(target, Medusa(MedusaHeads.new(MedusaConfig(), target)), odd, 2)
+        Topics(target, Medusa(TrainedMedusa.new(MedusaConfig(), target)), odd, 2)
     with pytest.raises(OutpaceError, match="count must be at least 1"):
         Topics(target, heads(tmp_path, target), odd, 0)
 
@@ -135,7 +136,7 @@ def test_a_draft_model_learns_from_its_own_text() -> None:
     target = ToyTarget()
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        draft = DraftModule.new(DraftConfig(), target)
+        draft = TrainedDraft.new(DraftConfig(), target)
     learning = replace(LEARNING, on_policy=0.5, updates=20, rows=8, learning_rate=0.01)
     learner = Online(target, DraftModel(draft), learning)
     engine = Engine(target, learner.drafter, observer=learner, adaptive=False)
@@ -147,6 +148,6 @@ def test_a_draft_model_learns_from_its_own_text() -> None:
         learner.step()
     assert min(steps[1:]) < 0.95 * steps[0]
     with pytest.raises(OutpaceError, match="cannot write its own text"):
-        Online(target, Medusa(MedusaHeads.new(MedusaConfig(), target)), learning)
+        Online(target, Medusa(TrainedMedusa.new(MedusaConfig(), target)), learning)
     with pytest.raises(OutpaceError, match="on_policy must be a share"):
         Learning(on_policy=1.5)

@@ -17,7 +17,7 @@ from learning import Letters
 from learning import train as learn
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHeads
+from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
 from outpace.targets import Target
 from outpace.targets.base import Rows
@@ -28,6 +28,7 @@ from outpace_lab.train.distil import answer
 from outpace_lab.train.loop import Training, train
 from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.metric import evaluate
+from outpace_lab.train.modules.heads import TrainedMedusa
 from outpace_lab.train.objectives import OBJECTIVES, objective
 from outpace_lab.train.reading import read_batch
 
@@ -42,9 +43,9 @@ def documents() -> list[Document]:
     return answer(TARGET, PROMPTS, GREEDY)
 
 
-def heads() -> MedusaHeads:
+def heads() -> TrainedMedusa:
     torch.manual_seed(0)
-    return MedusaHeads.new(MedusaConfig(heads=3, own_head=True, max_nodes=6), TARGET)
+    return TrainedMedusa.new(MedusaConfig(heads=3, own_head=True, max_nodes=6), TARGET)
 
 
 def test_documents_of_a_row_do_not_see_each_other() -> None:
@@ -153,7 +154,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(documents: list[Document]
     measured = [entry for entry in entries if "expected_length" in entry]
     assert len(measured) == 5 and min(entry["expected_length"] for entry in measured) >= 1
     assert measured[-1]["held_out_loss"] < measured[0]["held_out_loss"]
-    best = MedusaHeads.load(tmp_path / "whole", TARGET)
+    best = TrainedMedusa.load(tmp_path / "whole", TARGET)
     assert len(best.tree()) == 6
     with pytest.raises(OutpaceError, match="belongs to a run with other settings"):
         run(documents, tmp_path / "parts", learning_rate=0.5)
@@ -302,7 +303,7 @@ def test_a_loss_that_is_no_number_ends_the_run(
     whole = run(documents, tmp_path / "whole")
     forwards = 0
 
-    def loss(module: MedusaHeads, *given: Any) -> Any:
+    def loss(module: TrainedMedusa, *given: Any) -> Any:
         nonlocal forwards
         found = right(module, *given)
         forwards += module.training
@@ -313,8 +314,8 @@ def test_a_loss_that_is_no_number_ends_the_run(
         # A gradient that is none, of a loss that is.
         return replace(found, total=found.total + (0 * next(module.parameters())).abs().sqrt().sum())
 
-    right = MedusaHeads.loss
-    monkeypatch.setattr(MedusaHeads, "loss", loss)
+    right = TrainedMedusa.loss
+    monkeypatch.setattr(TrainedMedusa, "loss", loss)
     match = {"loss": "at step 3 the loss is nan.*another folder", "weights": "at step . the .*loss is nan"}
     with pytest.raises(OutpaceError, match=match[wrong]):
         run(documents, tmp_path / "parts")

@@ -1,4 +1,4 @@
-"""Drafters that fill a block of places in one forward: their training and their drafts.
+"""Drafters that fill a block of places in one forward.
 
 A block follows its anchor, the root of a draft. Place k of a block, from 0, predicts the token k + 1 places
 after the anchor.
@@ -7,7 +7,7 @@ after the anchor.
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
@@ -22,7 +22,6 @@ from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, shape_of
 from outpace.learned.layers import Layer, LayerConfig, Rotary, initialise
-from outpace.learned.learned import Batch, Losses, Objective, accepted_of_chain, among, measure
 from outpace.learned.vocabulary import DraftsPart
 from outpace.sequence import Sequence
 from outpace.spec import check_least
@@ -72,75 +71,8 @@ class BlockModule(DraftsPart):
         initialise(self)
 
     @abstractmethod
-    def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
-        """Outputs [B, A, tokens, hidden size] for the places after each anchor.
-
-        Args:
-            anchors: places of the batch, each the root of a draft, [B, A].
-        """
-
-    @abstractmethod
     def logits(self, states: Tensor) -> Tensor:
         """Logits [..., drafted ids] from outputs [..., hidden size]."""
-
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
-        config = self.config
-        anchors = draw_places(batch, config.anchors, range(1, config.tokens + 1))
-        states = self.blocks(batch, anchors)
-        distances = torch.arange(config.tokens, dtype=torch.float64)
-        weights: list[float] = torch.exp(-distances / config.decay).tolist()
-        every = torch.stack(
-            [batch.ahead(place + 1).gather(1, anchors).sum() for place in range(config.tokens)]
-        )
-        return among(measure(objective, self._depths(batch, anchors, states), weights), every)
-
-    def _depths(
-        self, batch: Batch, anchors: Tensor, states: Tensor
-    ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        rows = torch.arange(len(anchors), device=anchors.device)[:, None].expand_as(anchors)
-        for place in range(self.config.tokens):
-            labels = self.drafted.number(batch.tokens.roll(-place - 1, dims=1).gather(1, anchors))
-            where = batch.ahead(place + 1).gather(1, anchors) & (labels >= 0)
-            yield (
-                self.logits(states[:, :, place][where]),
-                self.drafted.of(self.target, batch, rows[where], anchors[where] + place),
-                labels[where],
-            )
-
-    @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
-        """Number of accepted tokens of a chain of a full block, at each place of the text."""
-        every = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
-        guesses = [
-            self.drafted.tokens(self.logits(self.blocks(batch, anchors)).argmax(dim=-1))
-            for anchors in every.split(self.config.anchors, dim=1)
-        ]
-        return accepted_of_chain(batch, torch.cat(guesses, dim=1))
-
-
-def draw_places(batch: Batch, count: int, distances: Seq[int]) -> Tensor:
-    """Distinct random places [B, A]; those with a counted token at one of the distances are preferred."""
-    useful = torch.stack([batch.ahead(distance) for distance in distances]).any(dim=0)
-    order = torch.rand(useful.shape).to(useful.device) + useful
-    return order.topk(min(count, useful.shape[1]), dim=1).indices
-
-
-def sees_own_block(anchors: int, width: int, device: torch.device) -> Tensor:
-    """Mask [A x width, A x width], true where two rows belong to the same block."""
-    block = torch.arange(anchors * width, device=device) // width
-    return block[:, None] == block
-
-
-def sees_before(batch: Batch, anchors: Tensor, width: int, own: bool) -> Tensor:
-    """Mask [B, A x width, T], true where a row of an anchor's block attends to a place of the text.
-
-    Args:
-        own: whether rows attend to the anchor's place too.
-    """
-    places = torch.arange(batch.tokens.shape[1], device=anchors.device)
-    ends = anchors[..., None] + int(own)
-    same = batch.documents.gather(1, anchors)[..., None] == batch.documents[:, None]
-    return ((places < ends) & same).repeat_interleave(width, dim=1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, cast
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -31,14 +31,11 @@ from outpace.drafters.blocks.blocks import (
     BlockShared,
     BlockState,
     run_layers,
-    sees_before,
-    sees_own_block,
 )
 from outpace.drafters.support.layer_cache import Feed
 from outpace.learned import published_dflash
 from outpace.learned.hidden_layers import default_layers
-from outpace.learned.layers import Attention, Store
-from outpace.learned.learned import Batch, Fit, head_weights
+from outpace.learned.learned import Fit, head_weights
 from outpace.learned.published import find
 from outpace.learned.vocabulary import DraftVocabulary
 from outpace.sequence import Step
@@ -142,22 +139,6 @@ class DFlashModule(BlockModule):
     def logits(self, states: Tensor) -> Tensor:
         return self.drafted.head(self.target)(self.norm(states))
 
-    def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
-        count, width = anchors.shape[1], 1 + self.config.tokens
-        text = self.fuse(self.joined(batch.hidden))
-        text_angles = self.rotary(batch.positions, text)
-        steps = torch.arange(width, device=anchors.device)
-        positions = (batch.positions.gather(1, anchors)[..., None] + steps).flatten(1)
-        own = sees_own_block(count, width, anchors.device).expand(len(anchors), -1, -1)
-        mask = torch.cat([sees_before(batch, anchors, width, own=False), own], dim=-1)[:, None]
-        states = self.masked(batch.tokens.gather(1, anchors)).flatten(1, 2)
-        angles = self.rotary(positions, states)
-        for layer in self.layers:
-            attention = cast(Attention, layer.self_attn)
-            states = layer(states, angles, mask, _behind(*attention.keys(text, text_angles)))
-        filled: Tensor = states.unflatten(1, (count, width))[:, :, 1:]
-        return filled
-
 
 @torch.no_grad()
 def _check_copies(copies: Mapping[str, Tensor], target: TargetModel, place: Path) -> None:
@@ -180,11 +161,6 @@ def _check_copies(copies: Mapping[str, Tensor], target: TargetModel, place: Path
                 f"dflash: {name!r} in {place} is not that of {target.name}; give the target that the drafter "
                 "was made for"
             )
-
-
-def _behind(keys: Tensor, values: Tensor) -> Store:
-    """A store for rows that attend to a text's keys and values and to each other."""
-    return lambda own, theirs: (torch.cat([keys, own], dim=2), torch.cat([values, theirs], dim=2))
 
 
 @dataclass(frozen=True)

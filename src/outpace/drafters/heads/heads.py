@@ -8,7 +8,7 @@ each rank at each depth was right (Cai et al. 2024, Medusa, arXiv 2401.10774, se
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -24,11 +24,10 @@ from outpace.drafters.support.draws import Draws, Noise, check_grown
 from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Confident, Growing, Shape, Static
 from outpace.drafters.support.vocabulary import part_of
-from outpace.learned.learned import Batch, Fit, Losses, Objective, among, measure
+from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
-from outpace.tree import children
 
 RANKS = 10  # maximum number of guesses per head
 
@@ -38,23 +37,21 @@ class Heads(DraftsPart):
 
     Attributes:
         accuracies: rate at which the guess of each rank is right, [depths, ranks]; a rough prior until
-            ``calibrate`` has measured it.
+            training has measured it.
 
     Args:
         depth: number of heads, one per depth.
         ranks: guesses per head that the tree may contain.
-        decay: weight of each depth in the loss, relative to the one before.
         max_nodes: maximum number of nodes of the tree.
     """
 
     accuracies: Tensor
 
-    def __init__(self, config: Any, fit: Fit, depth: int, ranks: int, decay: float, max_nodes: int) -> None:
+    def __init__(self, config: Any, fit: Fit, depth: int, ranks: int, max_nodes: int) -> None:
         super().__init__(config, fit)
         self.drafted = DraftVocabulary(self.method, config.draft_vocabulary, fit)
         self.depth = depth
         self.max_nodes = max_nodes
-        self.decay = decay
         width = min(ranks, fit.vocabulary)
         prior = 0.5 * 0.8 ** torch.arange(depth)[:, None] * 0.4 ** torch.arange(width)
         self.register_buffer("accuracies", prior)
@@ -72,76 +69,6 @@ class Heads(DraftsPart):
     def tree(self, max_nodes: int | None = None) -> list[int]:
         """Parents of the tree with the most expected right guesses."""
         return best_tree(self.accuracies.tolist(), self.max_nodes if max_nodes is None else max_nodes)
-
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
-        weights = [self.decay**depth for depth in range(self.depth)]
-        depths = (
-            (draft, self.drafted.of(self.target, batch, at, places + 1 + depth), labels)
-            for depth, (draft, labels, at, places) in enumerate(self._drafts(batch))
-        )
-        return among(measure(objective, depths, weights), self._counts(batch))
-
-    def _counts(self, batch: Batch) -> Tensor:
-        """Number of counted places per depth, whether or not their token can be drafted."""
-        return torch.stack([batch.ahead(depth + 2).sum() for depth in range(self.depth)])
-
-    def _drafts(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Yield, per depth, the head's logits and the text's tokens, both by drafted ids, row and place.
-
-        With the state of place t: the root at t + 1, the tokens drafted before this head's at t + 2 to
-        t + 1 + depth, the label at t + 2 + depth. Only places whose label can be drafted.
-        """
-        for depth in range(self.depth):
-            at, places = batch.ahead(depth + 2).nonzero(as_tuple=True)
-            labels = self.drafted.number(batch.tokens[at, places + 2 + depth])
-            at, places, labels = (found[labels >= 0] for found in (at, places, labels))
-            paths = torch.stack([batch.tokens[at, places + 1 + step] for step in range(depth + 1)], dim=1)
-            owners = torch.arange(len(at), device=at.device)
-            yield self.rows(batch.hidden[-1][at, places], owners, paths), labels, at, places
-
-    def _ranks(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield, per depth, the rank of the text's token, and the row and place of the draft's root.
-
-        Places whose token cannot be drafted are left out.
-        """
-        for draft, labels, at, places in self._drafts(batch):
-            rank = (draft > draft.gather(1, labels[:, None])).sum(dim=1)
-            yield rank, at, places + 1
-
-    @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
-        below = children(self.tree())
-        width = self.accuracies.shape[1]
-        # table[node, rank] is the child of that rank, or `gone` if there is none. The root is the last node.
-        gone = len(below)
-        table = torch.full((gone + 1, width + 1), gone)
-        for above, kids in enumerate(below):
-            table[above, : len(kids)] = torch.tensor(kids, dtype=torch.long)
-        table = table.to(batch.tokens.device)
-        node = torch.full_like(batch.tokens, gone - 1)
-        found = torch.zeros_like(batch.tokens)
-        for rank, at, places in self._ranks(batch):
-            reached = torch.full_like(node, gone)
-            reached[at, places] = table[node[at, places], rank.clamp(max=width)]
-            found += reached < gone
-            node = reached
-        return found
-
-    @torch.no_grad()
-    def calibrate(self, batches: Iterable[Batch]) -> None:
-        counts = torch.zeros(self.accuracies.shape, dtype=torch.float64)
-        totals = torch.zeros(self.depth, 1, dtype=torch.float64)
-        width = counts.shape[1]
-        for batch in batches:
-            for depth, (rank, _, _) in enumerate(self._ranks(batch)):
-                counts[depth] += torch.bincount(rank.clamp(max=width), minlength=width + 1)[:width].cpu()
-            totals += self._counts(batch)[:, None].cpu()
-        if not bool((totals > 0).all()):
-            raise OutpaceError(
-                f"{self.method}: there is no text to measure the heads on that is longer than a draft; give "
-                "more or longer texts, or fewer heads"
-            )
-        self.accuracies.copy_(counts / totals)
 
 
 def check_shared(method: str, own_head: bool, draft_vocabulary: int) -> None:

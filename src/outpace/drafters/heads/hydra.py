@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from typing_extensions import Self
 
 from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_shared
 from outpace.learned import published_hydra
-from outpace.learned.learned import Fit, head_weights
+from outpace.learned.learned import Fit
 from outpace.learned.published import find
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
@@ -65,7 +65,7 @@ class HydraHeads(Heads):
     config_type: ClassVar[type[Any]] = HydraConfig
 
     def __init__(self, config: HydraConfig, fit: Fit) -> None:
-        super().__init__(config, fit, config.heads, RANKS, config.decay, config.max_nodes)
+        super().__init__(config, fit, config.heads, RANKS, config.max_nodes)
         size = fit.hidden_size
         self.first = nn.ModuleList(nn.Linear((2 + head) * size, size) for head in range(config.heads))
         self.blocks = nn.ModuleList(
@@ -77,17 +77,6 @@ class HydraHeads(Heads):
         self.projections = nn.ModuleList(
             nn.Linear(size, fit.vocabulary) for _ in range(config.heads if config.own_head else 0)
         )
-
-    @classmethod
-    def new(cls, config: HydraConfig, target: TargetModel) -> Self:
-        made = super().new(config, target)
-        found = head_weights(target) if config.own_head else None
-        if found is not None:
-            for projection in made.projections:
-                with torch.no_grad():
-                    cast(nn.Linear, projection).weight.copy_(found[0])
-                    cast(nn.Linear, projection).bias.copy_(found[1])
-        return made
 
     @classmethod
     def load(cls, folder: str | Path, target: TargetModel) -> Self:

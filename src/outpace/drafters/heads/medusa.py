@@ -17,9 +17,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
-import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
@@ -28,7 +27,7 @@ from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, chec
 from outpace.drafters.support.shapes import Shape, Static, branching_parents, numbers
 from outpace.embedded import nano_drafter_path
 from outpace.learned import published_medusa
-from outpace.learned.learned import Fit, head_weights
+from outpace.learned.learned import Fit
 from outpace.learned.published import find
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
@@ -79,7 +78,7 @@ class MedusaHeads(StateHeads):
     config_type: ClassVar[type[Any]] = MedusaConfig
 
     def __init__(self, config: MedusaConfig, fit: Fit) -> None:
-        super().__init__(config, fit, config.heads, RANKS, config.decay, config.max_nodes)
+        super().__init__(config, fit, config.heads, RANKS, config.max_nodes)
         size = fit.hidden_size
         self.blocks = nn.ModuleList(
             nn.Sequential(*(Residual(size) for _ in range(config.layers))) for _ in range(config.heads)
@@ -87,12 +86,6 @@ class MedusaHeads(StateHeads):
         self.projections = nn.ModuleList(
             nn.Linear(size, fit.vocabulary, bias=False) for _ in range(config.heads if config.own_head else 0)
         )
-
-    @classmethod
-    def new(cls, config: MedusaConfig, target: TargetModel) -> Self:
-        made = super().new(config, target)
-        made._begin_with_the_head()
-        return made
 
     @classmethod
     def load(cls, folder: str | Path, target: TargetModel) -> Self:
@@ -114,14 +107,6 @@ class MedusaHeads(StateHeads):
         config = MedusaConfig(heads, layers, own_head=True)
         made = cls.sketched(config, fit, target, tensors, str(place), given=("accuracies",))
         return made.drafting(target, {**tensors, "accuracies": made.accuracies}, str(place))
-
-    @torch.no_grad()
-    def _begin_with_the_head(self) -> None:
-        """Initialise the projections from the target's head, if that is a matrix."""
-        found = head_weights(self.target) if len(self.projections) else None
-        if found is not None:
-            for projection in self.projections:
-                cast(nn.Linear, projection).weight.copy_(found[0])
 
     def guess(self, states: Tensor, depth: int) -> Tensor:
         guessed: Tensor = self.blocks[depth](states)

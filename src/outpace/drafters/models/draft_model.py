@@ -19,7 +19,6 @@ from typing import Any, ClassVar, Literal
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafters.models.draft_module import DraftModule, drafted_ids
 from outpace.drafters.support.draws import Draws, check_confidence, check_grown, log_confidence
 from outpace.drafters.support.growth import Drafting, Shared, feed_of, grow
 from outpace.drafters.support.runner import Feed, Runner
@@ -27,10 +26,10 @@ from outpace.drafters.support.sequoia import count_ranks
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
 from outpace.drafters.support.vocabulary import Vocabulary, part_of, vocabulary_of
 from outpace.embedded import nano_draft_path
+from outpace.learned.vocabulary import drafted_ids
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
 from outpace.targets.weights.pretrained import load_model, load_tokenizer
-from outpace_lab.drafters.provisional import Decoder
 
 
 @dataclass(frozen=True)
@@ -38,8 +37,8 @@ class DraftModel(Drafter[Drafting]):
     """A smaller model that drafts.
 
     Attributes:
-        model: a target, a loaded model, a module in training, or a name or path for transformers to load
-            (safetensors only), in the target's dtype and on its device. None is the embedded draft model.
+        model: a target, a loaded model, or a name or path for transformers to load (safetensors only), in the
+            target's dtype and on its device. None is the embedded draft model.
         num_speculative_tokens: K, tokens on a path of the draft, at least 1. The draft is a chain of them,
             unless one of ``branching``, ``acceptance`` and ``expand`` makes it a tree.
         draws: "coupled": with the target's own noise, independent under a verifier that needs that;
@@ -128,37 +127,20 @@ class DraftModel(Drafter[Drafting]):
 
     def load(self, target: TargetModel) -> TargetModel:
         """Load the draft model as a target."""
-        if isinstance(self.model, DraftModule):
-            return DraftModule.of(self.model, target).own
         named = nano_draft_path() if self.model is None else self.model
         return load_model(named, target, self.device)
 
-    def _vocabulary(self, model: TargetModel, target: TargetModel) -> Vocabulary:
+    def translation(self, model: TargetModel, target: TargetModel) -> Vocabulary:
+        """The draft model's vocabulary in terms of the target's.
+
+        Raises:
+            OutpaceError: they differ in a way that the options do not allow for, or a tokenizer is missing.
+        """
         needed = self.vocabulary != "same"
         named = nano_draft_path() if self.model is None else self.model
         own = load_tokenizer(self.tokenizer, model if model.tokenizer else named, needed)
         theirs = load_tokenizer(self.target_tokenizer, target, needed)
         return vocabulary_of(self.vocabulary, model, target, own, theirs)
-
-    def decoder(self, target: TargetModel) -> Decoder:
-        """The draft model and its options for a chain, for drafters that decode with it in their own way.
-
-        Raises:
-            OutpaceError: the options describe anything but a chain in the target's vocabulary.
-        """
-        if self.trees or self.vocabulary != "same" or self.min_confidence:
-            raise OutpaceError(
-                "draft_model: inside a cascade it drafts whole chains in the target's vocabulary; leave out "
-                "branching, acceptance, expand, min_confidence and vocabulary"
-            )
-        model = self.load(target)
-        if drafted_ids(model.model) is not None:
-            raise OutpaceError(
-                f"draft_model: {model.name} drafts a part of its vocabulary, so it cannot be the model of a "
-                "cascade; train one without draft_vocabulary"
-            )
-        self._vocabulary(model, target)
-        return Decoder(model, self.num_speculative_tokens, self.draws)
 
     def prepare(self, target: TargetModel) -> Shared:
         model = self.load(target)
@@ -168,7 +150,7 @@ class DraftModel(Drafter[Drafting]):
                 f"draft_model: {model.name} drafts a part of its target's vocabulary; leave out "
                 f"vocabulary={self.vocabulary}"
             )
-        vocabulary = self._vocabulary(model, target)
+        vocabulary = self.translation(model, target)
         if ids is not None:
             vocabulary = part_of(ids, target.vocabulary)
         shape = self._shape()

@@ -11,10 +11,22 @@ from torch import Tensor, nn
 from outpace.core import OutpaceError
 from outpace.drafters.support.draws import check_confidence
 from outpace.learned.layers import Attention, LayerConfig, Rotary, Store, itself
-from outpace.learned.learned import Batch, Fit, Losses, Objective, accepted_of_chain, among, measure
-from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
+from outpace.learned.learned import Fit
+from outpace.learned.vocabulary import DraftVocabulary
 from outpace.spec import check_choices, check_least
 from outpace.targets.base import TargetModel
+from outpace_lab.train.trained import (
+    Batch,
+    Losses,
+    Objective,
+    TrainedPart,
+    accepted_of_chain,
+    among,
+    ids_of,
+    learnable,
+    learnt_logits,
+    measure,
+)
 
 Kind = Literal["feed_forward", "attention"]
 
@@ -56,7 +68,7 @@ class AdapterConfig:
         check_confidence("early_exit", self.min_confidence)
 
 
-class Adapter(DraftsPart):
+class Adapter(TrainedPart):
     """A residual layer, feed-forward or attention, between two norms.
 
     Attributes:
@@ -135,16 +147,16 @@ class Adapter(DraftsPart):
         return self.head(self._states(batch))
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        at, places, labels, every = self.drafted.learnable(batch)
+        at, places, labels, every = learnable(self.drafted, batch)
         draft = self.head(self._states(batch)[at, places])
-        own = self.drafted.of(self.target, batch, at, places)
+        own = learnt_logits(self, batch, at, places)
         return among(measure(objective, [(draft, own, labels)], [1.0]), every)
 
     @torch.no_grad()
     def accepted(self, batch: Batch) -> Tensor:
         # While a chain is right, its rows are those of the text: its guess of depth d is that of place t + d.
         rows = self.logits(batch).float()
-        best = self.drafted.tokens(rows.argmax(dim=-1))
+        best = ids_of(self.drafted, rows.argmax(dim=-1))
         sure = rows.max(dim=-1).values - rows.logsumexp(dim=-1)
         best[sure.exp() < self.config.min_confidence] = -1
         depth = self.config.num_speculative_tokens

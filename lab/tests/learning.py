@@ -1,19 +1,17 @@
-"""For tests of learned drafters: a little training, a look at steps, and a tokenizer for texts."""
+"""For tests of learning: a little training, and a tokenizer for texts."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
-from torch import Tensor
 
-from outpace.learned.learned import Batch, Learned, Losses
-from outpace.sequence import Step
 from outpace_lab.train.objectives import ground_truth
+from outpace_lab.train.trained import Batch, Losses, Trained
 
 
-def train(module: Learned, batch: Batch, steps: int, rate: float = 5e-3) -> list[Losses]:
+def train(module: Trained, batch: Batch, steps: int, rate: float = 5e-3) -> list[Losses]:
     """The losses of some steps on one batch; the module is ready to draft afterwards."""
     seen = []
     with torch.random.fork_rng():
@@ -28,22 +26,6 @@ def train(module: Learned, batch: Batch, steps: int, rate: float = 5e-3) -> list
     module.requires_grad_(False).eval()
     module.calibrate([batch])
     return seen
-
-
-@dataclass
-class Watch:
-    """Looks on while an engine decodes, and keeps its steps."""
-
-    hidden_layers: tuple[int, ...] = ()
-    timed: bool = False
-    steps: list[Step] = field(default_factory=list)
-
-    def joined(self, sequence: object, hidden: Mapping[int, Tensor]) -> None: ...
-
-    def stepped(self, steps: Sequence[Step]) -> None:
-        self.steps += steps
-
-    def left(self, sequence: object) -> None: ...
 
 
 class Letters:

@@ -14,19 +14,23 @@ from typing_extensions import Self
 from outpace.core import OutpaceError
 from outpace.drafters.support.pieces import disagreement
 from outpace.learned.layers import LayerConfig
-from outpace.learned.learned import (
-    Batch,
-    Fit,
-    Losses,
-    Objective,
-    accepted_of_chain,
-    among,
-    measure,
-)
-from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
+from outpace.learned.learned import Fit
+from outpace.learned.vocabulary import DraftVocabulary, drafted_ids
 from outpace.spec import check_least
 from outpace.targets import CausalTarget, Target, TargetModel
 from outpace.targets.weights.pretrained import load_tokenizer, read_model
+from outpace_lab.train.trained import (
+    Batch,
+    Losses,
+    Objective,
+    TrainedPart,
+    accepted_of_chain,
+    among,
+    ids_of,
+    learnable,
+    learnt_logits,
+    measure,
+)
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,7 @@ class DraftConfig(LayerConfig, ChainConfig):
         check_least("draft_model", self, depth=1, draft_vocabulary=0)
 
 
-class DraftModule(DraftsPart):
+class TrainedDraft(TrainedPart):
     """A language model that drafts for a target of the same vocabulary, stored in transformers' format.
 
     Args:
@@ -97,7 +101,7 @@ class DraftModule(DraftsPart):
         size = config.draft_vocabulary if isinstance(config, DraftConfig) else 0 if ids is None else len(ids)
         self.drafted = DraftVocabulary(self.method, size, fit)
         if ids is not None:
-            self.drafted.ids.copy_(ids)
+            self.drafted.choose(ids)
         self._own: tuple[Any, CausalTarget] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -132,6 +136,10 @@ class DraftModule(DraftsPart):
                 "draft_model: this one learns to draft a part of its vocabulary, so it cannot write its own "
                 "text to learn from; leave out on_policy, or train one without draft_vocabulary"
             )
+        return self.own
+
+    @property
+    def drafting_part(self) -> TargetModel:
         return self.own
 
     def _write_ids(self) -> None:
@@ -181,8 +189,8 @@ class DraftModule(DraftsPart):
             )
 
     def loss(self, batch: Batch, objective: Objective) -> Losses:
-        at, places, labels, every = self.drafted.learnable(batch)
-        depth = self._logits(batch, (at, places)), self.drafted.of(self.target, batch, at, places), labels
+        at, places, labels, every = learnable(self.drafted, batch)
+        depth = self._logits(batch, (at, places)), learnt_logits(self, batch, at, places), labels
         return among(measure(objective, [depth], [1.0]), every)
 
     @torch.no_grad()
@@ -192,7 +200,7 @@ class DraftModule(DraftsPart):
         Accepted tokens equal the text's, so one forward over the text computes every draft.
         """
         length = self.config.num_speculative_tokens
-        after = F.pad(self.drafted.tokens(self._logits(batch).argmax(dim=-1)), (0, length - 1))
+        after = F.pad(ids_of(self.drafted, self._logits(batch).argmax(dim=-1)), (0, length - 1))
         return accepted_of_chain(batch, after.unfold(1, length, 1))
 
     def _logits(self, batch: Batch, where: Any = ...) -> Tensor:
@@ -218,35 +226,6 @@ class DraftModule(DraftsPart):
         made = cls.new(CheckpointConfig(draft=str(folder)), target)
         made.requires_grad_(False).eval()
         return made.to(target.hidden.dtype)
-
-
-def drafted_ids(model: Any) -> Tensor | None:
-    """The ids that a model was trained to draft, [n], ascending, by its config; None for all of them.
-
-    Such a model is a Llama that ``outpace train`` made: its head is a matrix, without a bias or a scale.
-
-    Args:
-        model: a transformers model, or None.
-
-    Raises:
-        OutpaceError: they are not ids of its vocabulary, or it is no Llama.
-    """
-    config: Any = getattr(model, "config", None)
-    listed = getattr(config, "draft_vocabulary_ids", None)
-    if listed is None:
-        return None
-    ids = listed if isinstance(listed, list) and all(type(one) is int for one in listed) else []
-    if not ids or ids != sorted({*ids}) or not 0 <= ids[0] <= ids[-1] < config.vocab_size:
-        raise OutpaceError(
-            f"draft_model: draft_vocabulary_ids in the config of {config.name_or_path or 'the model'} must "
-            f"be ascending ids below {config.vocab_size}"
-        )
-    if config.model_type != "llama":
-        raise OutpaceError(
-            "draft_model: a model of the type llama can draft a part of its vocabulary, not one of the type "
-            f"{config.model_type}; take draft_vocabulary_ids out of its config"
-        )
-    return None if len(ids) == config.vocab_size else torch.tensor(ids, device=model.device)
 
 
 def _from_scratch(config: DraftConfig, target: TargetModel) -> Any:

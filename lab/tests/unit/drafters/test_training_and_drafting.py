@@ -15,17 +15,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from learning import Watch
 from models import tiny_llama
 from outpace.core import SamplingParams
 from outpace.drafters.base import Drafter
-from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.blocks.dflash import DFlash, DFlashConfig
 from outpace.drafters.eagle.eagle import Eagle
-from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
-from outpace.drafters.heads.hydra import Hydra, HydraConfig, HydraHeads
-from outpace.drafters.heads.medusa import Medusa, MedusaConfig, MedusaHeads
+from outpace.drafters.eagle.eagle_module import EagleConfig
+from outpace.drafters.heads.hydra import Hydra, HydraConfig
+from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
-from outpace.learned.learned import Batch, Learned
 from outpace.policy.governor import Outcome, Plan
 from outpace.targets import Target
 from outpace_lab.drafters.blockwise import Blockwise, BlockwiseConfig, BlockwiseHeads
@@ -34,7 +32,12 @@ from outpace_lab.drafters.layers.exit_adapter import Adapter, AdapterConfig
 from outpace_lab.drafters.parallel_tokens import LookAhead, LookAheadConfig, ParallelTokens
 from outpace_lab.drafters.spec_drafter import SpecDrafter, SpecDrafterConfig, SpecDrafterModule
 from outpace_lab.train.data import Document
+from outpace_lab.train.modules.blocks import TrainedDFlash
+from outpace_lab.train.modules.eagle import TrainedEagle
+from outpace_lab.train.modules.heads import TrainedHydra, TrainedMedusa
 from outpace_lab.train.reading import read_batch
+from outpace_lab.train.trained import Batch, Trained
+from watching import Watch
 
 # With few tokens the drafts of random weights are accepted now and then.
 TARGET = Target(tiny_llama(vocabulary=12))
@@ -51,9 +54,9 @@ class Kind:
     anywhere: what it says behind a place is the same wherever the draft began, and is learnt once.
     """
 
-    module: type[Learned]
+    module: type[Trained]
     config: Any
-    drafter: Callable[[Learned], Drafter[Any]]
+    drafter: Callable[[Trained], Drafter[Any]]
     alone: bool = True
     once: bool = False
     anywhere: bool = False
@@ -62,16 +65,16 @@ class Kind:
 EXIT: dict[str, Any] = {"num_speculative_tokens": 3, "min_confidence": 0.0}
 KINDS = {
     "blockwise": Kind(BlockwiseHeads, BlockwiseConfig(heads=3), Blockwise),
-    "medusa": Kind(MedusaHeads, MedusaConfig(heads=3), lambda made: Medusa(made, max_nodes=9)),
-    "hydra": Kind(HydraHeads, HydraConfig(heads=3), lambda made: Hydra(made, max_nodes=9), alone=False),
-    "eagle 1": Kind(EagleModule, EagleConfig(version=1, steps=2), Eagle, alone=False),
-    "eagle 3": Kind(EagleModule, EagleConfig(layers=(2, 1), depth=2, steps=4), Eagle, alone=False),
+    "medusa": Kind(TrainedMedusa, MedusaConfig(heads=3), lambda made: Medusa(made, max_nodes=9)),
+    "hydra": Kind(TrainedHydra, HydraConfig(heads=3), lambda made: Hydra(made, max_nodes=9), alone=False),
+    "eagle 1": Kind(TrainedEagle, EagleConfig(version=1, steps=2), Eagle, alone=False),
+    "eagle 3": Kind(TrainedEagle, EagleConfig(layers=(2, 1), depth=2, steps=4), Eagle, alone=False),
     "early_exit": Kind(Adapter, AdapterConfig(1, **EXIT), EarlyExit, alone=False, anywhere=True),
     "early_exit, attention": Kind(
         Adapter, AdapterConfig(1, "attention", **EXIT), EarlyExit, alone=False, anywhere=True
     ),
     "spec_drafter": Kind(SpecDrafterModule, SpecDrafterConfig(tokens=4, hidden_size=24), SpecDrafter),
-    "dflash": Kind(DFlashModule, DFlashConfig(tokens=4, layers=(2, 1)), DFlash),
+    "dflash": Kind(TrainedDFlash, DFlashConfig(tokens=4, layers=(2, 1)), DFlash),
     "parallel_tokens": Kind(
         LookAhead, LookAheadConfig(3, places=64), lambda made: ParallelTokens(made, 3, "all")
     ),
@@ -81,7 +84,7 @@ KINDS = {
 }
 
 
-def module(kind: Kind) -> Learned:
+def module(kind: Kind) -> Trained:
     """A module with weights large enough to affect its predictions."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
@@ -92,7 +95,7 @@ def module(kind: Kind) -> Learned:
     return made
 
 
-def learnt_from(made: Learned, batch: Batch) -> list[dict[int, tuple[Tensor, int]]]:
+def learnt_from(made: Trained, batch: Batch) -> list[dict[int, tuple[Tensor, int]]]:
     """By depth, and by the number of the place whose next token it is: the draft's logits, and the label."""
     found: list[dict[int, tuple[Tensor, int]]] = []
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outpace.learned.batch import Batch
+from outpace_lab.train.batch import Batch
 
 # (draft logits [N, vocabulary], target logits [N, vocabulary], labels [N]) -> the loss at each place, [N].
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 
 from outpace.core import Generation, SamplingParams
 from outpace.draws.sampling import Key, Processor, gumbel
-from outpace.targets import Rows, TargetModel
+from outpace.targets.base import Rows, TargetModel
 
 
 def margin(
-    target: TargetModel, prompt: Sequence[int], params: SamplingParams, plain: Generation, other: Generation
+    target: TargetModel, prompt: Seq[int], params: SamplingParams, plain: Generation, other: Generation
 ) -> float:
     """Difference of the two tokens' scores (noise included) at the first place where the texts differ.
 
@@ -37,20 +37,22 @@ def margin(
 
 def explain_differences(
     target: TargetModel,
-    prompts: Sequence[Sequence[int]],
-    params: Sequence[SamplingParams],
-    plain: Sequence[Generation],
-    other: Sequence[Generation],
+    prompts: Seq[Seq[int]],
+    params: Seq[SamplingParams],
+    plain: Seq[Generation],
+    other: Seq[Generation],
     allowed: float,
 ) -> list[str]:
-    """One line for each pair that differs by more than a near-tie; near-ties are printed."""
+    """One line for each pair of texts that differs by more than a near-tie.
+
+    Args:
+        allowed: the margin of a near-tie.
+    """
     wrong = []
     for place, (first, second) in enumerate(zip(plain, other, strict=True)):
         if first.tokens == second.tokens and first.finish_reason == second.finish_reason:
             continue
         gap = margin(target, prompts[place], params[place], first, second)
-        line = f"prompt {place} differs; margin {gap:.3g}"
-        print(line)
         if not gap < allowed:
-            wrong.append(line)
+            wrong.append(f"prompt {place} differs; margin {gap:.3g}")
     return wrong

@@ -1,0 +1,1 @@
+"""The modules of outpace's drafters, as they learn."""

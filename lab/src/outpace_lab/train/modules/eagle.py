@@ -1,0 +1,219 @@
+"""EAGLE as it learns: the module, unrolled along a text.
+
+See ``outpace.drafters.eagle.eagle_module``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from typing_extensions import Self
+
+from outpace.core import OutpaceError
+from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
+from outpace.learned.layers import Store
+from outpace.learned.learned import head_weights
+from outpace.targets.base import TargetModel
+from outpace_lab.train.modules import published
+from outpace_lab.train.trained import (
+    Batch,
+    Losses,
+    Objective,
+    Trained,
+    accepted_of_chain,
+    among,
+    logits_among,
+    measure,
+    most_frequent,
+)
+
+_RIDGE = 1e-3  # of a least squares' diagonal, relative to it
+
+
+class TrainedEagle(EagleModule, Trained):
+    """EAGLE's layers, in training."""
+
+    _untrained = False
+
+    @classmethod
+    def new(cls, config: EagleConfig, target: TargetModel) -> Self:
+        made = super().new(config, target)
+        made._untrained = True
+        made._begin_with_the_head()
+        return made
+
+    @torch.no_grad()
+    def suit(self, counts: Tensor) -> None:
+        """Draft the most frequent tokens, of equally frequent ones the first; trained weights keep theirs."""
+        if self.drafted is None or not self._untrained:
+            return
+        self._untrained = False
+        ids = most_frequent(counts, len(self.d2t)).to(self.d2t.device)
+        self.d2t.copy_(ids - torch.arange(len(ids), device=ids.device))
+        self.t2d.zero_().index_fill_(0, ids, True)
+        self._partial = None
+        self._begin_with_the_head()
+
+    @torch.no_grad()
+    def _begin_with_the_head(self) -> None:
+        """Initialise its own head, if it has one, from the target's, if that is a matrix."""
+        if not self.config.own_head:
+            return
+        found = head_weights(self.target)
+        if found is not None:
+            matrix, _ = found
+            self.lm_head.weight.copy_(matrix if self.drafted is None else matrix[self.drafted])
+
+    @torch.no_grad()
+    def begin_linearly(self, batches: Iterable[Batch]) -> None:
+        """Fit the map before the layers by least squares, and let each layer add nothing at first."""
+        if not self.config.linear_start:
+            return
+        inputs = self.fc.in_features + 1
+        squares = torch.zeros(inputs, inputs, dtype=torch.float64, device=self.fc.weight.device)
+        products = squares.new_zeros(inputs, self.fc.out_features)
+        for batch in batches:
+            where = (batch.documents[:, 1:] == batch.documents[:, :-1]) & (batch.documents[:, 1:] >= 0)
+            tokens = batch.tokens[:, 1:][where]
+            embedded = self.embed_tokens(tokens) if self.config.own_embeddings else self.target.embed(tokens)
+            states = batch.hidden[self.config.layers[0]].double()
+            before, after = states[:, :-1][where], states[:, 1:][where]
+            rows = torch.cat([embedded.double(), before, before.new_ones(len(before), 1)], dim=-1)
+            squares += rows.T @ rows
+            products += rows.T @ after
+        # Least squares alone are singular if there are fewer rows than inputs.
+        squares.diagonal().mul_(1 + _RIDGE).add_(_RIDGE)
+        solved = torch.linalg.solve(squares, products).T
+        self.fc.weight.copy_(solved[:, :-1])
+        self.fc.bias.copy_(solved[:, -1])
+        for name, weight in self.layers.named_parameters():
+            if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
+                weight.zero_()
+
+    def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+        """Training-time test (EAGLE-3, section 3.2): outputs [B, T - 1, hidden size] at each depth j, from 0.
+
+        Row s, from 0 to T - 2, drafts from the feature of place s on, along the text. At depth j, at position
+        s + j, it reads token s + 1 + j and its own output of depth j - 1 (at depth 0 the target's feature),
+        and its output predicts token s + 2 + j. As in decoding it attends to the rows that read the target's
+        features of places 0 to s, columns 0 to T - 2 of the mask, and to its own rows of depths 1 to j,
+        column s of each further block of columns. Beyond depth 0 only rows that draft a learnt token at some
+        depth are computed; the outputs of the others are zeros.
+        """
+        width = batch.tokens.shape[1] - 1
+        learnt = torch.stack([batch.ahead(depth + 2) for depth in range(steps)]).any(dim=0)[:, :-1]
+        # The learnt rows of each text come first; texts with fewer of them than the longest are padded with
+        # rows that are not learnt.
+        most = max(1, int(learnt.sum(dim=1).max()))
+        rows = learnt.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
+        kept: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in range(self.config.depth)}
+
+        def stores(layer: int) -> Store:
+            def store(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+                kept[layer].append((keys, values))
+                every = list(zip(*kept[layer], strict=True))
+                return torch.cat(every[0], dim=2), torch.cat(every[1], dim=2)
+
+            return store
+
+        features = self.features({layer: states[:, :-1] for layer, states in batch.hidden.items()})
+        seen, positions = batch.seen[:, None, :-1, :-1], batch.positions[:, :-1]
+        whole = self.advance(batch.tokens[:, 1:], features, positions, seen, stores)
+        yield whole
+        tokens = F.pad(batch.tokens, (0, steps))
+        places = rows[..., None].expand(-1, -1, whole.shape[-1])
+        base = seen.gather(2, rows[:, None, :, None].expand(-1, 1, -1, width))
+        itself = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
+        itself = itself.expand(len(rows), 1, -1, -1)
+        states = whole.gather(1, places)
+        for depth in range(1, steps):
+            mask = torch.cat([base] + [itself] * depth, dim=-1)
+            read = tokens.gather(1, rows + 1 + depth)
+            states = self.advance(read, states, positions.gather(1, rows) + depth, mask, stores)
+            yield torch.zeros_like(whole, dtype=states.dtype).scatter(1, places, states)
+
+    def loss(self, batch: Batch, objective: Objective) -> Losses:
+        """The objective over all depths; for EAGLE-1 also a regression on the features (section 4.2)."""
+        config = self.config
+        outputs = list(self.unroll(batch, config.steps))
+        weights = [config.decay**depth for depth in range(config.steps)]
+        if config.version == 1:
+            weights = [config.classification * weight for weight in weights]
+        every = torch.stack([batch.ahead(depth + 2).sum() for depth in range(config.steps)])
+        losses = among(measure(objective, self._depths(batch, outputs), weights), every)
+        total = losses.total
+        if config.version == 1:
+            total = total + self._regression(batch, outputs)
+        return dataclasses.replace(losses, total=total)
+
+    def _depths(self, batch: Batch, outputs: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+        """Yield, per depth, the draft's logits, the target's logits and the text's tokens, over drafted ids.
+
+        Row s at depth j predicts the token of place s + ahead, ahead = j + 2, as the target does at place
+        s + ahead - 1.
+        """
+        width, drafted = batch.tokens.shape[1], self.drafted
+        for depth, states in enumerate(outputs):
+            ahead = depth + 2
+            where = batch.ahead(ahead)[:, :-1].clone()
+            labels = batch.tokens.roll(-ahead, dims=1)[:, : width - 1]
+            if drafted is not None:
+                where &= self.t2d[labels]
+            source = F.pad(where, (ahead - 1, 2 - ahead))
+            chosen = labels[where]
+            if drafted is not None:
+                chosen = (self.t2d.cumsum(dim=0) - 1)[chosen]
+            yield self.drafted_logits(states[where]), logits_among(self.targets_head, batch, source), chosen
+
+    def _regression(self, batch: Batch, outputs: list[Tensor]) -> Tensor:
+        """The smooth L1 loss between outputs and the features that they replace (row s: place s + 1 + j)."""
+        total = outputs[0].new_zeros(())
+        for depth, states in enumerate(outputs):
+            where = batch.ahead(depth + 2)[:, :-1]
+            wanted = batch.hidden[-1].roll(-1 - depth, dims=1)[:, :-1][where].to(states)
+            distance = F.smooth_l1_loss(states[where], wanted, reduction="sum")
+            total = total + self.config.decay**depth * distance / max(wanted.numel(), 1)
+        return total
+
+    @torch.no_grad()
+    def accepted(self, batch: Batch) -> Tensor:
+        """Number of accepted tokens of a chain of ``config.tokens`` tokens, at each place.
+
+        It is 0 where the next token is not counted.
+        """
+        begins = batch.documents[:, 1:] != batch.documents[:, :-1]
+        where = batch.ahead(2)[:, :-1] & ~begins
+        guesses = torch.full((*batch.tokens.shape, self.config.tokens), -1, device=batch.tokens.device)
+        for depth, states in enumerate(self.unroll(batch, self.config.tokens)):
+            # The row that reads the feature of place s drafts for the root at place s + 1.
+            best = self.drafted_logits(states[where]).argmax(dim=-1)
+            guesses[:, 1:, depth][where] = best if self.drafted is None else self.drafted[best]
+        return accepted_of_chain(batch, guesses)
+
+    def publish(self, folder: str | Path) -> None:
+        """Write an EAGLE-3 in the layout of speculators, for other engines.
+
+        Raises:
+            OutpaceError: it is an EAGLE-1, or has no own head and the target's is not a plain matrix.
+        """
+        if self.config.version != 3:
+            raise OutpaceError("eagle: speculators' layout is for EAGLE-3 only; keep the saved folder")
+        tensors = dict(self.state_dict())
+        drafted = torch.arange(self.fit.vocabulary) if self.drafted is None else self.drafted.cpu()
+        if not self.config.own_head:
+            found = head_weights(self.target)
+            if found is None or bool(found[1].any()):
+                raise OutpaceError("eagle: the target's head is not a plain matrix; train with own_head=true")
+            tensors["lm_head.weight"] = found[0][drafted.to(found[0].device)].to(self.fc.weight.dtype)
+        tensors["d2t"] = drafted - torch.arange(len(drafted))
+        tensors["t2d"] = torch.zeros(self.fit.vocabulary, dtype=torch.bool).index_fill(0, drafted, True)
+        model = self.target.model or self.target
+        verifier = {"name_or_path": self.fit.name, "architectures": [type(model).__name__]}
+        published.write(
+            folder, dataclasses.asdict(self.config), self.config.transformers(), verifier, tensors
+        )
