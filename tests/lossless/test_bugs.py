@@ -10,8 +10,8 @@ import pytest
 from lossless.conftest import Lab
 from lossless.test_matrix import SPECS
 from outpace.cache import KVCache, Slot
-from outpace.targets.inputs.forward import forward as inputs
-from outpace.targets.inputs.forward import masks
+from outpace.targets.inputs import forward as inputs
+from outpace.targets.inputs import masks
 
 PROMPTS = 4
 

@@ -17,7 +17,7 @@ from outpace.cache import Window
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Output, Rows
-from outpace.targets.inputs.forward import line as lines
+from outpace.targets.inputs import line as lines
 from zoo.families import FAMILIES
 
 PROMPTS = [[5, 9, 9, 2], [3, 1, 4, 1, 5, 9, 2, 6], [7], [2, 7, 2, 7, 2]]

@@ -15,7 +15,7 @@ from outpace.cache import KVCache, LayerShape, RowShape, StaticCache, Window
 from outpace.core import UnsupportedModel
 from outpace.targets.base import Rows
 from outpace.targets.gpu.tree_attention import visible
-from outpace.targets.inputs.forward import forward as inputs
+from outpace.targets.inputs import forward as inputs
 from outpace.targets.inputs.masks import (
     MaskMaker,
     compact,

@@ -17,8 +17,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from outpace import Target
 from outpace.core import UnsupportedModel
 from outpace.targets.cpu import exact_attention, fused
-from outpace.targets.inputs.forward import forward as inputs
-from outpace.targets.inputs.forward import masks
+from outpace.targets.inputs import forward as inputs
+from outpace.targets.inputs import masks
 from outpace.targets.inputs.line import _PARTS
 from outpace.targets.step.replay import Replay, layers_of
 from outpace.targets.step.self_test import Imprecise, difference, self_test

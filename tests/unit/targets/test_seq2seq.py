@@ -19,8 +19,8 @@ from outpace.cache import Slot
 from outpace.core import Source
 from outpace.drafters import Cascade, DraftModel, PromptLookup
 from outpace.targets import CausalTarget, ContrastiveTarget, Rows, Seq2SeqTarget
-from outpace.targets.inputs.forward import positions
-from outpace.targets.inputs.forward import refusals as checks
+from outpace.targets.inputs import positions
+from outpace.targets.inputs import refusals as checks
 from outpace.targets.stock.seq2seq import Seq2SeqCache, _Encoded
 from outpace.testing import ToyTarget
 from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES, START

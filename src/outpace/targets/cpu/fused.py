@@ -35,9 +35,9 @@ from outpace.native.layers import (
 )
 from outpace.native.pointers import address, check, pointer, pointer_or_null, rows_pointer
 from outpace.targets.cpu.kernels import Panels
-from outpace.targets.cpu.linear import Linear, Norm, copies_fit, linears_of
+from outpace.targets.cpu.linear import NO_MEMORY, Linear, Norm, copies_fit, linears_of
 from outpace.targets.inputs.changes import hooks_of
-from outpace.targets.inputs.config import CACHE, family, is_multimodal
+from outpace.targets.inputs.config import CACHE, is_multimodal
 from outpace.targets.inputs.forward import CacheAdapter
 from outpace.targets.inputs.line import Line, parts_in
 from outpace.targets.inputs.refusals import untouchable
@@ -65,21 +65,13 @@ Join = Callable[[Sequence[nn.Linear]], nn.Module]
 
 
 def fusing_refused(model: Any, pack: bool | str, fuse: bool | Literal["auto"]) -> str:
-    """The reason not to fuse a model's layers; empty to fuse them.
-
-    Raises:
-        UnsupportedModel: ``fuse`` is True, but they cannot be fused.
-    """
+    """The reason not to fuse a model's layers; empty to fuse them."""
     if fuse is False:
         return "fuse is off"
     if fuse == "auto" and pack is False:
         return "pack is off"
     why = why_not_fused(model)
-    if fuse is True and why:
-        raise UnsupportedModel(f"{family(model)} cannot be fused: {why}; leave fuse out")
-    if not why and fuse == "auto" and not copies_fit(model):
-        return "too little memory is free for copies of its weights"
-    return why
+    return why or (NO_MEMORY if fuse == "auto" and not copies_fit(model) else "")
 
 
 def why_not_fused(model: Any) -> str:

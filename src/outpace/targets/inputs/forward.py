@@ -117,7 +117,7 @@ def inputs_of(rows: Sequence[Rows], window: Window) -> tuple[list[list[int]], li
     return tokens, positions
 
 
-def padded(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:
+def padded_states(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:
     """Rows of slots, [n, size], as one tensor [B, width, size] in the window's order, padded with zeros."""
     some = next(iter(states.values()))
     padded = some.new_zeros((len(window.slots), window.width, some.shape[-1]))
