@@ -211,11 +211,20 @@ def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
     before, between = (one.weight.detach() for one in (own.input_layernorm, own.post_attention_layernorm))
     linears = [one for one in products if isinstance(one, Linear)]
     biases = [None if one.bias is None else one.bias.detach() for one in linears]
-    structs = [one.kernel.product(one.packed, bias) for one, bias in zip(linears, biases, strict=True)]
+    each = [one.kernel.product(one.packed, bias) for one, bias in zip(linears, biases, strict=True)]
     _check_sizes(attention, products, before.dtype)
-    weights = [pointer(one, before.dtype, config.hidden_size) for one in (before, between)]
-    epsilon = own.input_layernorm.variance_epsilon
-    whole = len(linears) == len(products) and None not in structs
+    epsilon, block = own.input_layernorm.variance_epsilon, None
+    if len(linears) == len(products) and None not in each:
+        joined, output, gates, down = each
+        block = BlockStruct(
+            joined=joined,
+            output=output,
+            gates=gates,
+            down=down,
+            before=pointer(before, before.dtype, config.hidden_size),
+            between=pointer(between, before.dtype, config.hidden_size),
+            epsilon=epsilon,
+        )
     return _Layer(
         place=attention.layer_idx,
         heads=config.num_attention_heads,
@@ -230,7 +239,7 @@ def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
         epsilon=epsilon,
         # Without a module's call around each, which takes a few microseconds.
         products=tuple(one.of_rows if isinstance(one, Linear) else one.forward for one in products),
-        block=ctypes.pointer(BlockStruct(*structs, *weights, epsilon)) if whole else None,
+        block=None if block is None else ctypes.pointer(block),
         held=tuple(bias for bias in biases if bias is not None),
     )
 
@@ -349,7 +358,7 @@ def _whole(
         _functions(given).layers(
             count,
             (POINTER(BlockStruct) * count)(*(layer.block for layer in layers)),
-            byref(RoomStruct(state, product, out, both, inner)),
+            byref(RoomStruct(state=state, joined=product, attended=out, both=both, inner=inner)),
             many,
             read,
             (ctypes.c_void_p * count)(*(places[place % len(places)] for place in range(count))),
@@ -408,17 +417,35 @@ def _heads(
     """
     queries, keys, item = layer.heads * layer.size, layer.shared * layer.size, given.element_size()
     stride, dtype = queries + 2 * keys, given.dtype
-    norms = [pointer_or_null(own, dtype, layer.size) for own in (layer.query_norm, layer.key_norm)]
+    query_norm, key_norm = (
+        pointer_or_null(own, dtype, layer.size) for own in (layer.query_norm, layer.key_norm)
+    )
     found = []
     for start, window, rows in parts:
         cached = cache.buffers(layer.place, window)
         query = product + start * stride * item
         key = query + queries * item
-        places = query, key, key + keys * item, stride, stride, stride
         shape, strides = (rows.sequences, layer.shared, rows.columns, layer.size), cached[0].stride()[:2]
-        buffers = *(rows_pointer(own, dtype, shape, strides) for own in cached), *strides
-        result = attended + start * queries * item
-        found.append(HeadsStruct(*places, *norms, layer.epsilon, layer.scale, *buffers, result))
+        keys_of, values_of = (rows_pointer(own, dtype, shape, strides) for own in cached)
+        found.append(
+            HeadsStruct(
+                query=query,
+                key=key,
+                value=key + keys * item,
+                query_stride=stride,
+                key_stride=stride,
+                value_stride=stride,
+                query_norm=query_norm,
+                key_norm=key_norm,
+                epsilon=layer.epsilon,
+                scale=layer.scale,
+                keys=keys_of,
+                values=values_of,
+                sequence_stride=strides[0],
+                head_stride=strides[1],
+                out=attended + start * queries * item,
+            )
+        )
     return found
 
 
@@ -480,25 +507,32 @@ class _Rows:
         count = len(cells)
         size = layer.size
         *per_row, columns = _columns(found, mask, cells, place, grid.size)
-        self._arrays = [order, sequence, place, *per_row, begin, columns]  # whose addresses the struct has
-        at_order, *at_rows = (address(own, _INT, count) for own in self._arrays[:-2])
+        first, run, counts, start = per_row
+        self._arrays = [order, begin, sequence, place, *per_row, columns]  # whose addresses the struct has
         grid_shape = (batch, width, size) if line is None else (1, count, size)
         self._rotation = [one.expand(grid_shape).reshape(count, size) for one in rotation]
         self._queries = torch.empty(count, layer.heads, size)
         self.count, self.sequences = count, batch
         self.columns = max(window.columns, 0 if mask is None else mask.shape[-1])
+        cosine, sine = (pointer(own, layer.before.dtype, count, size) for own in self._rotation)
         struct = RowsStruct(
-            count,
-            batch,
-            layer.heads,
-            layer.shared,
-            size,
-            at_order,
-            address(begin, _INT, batch + 1),
-            *at_rows,
-            address(columns, _INT, len(columns)),
-            *(pointer(own, layer.before.dtype, count, size) for own in self._rotation),
-            pointer(self._queries, torch.float32, count, layer.heads, size),
+            rows=count,
+            sequences=batch,
+            heads=layer.heads,
+            shared=layer.shared,
+            size=size,
+            order=address(order, _INT, count),
+            begin=address(begin, _INT, batch + 1),
+            sequence=address(sequence, _INT, count),
+            place=address(place, _INT, count),
+            first=address(first, _INT, count),
+            run=address(run, _INT, count),
+            count=address(counts, _INT, count),
+            start=address(start, _INT, count),
+            columns=address(columns, _INT, len(columns)),
+            cosine=cosine,
+            sine=sine,
+            queries=pointer(self._queries, torch.float32, count, layer.heads, size),
         )
         self.pointer = ctypes.pointer(struct)
 
