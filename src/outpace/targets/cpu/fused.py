@@ -304,8 +304,8 @@ class _Model(nn.Module):
                 "new target after converting a model"
             )
         given = states.reshape(-1, states.shape[-1]).contiguous()
-        window, by_mask = cache.window, {id(mask): mask for mask in masks}
-        rows = {key: _rows_of(layers[0], mask, window, rotation) for key, mask in by_mask.items()}
+        by_mask = {id(mask): mask for mask in masks}
+        rows = {key: _rows_of(layers[0], mask, cache, rotation) for key, mask in by_mask.items()}
         last_rows = [start + part.count for parts in rows.values() for start, _, part in parts]
         check(max(last_rows, default=0) <= len(given), f"the rows of windows among {len(given)}")
         run = _whole if all(layer.block for layer in layers) else _separate
@@ -454,14 +454,16 @@ def _check_memory(failed: int) -> None:
         raise MemoryError("attention found no memory for its workspace")
 
 
-def _rows_of(layer: _Layer, mask: Tensor | None, window: Any, rotation: tuple[Tensor, Tensor]) -> _Parts:
+def _rows_of(
+    layer: _Layer, mask: Tensor | None, cache: CacheAdapter, rotation: tuple[Tensor, Tensor]
+) -> _Parts:
     """The rows of a forward's windows."""
-    found = _functions(rotation[0])
+    found, window = _functions(rotation[0]), cache.window
     if isinstance(window, Window):
         return [(0, window, _Rows(layer, found, mask, None, window, rotation))]
     assert mask is not None
     rows = []
-    for part in parts_in(mask):
+    for part in parts_in(mask, cache.shared):
         own = rotation[0][:, part.span], rotation[1][:, part.span]
         found_rows = _Rows(layer, found, part.mask, part.cells, part.window, own)
         rows.append((part.span.start, part.window, found_rows))

@@ -167,7 +167,8 @@ class Modules:
             more["logits_to_keep"] = read
         if hidden_layers:
             more["output_hidden_states"] = True
-        output = model(**given, use_cache=True, **self.placing(mask, positions), **more)
+        with cache.shared.running():
+            output = model(**given, use_cache=True, **self.placing(mask, positions), **more)
         logits = output.logits
         if isinstance(wanted, Tensor) and not self.keeps_logits:
             logits = logits[:, wanted]

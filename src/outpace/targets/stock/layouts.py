@@ -140,13 +140,14 @@ def _compute_line(target: CausalTarget, call: Call, own: Line) -> Output:
     each = (modules.inputs(window, call.feeds, target.device) for window in own.windows)
     inputs, masks = zip(*each, strict=True)
     ids, places = own.inputs(inputs).unbind()
+    cache = CacheAdapter(own, modules.places)
     read = torch.empty(0) if call.logits_from is None else own.read(call.feeds)
     made = modules.run(
         modules.line,
         {"input_ids": ids},
-        own.mask(masks),
+        own.mask(masks, cache.shared),
         places,
-        CacheAdapter(own, modules.places),
+        cache,
         read if len(read) else 0,
         call.hidden_layers,
     )
