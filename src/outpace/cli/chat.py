@@ -14,7 +14,7 @@ from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import check_online, engine_of, learning
 from outpace.cli.parts import Source, profiled, sampling
 from outpace.cli.running import exactness_note, rate, run_one
-from outpace.core import Generation, OutpaceError, SamplingParams
+from outpace.core import Generation, OutpaceError, SamplingParams, TargetOptions
 from outpace.reading import token_ids
 
 if TYPE_CHECKING:
@@ -61,9 +61,8 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    source = Source(
-        model, device, dtype, trust_remote_code, None, llamacpp, False, quantise, not online, stock
-    )
+    options = TargetOptions(quantise=quantise, release=False if online else "auto", stock=stock)
+    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp, options=options)
     loaded, spec = profiled(source, drafter, profile, verifier)
     with learning(loaded, spec, online, online_options, online_out) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)

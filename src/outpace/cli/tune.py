@@ -12,6 +12,7 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.parts import Source, check_length, numbers, sampling
+from outpace.core import TargetOptions
 
 TuneDrafters = Annotated[
     str,
@@ -97,9 +98,8 @@ def tune_drafter(
         chosen = tune.plan(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
         )
-    loaded = Source(
-        model, device, dtype, trust_remote_code, like, llamacpp, quantise=quantise, stock=stock
-    ).load()
+    step = TargetOptions(quantise=quantise, stock=stock)
+    loaded = Source(model, device, dtype, trust_remote_code, like, llamacpp, options=step).load()
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)

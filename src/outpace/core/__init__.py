@@ -16,7 +16,7 @@ from outpace.core.errors import (
     load_extra,
     out_of_memory,
 )
-from outpace.core.options import TargetOptions
+from outpace.core.options import USUAL, TargetOptions
 from outpace.core.parameters import LogitsProcessor, SamplingParams, Speculation
 from outpace.core.results import (
     PROMISES,
@@ -29,8 +29,8 @@ from outpace.core.results import (
 )
 
 __all__ = [
-    "PROMISES", "ContextOverflow", "Draft", "FinishReason", "Generation", "LogitsProcessor", "NoTokenLeft",
-    "OutpaceError", "Promise", "PromptStates", "RanksLost", "SamplingParams", "Source", "Speculation",
-    "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict", "described",
-    "first_line", "in_progress", "load_extra", "out_of_memory",
+    "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason", "Generation", "LogitsProcessor",
+    "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost", "SamplingParams", "Source",
+    "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict",
+    "described", "first_line", "in_progress", "load_extra", "out_of_memory",
 ]  # fmt: skip

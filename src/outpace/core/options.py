@@ -88,3 +88,6 @@ class TargetOptions:
         """Those that decide which step runs, by name; ``stock`` in terms of the others."""
         chosen = replace(self, exact=False, pack=False, fuse=False) if self.stock else self
         return {name: getattr(chosen, name) for name in ("exact", "pack", "fuse", "quantise")}
+
+
+USUAL = TargetOptions()
