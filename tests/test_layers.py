@@ -40,7 +40,7 @@ LAYERS: list[set[str]] = [
 ]
 # The rooms of targets, bottom to top.
 ROOMS: list[set[str]] = [
-    {"hardware", "kernel"},
+    {"hardware", "kernel", "plan"},
     {"base"},
     {"around"},
     {"inputs", "ranks", "ties"},

@@ -226,7 +226,8 @@ def main() -> None:
     targets = {name: CausalTarget(model, **WAYS[name]) for name in options.ways}
     result: dict[str, Any] = {
         "ways": {
-            n: {"packed": dict(t.packed), "bit-exact": t.bit_exact or t.inexact} for n, t in targets.items()
+            n: {"packed": dict(t.plan.packed), "bit-exact": t.bit_exact or t.inexact}
+            for n, t in targets.items()
         }
     }
     if "widths" in options.only:

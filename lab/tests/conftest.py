@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 import pytest
+
 from running import pytest_runtest_setup
 
 __all__ = ["pytest_runtest_setup", "trained_for_all"]

@@ -66,5 +66,5 @@ def test_the_weights_are_rounded() -> None:
     """The model is rounded; otherwise the test above would compare it with itself."""
     texts = {quantise: plain(quantise, 8) for quantise in ("int8", "int4")}
     assert texts["int8"] != texts["int4"]
-    assert model("int4").target.packed == {"int4": 36, "int8": 7}
-    assert model("int8").target.packed == {"int8": 43}
+    assert model("int4").target.plan.packed == {"int4": 36, "int8": 7}
+    assert model("int8").target.plan.packed == {"int8": 43}

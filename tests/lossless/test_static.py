@@ -27,6 +27,7 @@ from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
 from outpace.targets.gpu.graphs import CudaGraphs, Eager, Made, Runner
 from outpace.targets.inputs.changes import Structure
+from outpace.targets.stock import layouts
 from replay import HostRead, Replay
 from zoo.families import FAMILIES
 
@@ -315,17 +316,17 @@ def test_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         target.forward(cache, {cache.allocate(): Rows([1])})
 
 
-class ReadsOnTheHost(CausalTarget):
-    """Decides on the host how far the mask reaches."""
+def test_a_read_on_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    compute = layouts._compute_fixed
 
-    def _forward_fixed(self, inputs: Any, hidden_layers: Any) -> Made:
+    def reads(target: Any, inputs: Any, hidden_layers: Any) -> Made:
+        """Decide on the host how far the mask reaches."""
         if int(inputs.numbers[:, 0].max()) > 5:
             inputs.numbers[:, 0] += 1
-        return super()._forward_fixed(inputs, hidden_layers)
+        return compute(target, inputs, hidden_layers)
 
-
-def test_a_read_on_the_host_is_seen() -> None:
-    target = ReadsOnTheHost(llama("cpu"), static=True, runner=Replay(), check=False)
+    monkeypatch.setattr(layouts, "_compute_fixed", reads)
+    target = CausalTarget(llama("cpu"), static=True, runner=Replay(), check=False)
     cache = target.new_cache(1, 32)
     with pytest.raises(HostRead):
         target.forward(cache, {cache.allocate(): Rows([1])})

@@ -10,6 +10,7 @@ import torch
 
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
+from outpace.targets.plan import StepPlan
 from serving import STORY, engine_text, model, run, serving, story
 
 
@@ -237,7 +238,7 @@ def test_every_response_says_that_the_model_is_not_exact(monkeypatch: pytest.Mon
 
     assert all(one is None for one in chain(*run(told)))
     monkeypatch.setattr(type(model().target), "promise", "not exact")
-    monkeypatch.setattr(model().target, "inexact", "the reason")
+    monkeypatch.setattr(model().target, "plan", StepPlan(inexact="the reason"))
     each = run(told)
     assert [len(one) for one in each] == [2] * len(paths)
     assert all(one == {"promise": "not exact", "reason": "the reason"} for one in chain(*each))

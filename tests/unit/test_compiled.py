@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from outpace import embedded
-from outpace.native import build
+from outpace.native import build, layers
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(
@@ -250,7 +251,7 @@ def test_a_compiler_that_hangs_is_killed_with_its_children_and_not_asked_again(
 
 SEPARATE = """
 import ctypes, logging, pathlib, sys
-from outpace.native import build
+from outpace.native import build, layers
 logging.basicConfig()
 loaded = []
 build.CDLL = lambda path: loaded.append(str(pathlib.Path(path).resolve())) or ctypes.CDLL(path)
@@ -289,3 +290,31 @@ def test_a_user_without_a_home_folder_has_compiled_functions(
     assert "the user has no home folder; set OUTPACE_CACHE" in warnings(caplog)[0]
     with pytest.raises(embedded.NoHome):
         embedded.smollm2_path()
+
+
+class Pair(ctypes.Structure):
+    _fields_ = (("first", ctypes.c_int32), ("second", ctypes.c_int64))
+
+
+class Longer(ctypes.Structure):
+    _fields_ = (*Pair._fields_, ("third", ctypes.c_int32))
+
+
+def test_a_struct_of_another_size_is_refused(place: Place) -> None:
+    place.source.write_text(
+        "struct pair { int first; long second; };\nlong size_of_pair(void) { return sizeof(struct pair); }\n"
+    )
+    assert isinstance(build.compiled(place.source, {}, structs={"pair": Pair}), ctypes.CDLL)
+    assert build.compiled(place.source, {}, structs={"pair": Longer}) == (
+        "struct pair of seven.c has 16 bytes and Longer 24; make them alike"
+    )
+
+
+@pytest.mark.parametrize("name", layers.STRUCTS)
+def test_what_layers_are_told_is_what_they_read(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Changed(layers.STRUCTS[name]):  # type: ignore[name-defined, misc]
+        _fields_ = (("more", ctypes.c_void_p),)
+
+    assert isinstance(layers.functions.__wrapped__(torch.float32), ctypes.CDLL)
+    monkeypatch.setitem(layers.STRUCTS, name, Changed)
+    assert f"struct {name} of layers.c has" in layers.functions.__wrapped__(torch.float32)

@@ -13,7 +13,7 @@ from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.parts import Source, check_length, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.cli.writer import check_json
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, TargetOptions
 
 TRANSFORMERS = "transformers:plain,transformers:prompt_lookup"
 
@@ -116,9 +116,8 @@ def bench(
         methods = (drafters, lengths, verifier, adaptive, beside, assistant)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
     place = spread_of(device, device_map)
-    source = Source(
-        model, place, dtype, trust_remote_code, llamacpp, seq2seq=True, quantise=quantise, stock=stock
-    )
+    step = TargetOptions(quantise=quantise, stock=stock)
+    source = Source(model, place, dtype, trust_remote_code, llamacpp, True, step)
     notes: list[str] = []
     plain = "" if profile else "none"
     loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)

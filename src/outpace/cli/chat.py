@@ -14,7 +14,7 @@ from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
 from outpace.cli.parts import Source, profiled, sampling
 from outpace.cli.running import exactness_note, rate, run_one
-from outpace.core import Generation, OutpaceError, SamplingParams
+from outpace.core import Generation, OutpaceError, SamplingParams, TargetOptions
 from outpace.reading import token_ids
 
 if TYPE_CHECKING:
@@ -59,7 +59,8 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    source = Source(model, device, dtype, trust_remote_code, llamacpp, False, quantise, not observer, stock)
+    options = TargetOptions(quantise=quantise, release=False if observer else "auto", stock=stock)
+    source = Source(model, device, dtype, trust_remote_code, llamacpp, options=options)
     loaded, spec = profiled(source, drafter, profile, verifier)
     with attached(watching, loaded, spec) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)

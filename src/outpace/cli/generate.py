@@ -33,7 +33,7 @@ from outpace.cli.running import (
     stats_line,
 )
 from outpace.cli.writer import Writer
-from outpace.core import Generation, OutpaceError, SamplingParams
+from outpace.core import Generation, OutpaceError, SamplingParams, TargetOptions
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -153,7 +153,8 @@ def generate(
     found = [] if audio else prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(audio or found))
     read: Encoders = "audio" if audio else True
-    how = model, place, dtype, trust_remote_code, llamacpp, read, quantise, not observer, stock
+    step = TargetOptions(quantise=quantise, release=False if observer else "auto", stock=stock)
+    how = model, place, dtype, trust_remote_code, llamacpp, read, step
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(Source(*how), drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.cli import screen
-from outpace.core import OutpaceError, SamplingParams
+from outpace.core import USUAL, OutpaceError, SamplingParams, TargetOptions
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -42,7 +42,7 @@ def sampling(**values: Any) -> SamplingParams:
 
 @dataclass(frozen=True)
 class Source:
-    """The options of a model and of loading it, as for ``outpace.load``; ``release``: what can be freed."""
+    """The options of a model and of loading it, as for ``outpace.load``."""
 
     model: str | None
     place: Place
@@ -50,9 +50,7 @@ class Source:
     trust_remote_code: bool
     llamacpp: str = ""
     seq2seq: Encoders = False
-    quantise: str | None = None
-    release: bool = False
-    stock: bool = False
+    options: TargetOptions = USUAL
 
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
@@ -69,11 +67,7 @@ class Source:
                 self.dtype,
                 self.place,
                 trust_remote_code=trust,
-                llamacpp=self.llamacpp,
-                seq2seq=self.seq2seq,
-                quantise=self.quantise,
-                release="auto" if self.release else False,
-                stock=self.stock,
+                **vars(self.options),
             )
 
     def check(self, drafter: str, verifier: str, references: bool) -> None:

@@ -21,7 +21,7 @@ from outpace.cli.app import app, guarded
 from outpace.cli.observing import attached, observer_of
 from outpace.cli.parts import Source, profiled
 from outpace.cli.place import place_of
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, TargetOptions
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -144,7 +144,8 @@ def serve(
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        parts = model, place, dtype, trust_remote_code, llamacpp, False, quantise, not observer, stock
+        step = TargetOptions(quantise=quantise, release=False if observer else "auto", stock=stock)
+        parts = model, place, dtype, trust_remote_code, llamacpp, False, step
         loaded, spec = profiled(Source(*parts), drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter

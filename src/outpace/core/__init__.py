@@ -1,4 +1,4 @@
-"""Shared types: errors, a request's parameters, a draft and its verdict, counts and results.
+"""Shared types: errors, parameters of a request, options of a target, drafts, verdicts, counts, results.
 
 Imports nothing else from outpace, so that every module may import it.
 """
@@ -16,6 +16,7 @@ from outpace.core.errors import (
     load_extra,
     out_of_memory,
 )
+from outpace.core.options import USUAL, TargetOptions
 from outpace.core.parameters import LogitsProcessor, SamplingParams, Speculation
 from outpace.core.results import (
     PROMISES,
@@ -28,8 +29,8 @@ from outpace.core.results import (
 )
 
 __all__ = [
-    "PROMISES", "ContextOverflow", "Draft", "FinishReason", "Generation", "LogitsProcessor", "NoTokenLeft",
-    "OutpaceError", "Promise", "PromptStates", "RanksLost", "SamplingParams", "Source", "Speculation",
-    "Stats", "StreamedToken", "TokenLogprobs", "UnsupportedModel", "Verdict", "described", "first_line",
-    "in_progress", "load_extra", "out_of_memory",
+    "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason", "Generation", "LogitsProcessor",
+    "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost", "SamplingParams", "Source",
+    "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict",
+    "described", "first_line", "in_progress", "load_extra", "out_of_memory",
 ]  # fmt: skip

@@ -78,7 +78,14 @@ def _draw_compiled(
     draws = (DrawStruct * count)()
     for place, (own, word) in enumerate(zip(params, words, strict=True)):
         top_k, top_p, min_p = _limits(own, vocabulary)
-        draws[place] = DrawStruct(word, top_k, own.temperature, top_p, margin, min_p)
+        draws[place] = DrawStruct(
+            key=word,
+            top_k=top_k,
+            temperature=own.temperature,
+            top_p=top_p,
+            margin=margin,
+            min_p=min_p,
+        )
     known = token_words(vocabulary, scores.device)
     functions.draw_rows(
         count,

@@ -13,12 +13,12 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from torch import Tensor
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, TargetOptions
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.engine.observer import Learner
@@ -33,6 +33,8 @@ from outpace.verify import Verifier, load_verifier
 __all__ = ["accelerate", "decode", "restore"]
 
 Model = TypeVar("Model")
+_STEP = ("exact", "pack", "fuse", "quantise", "stock")  # options that leave a model able to do all else
+_PLAIN = TargetOptions(exact=False, pack=False)
 
 
 def accelerate(
@@ -41,11 +43,8 @@ def accelerate(
     verifier: str | Verifier = "match",
     adaptive: Adaptive = "auto",
     profile: str | Path | None = None,
-    exact: bool | Literal["auto"] = "auto",
-    pack: bool | str = "auto",
-    quantise: str | None = None,
     learner: Learner | None = None,
-    stock: bool = False,
+    **options: Any,
 ) -> Model:
     """Make ``model.generate(...)`` faster without changes to its callers, and return the model.
 
@@ -99,19 +98,13 @@ def accelerate(
             seeds would not make a call repeatable, so True refuses sampling there.
         profile: a file written by ``outpace tune``, which names the drafter in place of ``drafter``. It was
             the fastest for calls with as many rows as the ``--batch`` it was tuned with.
-        exact: make the logits of drafted and plain rows equal to the last bit, so that even in half precision
-            no near-tie differs from ``accelerate(model, "none")``. "auto": if this is tested and costs
-            little; True refuses other models, with the reason. See ``CausalTarget``.
-        pack: keep a packed copy of the weights of linear layers on a CPU until ``restore``. "auto": if that
-            is faster, or needed for ``exact``, and memory allows; see ``CausalTarget``.
-        quantise: decode with a copy of the weights that is rounded to "int8" or "int4", for a bfloat16 model
-            on a CPU. The tokens are those of plain decoding with it, ``accelerate(model, "none",
-            quantise=...)``, and not those of the stock generate(). See ``CausalTarget``.
         learner: a ``Learner`` made with this model, as ``Online`` of outpace-lab: its drafter is used, and
             learns from all calls, which then wait for each other.
-        stock: run steps on the model's own modules. With drafter "none" a prompt alone then has the tokens of
-            the stock generate(), as with stock=True in docs/exactness.md; with drafts near-ties may differ in
-            half precision. Slower. See ``CausalTarget``.
+        options: exact, pack, fuse, quantise and stock, as for ``TargetOptions``. exact=True: even in half
+            precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8": the tokens are
+            those of ``accelerate(model, "none", quantise="int8")``, not the stock generate()'s. stock=True:
+            with drafter "none" a prompt alone has the tokens of the stock generate(), as in
+            docs/exactness.md; with drafts near-ties may differ in half precision. Slower.
 
     Warns:
         UserWarning: the verifier is lossy, or drafts may change tokens of this model.
@@ -122,10 +115,13 @@ def accelerate(
             model, dtype or machine; or ``generate`` of this instance has been replaced by other code.
     """
     costs: Mapping[str, Any] = {}
+    chosen = TargetOptions(**options)
+    if names := [name for name in chosen.named if name not in _STEP]:
+        raise OutpaceError(f"{names[0]} is for outpace.Target, not for a model's generate(): leave it out")
     if profile is not None:
         if drafter is not None:
             raise OutpaceError("give a drafter or a profile, not both: the profile names its drafter")
-        alone = Engines("none", "match", exact=exact, pack=pack, quantise=quantise, stock=stock)
+        alone = Engines("none", "match", options=chosen)
         known = load_profile(profile, alone.target(model))
         drafter, costs = known.drafter, known.costs
     spec: str | Drafter[Any] | None = drafter
@@ -133,7 +129,7 @@ def accelerate(
         if drafter is not None or profile is not None:
             raise OutpaceError("give a learner, or a drafter or profile: a learner has its own drafter")
         spec = learner.drafter
-    engines = Engines(spec, verifier, adaptive, costs, exact, pack, quantise, learner, stock)
+    engines = Engines(spec, verifier, adaptive, costs, chosen, learner)
     with engines.alone, engines.lend(engines.target(model)):  # refuses mismatched parts now
         pass
     _refuse_foreign(model)
@@ -190,7 +186,7 @@ def decode(
         model: Any, input_ids: Tensor, inputs_tensor: Tensor | None = None, **prepared: Any
     ) -> Any:
         # Engines for this call alone: keeping the callable must not keep a model alive.
-        return Decoder(Engines(drafter, verifier, adaptive, exact=False, pack=False))(
+        return Decoder(Engines(drafter, verifier, adaptive, options=_PLAIN))(
             model, input_ids, inputs_tensor=inputs_tensor, **prepared
         )
 

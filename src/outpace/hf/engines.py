@@ -6,6 +6,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
 from weakref import WeakKeyDictionary
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outpace.cache import Cache, KVCache, Slot
-from outpace.core import OutpaceError
+from outpace.core import USUAL, OutpaceError, TargetOptions
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
@@ -102,7 +103,7 @@ class Engines:
         verifier: a verifier or its spec string.
         adaptive: as for ``Engine``.
         costs: measured costs from a profile, the initial costs of governors.
-        exact, pack, quantise, stock: as for ``CausalTarget``.
+        options: those of the target.
         learner: observer of the engine, of which there is then only one: calls wait for each other.
 
     Raises:
@@ -115,13 +116,10 @@ class Engines:
         verifier: str | Verifier,
         adaptive: Adaptive = "auto",
         costs: Mapping[str, Any] | None = None,
-        exact: bool | Literal["auto"] = "auto",
-        pack: bool | str = "auto",
-        quantise: str | None = None,
+        options: TargetOptions = USUAL,
         learner: Learner | None = None,
-        stock: bool = False,
     ) -> None:
-        if learner is not None and (exact, pack, quantise, stock) != ("auto", "auto", None, False):
+        if learner is not None and options != USUAL:
             raise OutpaceError(
                 "the learner has made the target; give exact, pack, quantise or stock to its Target"
             )
@@ -133,9 +131,7 @@ class Engines:
         self.verifier = verifier
         self.adaptive = adaptive
         self.costs = costs
-        self._step: dict[str, Any] = {"exact": exact, "pack": pack, "quantise": quantise}
-        if stock:
-            self._step["stock"] = True
+        self._options = options
         self._lock = threading.Lock()
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
@@ -152,7 +148,7 @@ class Engines:
             OutpaceError: a learner was made for another model, or the model has changed since.
         """
         with self._lock:
-            state = _state(model, self._step["quantise"])
+            state = _state(model, self._options.quantise)
             if self._target is None or self._made_for != state or self._target.replaced():
                 if self.learner is not None:
                     if self._target is not None or self.learner.target.model is not model:
@@ -160,8 +156,8 @@ class Engines:
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
-                    check = "auto" if _passed.get(model) != state else False
-                    self._target = Target(model, check=check, **self._step)
+                    check: bool | Literal["auto"] = "auto" if _passed.get(model) != state else False
+                    self._target = Target(model, **vars(replace(self._options, check=check)))
                 self._warn_if_inexact(self._target)
                 self._made_for = _passed[model] = state
                 self._revision = self._target.revision()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, TargetOptions
 from outpace.loading.loaded import Loaded, load_here
 from outpace.loading.placement import Place, Shared, Spread, check_needs
 from outpace.loading.shared import load_shared
@@ -24,9 +24,7 @@ def load(
     trust_remote_code: bool = False,
     llamacpp: str = "",
     seq2seq: Encoders = False,
-    quantise: str | None = None,
-    release: bool | Literal["auto"] = False,
-    stock: bool = False,
+    **options: Any,
 ) -> Loaded:
     """Load a model for decoding.
 
@@ -44,11 +42,7 @@ def load(
         seq2seq: load an encoder-decoder model of text too (T5, BART, Marian), which is otherwise refused:
             ``loaded.target.parts(loaded.tokens(text))`` is the prompt and the source for its engine.
             "audio": load a model of speech (Whisper), and no other.
-        quantise: round the weights of linear layers of a bfloat16 model on a CPU to "int8" or "int4"; see
-            ``CausalTarget``.
-        release: free weights of which steps use copies; the model can then only decode; "auto": if there are
-            any; see ``CausalTarget``.
-        stock: run steps on transformers' own modules; see ``CausalTarget``.
+        options: fields of ``TargetOptions``, such as quantise="int8".
 
     Raises:
         OutpaceError: the model cannot be loaded; the message gives the reason and the remedy.
@@ -56,19 +50,20 @@ def load(
             self-test.
         RanksLost: one of several processes has failed.
     """
+    chosen = TargetOptions(**options)
     if name is not None and is_gguf(name):
-        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, quantise, seq2seq, release, stock)
+        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, seq2seq, chosen)
     if llamacpp:
         raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is not one; leave it out")
-    check_rounding(quantise)
+    check_rounding(chosen.quantise)
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
-    if isinstance(device, Shared) and stock:
-        raise OutpaceError("several processes divide the model's steps; leave --stock or --parallel out")
     if isinstance(device, Shared):
-        if release is True:
-            raise OutpaceError("release is for a model on one CPU, not for several processes; leave it out")
-        return load_shared(name, dtype, device, trust_remote_code, quantise)
-    return load_here(name, dtype, device, trust_remote_code, seq2seq, quantise, release, stock)
+        if chosen.stock:
+            raise OutpaceError("several processes divide the model's steps; leave --stock or --parallel out")
+        if names := [one for one in chosen.named if one != "quantise"]:
+            raise OutpaceError(f"{names[0]} is for a model in one process, not in several; leave it out")
+        return load_shared(name, dtype, device, trust_remote_code, chosen.quantise)
+    return load_here(name, dtype, device, trust_remote_code, seq2seq, chosen)
 
 
 def _load_gguf(
@@ -76,11 +71,9 @@ def _load_gguf(
     dtype: str,
     device: Place,
     trust: bool,
-    options: str,
-    quantise: str | None,
+    llamacpp: str,
     seq2seq: Encoders,
-    release: bool | Literal["auto"],
-    stock: bool,
+    options: TargetOptions,
 ) -> Loaded:
     """A GGUF file as a loaded model: with the tokenizer and the chat template in it."""
     place = "--device-map" if isinstance(device, Spread) else "--device"
@@ -88,17 +81,18 @@ def _load_gguf(
         (dtype != "auto", "--dtype", "weights have the types they have in the file"),
         (device not in (None, "cpu"), place, "give --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
         (trust, "--trust-remote-code", "a GGUF file contains no code"),
-        (quantise is not None, "--quantise", "weights have the types they have in the file"),
-        (stock, "--stock", "llama.cpp runs it"),
+        (options.quantise is not None, "--quantise", "weights have the types they have in the file"),
+        (options.stock, "--stock", "llama.cpp runs it"),
         (seq2seq == "audio", "--audio", "it reads text"),
-        (release is True, "release", "there is one copy of its weights"),
+        (options.release is True, "release", "there is one copy of its weights"),
+        *((True, one, "llama.cpp has options of its own, --llamacpp") for one in options.named),
     ):
         if given:
             raise OutpaceError(f"{option} is for transformers models, and {name} is a GGUF file: {remedy}")
     from outpace.targets.llamacpp import LlamaCppOptions, LlamaCppTarget
 
     chosen = load_spec(
-        "option of a GGUF file", {"llamacpp": LlamaCppOptions}, f"llamacpp:{options}".rstrip(":")
+        "option of a GGUF file", {"llamacpp": LlamaCppOptions}, f"llamacpp:{llamacpp}".rstrip(":")
     )
     target = LlamaCppTarget(name, **vars(chosen))
     target.tokenizer.need_text()

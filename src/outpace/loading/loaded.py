@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from inspect import signature
-from typing import Any, Literal
+from typing import Any
 
-from outpace.core import ContextOverflow, OutpaceError
+from outpace.core import USUAL, ContextOverflow, OutpaceError, TargetOptions
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
@@ -154,9 +154,7 @@ def load_here(
     place: str | Spread | None,
     trust_remote_code: bool,
     seq2seq: Encoders = False,
-    quantise: str | None = None,
-    release: bool | Literal["auto"] = False,
-    stock: bool = False,
+    options: TargetOptions = USUAL,
 ) -> Loaded:
     """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
     if isinstance(place, Spread):
@@ -168,10 +166,10 @@ def load_here(
         parts = load_weights(name, dtype_of(dtype, device), trust_remote_code, seq2seq)
         shown, model, tokenizer = parts
         model = model.to(device)
-    return made(shown, model, tokenizer, source_of(name), quantise=quantise, release=release, stock=stock)
+    return made(shown, model, tokenizer, source_of(name), options)
 
 
-def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any) -> Loaded:
+def made(name: str, model: Any, tokenizer: Any, source: str = "", options: TargetOptions = USUAL) -> Loaded:
     """Wrap a transformers model that is in memory.
 
     Args:
@@ -179,4 +177,4 @@ def made(name: str, model: Any, tokenizer: Any, source: str = "", **options: Any
         options: options of its target.
     """
     dtype = str(model.dtype).removeprefix("torch.")
-    return Loaded(name, Target(model, **options), tokenizer, dtype, str(model.device), source)
+    return Loaded(name, Target(model, **vars(options)), tokenizer, dtype, str(model.device), source)

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, TargetOptions
 from outpace.loading.loaded import Loaded, load_here, made
 from outpace.loading.placement import Shared, dtype_of
 from outpace.loading.weights import load_weights, source_of
@@ -65,7 +65,7 @@ def _sharded(name: str | None, dtype: str, ranks: Ranks, trust_remote_code: bool
     if name is not None and (Path(name).expanduser() / adapters.ADAPTER).is_file():
         raise OutpaceError(f"{name} contains updates of a model; save the merged model to share it")
     shown, model, tokenizer = load_weights(name, chosen, trust_remote_code, **sharding(ranks.size))
-    return made(shown, model, tokenizer, source, exact=False, pack=False)
+    return made(shown, model, tokenizer, source, TargetOptions(exact=False, pack=False))
 
 
 def sharding(size: int) -> dict[str, Any]:

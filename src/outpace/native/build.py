@@ -25,9 +25,10 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import CDLL
+from ctypes import CDLL, Structure, c_long, sizeof
 from functools import lru_cache
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -46,13 +47,17 @@ _MISSING = "there is none"
 
 # Name of a function -> types of its result and of its arguments.
 Signatures = Mapping[str, tuple[Any, list[Any]]]
+NO_STRUCTS: Mapping[str, type[Structure]] = MappingProxyType({})
 
 
-def compiled(source: Path, signatures: Signatures, *flags: str) -> CDLL | str:
+def compiled(
+    source: Path, signatures: Signatures, *flags: str, structs: Mapping[str, type[Structure]] = NO_STRUCTS
+) -> CDLL | str:
     """The functions of a C file; the reason why there are none here.
 
     Args:
         flags: further options of the compiler.
+        structs: name of a struct in C -> what Python fills; the file's ``size_of_NAME()`` returns its size.
     """
     if sys.platform != "linux":
         return f"compiled functions are for Linux, not {sys.platform}"
@@ -84,6 +89,12 @@ def compiled(source: Path, signatures: Signatures, *flags: str) -> CDLL | str:
     for function_name, (result, arguments) in signatures.items():
         function = getattr(found, function_name)
         function.restype, function.argtypes = result, arguments
+    for struct_name, kind in structs.items():
+        size = getattr(found, f"size_of_{struct_name}")
+        size.restype, size.argtypes = c_long, []
+        if size() != sizeof(kind):  # what follows a field of another size would be read in another place
+            names = f"struct {struct_name} of {source.name}", kind.__name__
+            return _warned(f"{names[0]} has {size()} bytes and {names[1]} {sizeof(kind)}; make them alike")
     return found
 
 

@@ -25,6 +25,9 @@ struct draw {
     int64_t token; /* the result */
 };
 
+/* The size of the struct that Python fills, which it compares with its own. */
+long size_of_draw(void) { return sizeof(struct draw); }
+
 /* e to the power of x, at most 0, to about 1e-7 of it; 0 where x is so low that the token is never drawn. */
 static inline float exponential(float x) {
     float kept = x < -60.0f ? -60.0f : x;

@@ -23,4 +23,4 @@ class DrawStruct(Structure):
 def functions() -> CDLL | str:
     """The function of ``draw.c``; the reason why there is none here."""
     arguments = [c_long, c_long, c_void_p, c_void_p, POINTER(DrawStruct)]
-    return compiled(FOLDER / "draw.c", {"draw_rows": (None, arguments)})
+    return compiled(FOLDER / "draw.c", {"draw_rows": (None, arguments)}, structs={"draw": DrawStruct})

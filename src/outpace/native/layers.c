@@ -670,6 +670,13 @@ int layers(int count, const struct block *const *blocks, const struct room *room
     return 0;
 }
 
+/* Sizes of the structs that Python fills, which it compares with its own. */
+long size_of_product(void) { return sizeof(struct product); }
+long size_of_rows(void) { return sizeof(struct rows); }
+long size_of_heads(void) { return sizeof(struct heads); }
+long size_of_block(void) { return sizeof(struct block); }
+long size_of_room(void) { return sizeof(struct room); }
+
 /* Read a boolean mask [sequences * width, columns]: the columns that each row attends to, as ``struct rows``
    has them. ``cells`` are the rows' places in it; those of padding (``place`` -1) attend to none. Returns the
    number of ``columns``, which are written if there is room for them, ``columns`` not being NULL. */

@@ -69,6 +69,13 @@ class RoomStruct(Structure):
     _fields_ = [(name, c_void_p) for name in ("state", "joined", "attended", "both", "inner")]
 
 
+STRUCTS: dict[str, type[Structure]] = {
+    "product": ProductStruct,
+    "rows": RowsStruct,
+    "heads": HeadsStruct,
+    "block": BlockStruct,
+    "room": RoomStruct,
+}
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "panel_outputs": (c_int, []),
     "pair_inputs": (c_int, []),
@@ -91,7 +98,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @lru_cache(maxsize=4)
 def functions(dtype: torch.dtype) -> CDLL | str:
     """The functions for activations of a dtype, one of ``DTYPES``; the reason why there are none here."""
-    return compiled(FOLDER / "layers.c", _SIGNATURES, *_DEFINED[dtype])
+    return compiled(FOLDER / "layers.c", _SIGNATURES, *_DEFINED[dtype], structs=STRUCTS)
 
 
 def best(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from outpace.core import OutpaceError, UnsupportedModel
+from outpace.core import OutpaceError, TargetOptions, UnsupportedModel
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.stock.causal import CausalTarget
@@ -29,7 +29,7 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     Args:
         model: a transformers model, decoder-only (with images or without) or encoder-decoder; the path of a
             GGUF file, which llama.cpp runs; or a target, which is returned.
-        options: options of the chosen class; see ``CausalTarget``, ``Seq2SeqTarget``, ``LlamaCppOptions``.
+        options: options of the chosen class; see ``TargetOptions``, ``Seq2SeqTarget``, ``LlamaCppOptions``.
 
     Raises:
         UnsupportedModel: the model cannot verify drafts, or its cache cannot be rolled back; the message
@@ -51,10 +51,10 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     if config is None or not callable(model):
         raise UnsupportedModel(f"a {type(model).__name__} is not a transformers model; pass a loaded model")
     if getattr(config, "is_encoder_decoder", False):
-        for name in ("static", "exact", "pack", "fuse", "quantise", "release", "stock"):
-            if options.pop(name, None) not in (None, False, "auto"):
-                raise OutpaceError(f"{name} is for decoder-only models: leave it out")
-        return Seq2SeqTarget(model, **options)
+        given = TargetOptions(**options)
+        if names := [name for name in given.named if name != "check"]:
+            raise OutpaceError(f"{names[0]} is for decoder-only models: leave it out")
+        return Seq2SeqTarget(model, given.check)
     if is_multimodal(config):
         return MultimodalTarget(model, **options)
     return CausalTarget(model, **options)

@@ -26,10 +26,8 @@ class WrappedTarget(TargetModel):
         self.inner = inner
         self.vocabulary, self.context = inner.vocabulary, inner.context
         self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
-        self.row_step, self.max_leaves = inner.row_step, inner.max_leaves
-        self.chains_only = inner.chains_only
-        self.bit_exact, self.inexact, self.packed = inner.bit_exact, inner.inexact, inner.packed
-        self.quantised, self.stock = inner.quantised, inner.stock
+        self.max_leaves, self.chains_only = inner.max_leaves, inner.chains_only
+        self.plan, self.quantised, self.stock = inner.plan, inner.quantised, inner.stock
         self.prompts_differ = inner.prompts_differ
 
     @property

@@ -18,6 +18,7 @@ from outpace.core import Draft, OutpaceError, Promise, Source, UnsupportedModel
 from outpace.draws.logits import Told
 from outpace.draws.own_tokens import Tree
 from outpace.targets.hardware import hardware
+from outpace.targets.plan import StepPlan
 from outpace.tree import is_chain
 
 
@@ -236,11 +237,7 @@ class TargetModel(ABC):
         model: the underlying transformers model; None if there is none.
         device: device of its input tokens; the CPU by default.
         extra: number of ids beyond the vocabulary that it accepts; see ``with_embeddings``.
-        row_step: the rows of a forward are padded to a multiple of this.
-        bit_exact: the logits of a row are bit-identical in plain decoding and in a forward with any number of
-            rows, any tree, any other sequences, any number of threads, and after any chunks of the prompt.
-        inexact: reason why it is not bit-exact; empty if it is.
-        packed: kernel -> number of linear layers whose weights are packed for it.
+        plan: which step runs, what was passed over and why, and the layouts of the forwards that ran.
         quantised: "int8" or "int4" if the weights of linear layers were rounded to it on loading; otherwise
             empty.
         stock: steps run on a transformers model's own modules, and prompts are to be read in one forward, so
@@ -273,10 +270,7 @@ class TargetModel(ABC):
     model: Any = None
     device: torch.device = torch.device("cpu")
     extra: int = 0
-    row_step: int = 1
-    bit_exact: bool = False
-    inexact: str = "not tested"
-    packed: Mapping[str, int] = MappingProxyType({})
+    plan: StepPlan = StepPlan()
     quantised: str = ""
     stock: bool = False
     max_leaves: int | None = None
@@ -305,6 +299,20 @@ class TargetModel(ABC):
     def file_type(self) -> str:
         """Type of the weights in a GGUF file, by llama.cpp's name; empty for other models."""
         return ""
+
+    @property
+    def bit_exact(self) -> bool:
+        """True if a row's logits are bit-identical in plain decoding and in any forward.
+
+        With any number of rows, any tree, any other sequences, any number of threads, and after any chunks of
+        the prompt.
+        """
+        return self.plan.exact
+
+    @property
+    def inexact(self) -> str:
+        """The reason why it is not bit-exact; empty if it is."""
+        return self.plan.inexact
 
     @property
     def coarse(self) -> bool:

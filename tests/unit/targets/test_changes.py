@@ -54,7 +54,7 @@ def target(model: Any, kernel: Kernel, fused: bool, exact: bool, **more: Any) ->
         of = CausalTarget(model, check=False, fuse=fused, exact=exact, **packing, **more)
     except UnsupportedModel as error:
         pytest.skip(str(error))
-    assert of.fused == fused and (kernel.name in of.packed) == kernel.copies
+    assert of.plan.fused == fused and (kernel.name in of.plan.packed) == kernel.copies
     return of
 
 
@@ -282,11 +282,11 @@ def test_hooks_that_are_there_are_not_passed_by_when_layers_are_fused() -> None:
     for part in ("model", "model.layers.0", "model.layers.0.mlp", "model.norm"):
         model = made(torch.float32)
         model.get_submodule(part).register_forward_pre_hook(lambda module, given: None)
-        assert CausalTarget(model, check=False).unfused == "modules in it have hooks"
+        assert CausalTarget(model, check=False).plan.why_not("fused") == "modules in it have hooks"
     model = made(torch.float32)
     model(torch.tensor([PROMPT]), output_hidden_states=True)
     assert not Structure(model).changed()
-    assert CausalTarget(model, check=False).fused == FUSED
+    assert CausalTarget(model, check=False).plan.fused == FUSED
 
 
 class Captured(Eager):

@@ -596,7 +596,7 @@ def test_layers_with_hooks_are_not_packed(name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32).eval()
     found = CausalTarget(model, check=False, pack=name, exact=False)
     assert model.lm_head in found._modules._packer.packed
-    assert found.packed == {name: 43}
+    assert found.plan.packed == {name: 43}
     model.lm_head.register_forward_hook(lambda module, given, output: output)
     other = CausalTarget(model, check=False, pack=name, exact=False)
     assert model.lm_head not in other._modules._packer.packed
@@ -627,7 +627,7 @@ def test_a_kernel_that_this_machine_lacks_is_refused_by_name(monkeypatch: pytest
 def test_weights_that_are_written_to_are_laid_out_again(name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.bfloat16).eval()
     target = CausalTarget(model, check=False, exact=False, pack=name)
-    assert target.packed == {name: 43}
+    assert target.plan.packed == {name: 43}
 
     def logits(of: CausalTarget) -> Tensor:
         cache = of.new_cache()
@@ -639,7 +639,7 @@ def test_weights_that_are_written_to_are_laid_out_again(name: str) -> None:
     after = logits(target)
     assert not torch.equal(before, after)
     assert torch.equal(after, logits(CausalTarget(model, check=False, exact=False, pack=name)))
-    assert target.packed == {name: 43}
+    assert target.plan.packed == {name: 43}
 
 
 class Wider(nn.Linear):

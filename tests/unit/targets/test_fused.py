@@ -95,7 +95,7 @@ def tree_logits(of: CausalTarget, context: int, size: int) -> Iterator[tuple[lis
 @pytest.mark.parametrize("context", [3, 70, 200])
 def test_logits_are_those_of_the_models_own_layers(family: str, context: int) -> None:
     of = target(family, torch.float32)
-    assert of.fused and not of.unfused and "fused" in of.identity
+    assert of.plan.fused and not of.plan.why_not("fused") and "fused" in of.identity
     prompt = text(context)
     for path, logits in tree_logits(of, context, 13):
         with torch.inference_mode():
@@ -150,7 +150,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None
 def test_no_layer_of_a_bit_exact_step_is_left_to_a_librarys_kernel(family: str, dtype: torch.dtype) -> None:
     """Those split some sums by the number of threads, on some processors; it was inputs of an odd number."""
     of = target(family, dtype)
-    assert of.packed == {"compiled": len(linears_of(of.model))}
+    assert of.plan.packed == {"compiled": len(linears_of(of.model))}
 
 
 def test_a_row_that_is_not_finite_spoils_no_other_sequence() -> None:
@@ -241,8 +241,8 @@ def test_products_of_other_kernels_can_be_fused(pack: Any) -> None:
     for family in FAMILIES:
         own = model(family, torch.float32)
         of = CausalTarget(own, fuse=True, exact=False, pack=pack)
-        assert of.fused and of.packed == ({pack: len(linears_of(own))} if pack else {})
-        assert set(target(family, torch.float32).packed) == {"compiled"}
+        assert of.plan.fused and of.plan.packed == ({pack: len(linears_of(own))} if pack else {})
+        assert set(target(family, torch.float32).plan.packed) == {"compiled"}
         expected, found = (tree_logits(one, 70, 13) for one in (target(family, torch.float32), of))
         for (_, one), (_, other) in zip(expected, found, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-3, atol=2e-3)
@@ -317,19 +317,19 @@ def test_what_cannot_be_fused_is_refused_with_the_reason() -> None:
     ):
         with pytest.raises(UnsupportedModel, match=rf"cannot be fused: .*{reason}.*; leave fuse out"):
             CausalTarget(made.eval(), fuse=True)
-        assert reason in CausalTarget(made.eval()).unfused
+        assert reason in CausalTarget(made.eval()).plan.why_not("fused")
     own = tiny_fused()
     own.__class__ = type("Scaled", (transformers.LlamaForCausalLM,), {})  # its forward may do more
-    assert CausalTarget(own).unfused == "there are no compiled steps for a Scaled"
+    assert CausalTarget(own).plan.why_not("fused") == "there are no compiled steps for a Scaled"
     mixed = tiny_fused().bfloat16()
     mixed.model.norm.float()
     assert why_not_fused(mixed) == "its weights have several dtypes"
     hooked = tiny_fused()
     hooked.model.layers[0].mlp.up_proj.register_forward_hook(lambda *_: None)
-    assert "hooks" in CausalTarget(hooked).unfused
-    assert CausalTarget(tiny_fused(), pack=False).unfused == "pack is off"
-    assert CausalTarget(tiny_fused(), fuse=False).unfused == "fuse is off"
-    assert CausalTarget(tiny_fused(), static=True).unfused == "its shapes are fixed"
+    assert "hooks" in CausalTarget(hooked).plan.why_not("fused")
+    assert CausalTarget(tiny_fused(), pack=False).plan.why_not("fused") == "pack is off"
+    assert CausalTarget(tiny_fused(), fuse=False).plan.why_not("fused") == "fuse is off"
+    assert CausalTarget(tiny_fused(), static=True).plan.why_not("fused") == "its shapes are fixed"
 
 
 @pytest.fixture

@@ -78,7 +78,7 @@ def test_its_weights_are_not_released() -> None:
     with pytest.raises(UnsupportedModel, match="it reads images with its own weights; leave release out"):
         Target(model, release=True)
     own = Target(model.to(torch.bfloat16), release="auto", exact=True)
-    assert isinstance(own, MultimodalTarget) and own.packed and not own.released
+    assert isinstance(own, MultimodalTarget) and own.plan.packed and not own.released
     assert not any(weight.is_meta for weight in model.parameters())
 
 

@@ -16,6 +16,7 @@ from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Target, TargetModel
 from outpace.targets.around import WrappedTarget
 from outpace.targets.combined.split import SplitTarget
+from outpace.targets.plan import StepPlan
 from outpace.testing import ToyTarget
 from outpace_lab.ralm.knn import KnnTarget
 from outpace_lab.targets import ContrastiveTarget
@@ -65,7 +66,7 @@ def test_what_is_not_bit_exact_promises_by_its_dtype(dtype: torch.dtype, promise
     target = off(dtype)
     assert target.promise == promise and target.inexact
     assert Around(target).promise == promise and Around(Around(target)).promise == promise
-    target.bit_exact = True
+    target.plan = StepPlan(exact=True, inexact="")
     assert target.promise == "same bits" == Around(target).promise
 
 
@@ -87,7 +88,7 @@ def test_a_target_of_several_promises_what_the_weakest_does() -> None:
     assert PROMISES[0] == "same bits" and PROMISES[-1] == "not exact"
     for pair in (ContrastiveTarget(strong, weak), ContrastiveTarget(weak, strong)):
         assert pair.promise == "not exact" and weak.inexact in pair.inexact and not pair.bit_exact
-    strong.bit_exact, strong.inexact = True, ""
+    strong.plan = StepPlan(exact=True, inexact="")
     assert ContrastiveTarget(strong, strong).promise == "same bits"
     assert "amateur" in ContrastiveTarget(strong, weak).inexact
     split = SplitTarget(weak, 1)
@@ -147,13 +148,13 @@ def test_stock_steps_are_the_models_own_modules(monkeypatch: pytest.MonkeyPatch)
     model = tiny_llama(dtype=HALF, heads=8)
     # Whatever kernel would be the fastest here.
     monkeypatch.setattr(
-        "outpace.targets.stock.causal.packing_wanted", lambda _, pack, exact: pack is not False
+        "outpace.targets.step.plans.packing_refused", lambda _, pack, exact: "off" if pack is False else ""
     )
     monkeypatch.setattr(
-        "outpace.targets.stock.causal.fusing_refused", lambda *given: "off" if False in given else ""
+        "outpace.targets.step.plans.fusing_refused", lambda *given: "off" if False in given else ""
     )
     target = CausalTarget(model, stock=True)
-    assert target._modules.step is model and not target.packed and not target.fused
+    assert target._modules.step is model and not target.plan.packed and not target.plan.fused
     assert target.stock and Around(target).stock and SplitTarget(target, 1).stock
     assert "own modules" in target.inexact
     assert Engine(target, prefill_chunk=7).prefill_chunk == 7 and Engine(off(HALF)).prefill_chunk == 512

@@ -18,7 +18,7 @@ from outpace import Target
 from outpace.core import UnsupportedModel
 from outpace.targets.cpu import exact_attention, fused
 from outpace.targets.inputs import forward, masks
-from outpace.targets.inputs.line import _PARTS
+from outpace.targets.inputs.shared import shared_here
 from outpace.targets.step.replay import Replay, layers_of
 from outpace.targets.step.self_test import Imprecise, difference, self_test
 from outpace.targets.step.tame import WINDOW, tame
@@ -61,7 +61,7 @@ def erring(model: Any, mistake: str) -> Any:
             mask = kwargs.get("attention_mask")
             near = mask.get("sliding_attention") if isinstance(mask, dict) else mask
             if mistake.startswith("window") and near is not None:
-                for one in [part.mask for part in vars(near).get(_PARTS, [])] or [near]:
+                for one in [part.mask for part in shared_here().get(near, ())] or [near]:
                     shift_window(one, mistake == "window+")
             with other_scale(self) if mistake == "scale" else nullcontext():
                 return super().forward(*args, **kwargs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from outpace.core import USUAL, TargetOptions
 from outpace.loading import Loaded
 from outpace.loading.loaded import made
 from outpace.loading.placement import device_of, dtype_of
@@ -30,14 +31,13 @@ def load_grown(
     device: str | None = None,
     *,
     trust_remote_code: bool = False,
-    quantise: str | None = None,
-    stock: bool = False,
+    options: TargetOptions = USUAL,
 ) -> Grown:
     """Load a model and grow it directly on the device.
 
     Args:
         like: the name of a shape, see ``outpace_lab.bench.llama_shapes``.
-        name, dtype, device, trust_remote_code, quantise, stock: as for ``outpace.loading.load``.
+        name, dtype, device, trust_remote_code, options: as for ``outpace.loading.load``.
 
     Raises:
         OutpaceError: there is no such shape, or as for ``load``.
@@ -46,5 +46,5 @@ def load_grown(
     place, shape = device_of(device), load_shape(like)
     shown, model, tokenizer = load_weights(name, dtype_of(dtype, place), trust_remote_code)
     grown = grow(model, shape, place)
-    loaded = made(f"{shown} grown to {like}", grown, tokenizer, quantise=quantise, stock=stock)
+    loaded = made(f"{shown} grown to {like}", grown, tokenizer, options=options)
     return Grown(**vars(loaded), like=like)

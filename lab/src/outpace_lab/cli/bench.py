@@ -14,6 +14,7 @@ from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.parts import check_length, profiled, sampling
 from outpace.cli.place import spread_of
+from outpace.core import TargetOptions
 from outpace_lab.cli.options import Html, Like
 from outpace_lab.cli.reports import check_outputs
 from outpace_lab.cli.sources import source_of
@@ -109,8 +110,9 @@ def bench_lab(
         methods = (drafters, lengths, verifier, adaptive, beside, assistant)
         chosen = runner.plan(suite, data, limit, *methods, batch, settings)
         extras = runner.extras_of(chosen, gguf, grade, run_code)
-    how = (model, spread_of(device, device_map), dtype, trust_remote_code, llamacpp, True, quantise)
-    source = source_of(like, *how, stock=stock)
+    step = TargetOptions(quantise=quantise, stock=stock)
+    place = spread_of(device, device_map)
+    source = source_of(like, model, place, dtype, trust_remote_code, llamacpp, True, step)
     notes: list[str] = []
     plain = "" if profile else "none"
     loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)

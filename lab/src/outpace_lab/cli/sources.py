@@ -40,6 +40,5 @@ class GrownSource(Source):
                 self.dtype,
                 self.place,
                 trust_remote_code=self.trust_remote_code,
-                quantise=self.quantise,
-                stock=self.stock,
+                options=self.options,
             )

@@ -12,6 +12,7 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.parts import check_length, numbers, sampling
+from outpace.core import TargetOptions
 from outpace_lab.cli.options import Like
 from outpace_lab.cli.sources import source_of
 
@@ -100,7 +101,7 @@ def tune_drafter(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
         )
     how = (model, device, dtype, trust_remote_code, llamacpp)
-    loaded = source_of(like, *how, quantise=quantise, stock=stock).load()
+    loaded = source_of(like, *how, options=TargetOptions(quantise=quantise, stock=stock)).load()
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
@@ -115,7 +115,7 @@ class KnnTarget(AroundTarget):
             raise OutpaceError(f"temperature must be above 0 and finite, not {temperature}")
         self.wrap(inner)
         self.model = inner.model  # for drafters that load or build one like it
-        self.bit_exact, self.inexact = False, "several rows are searched together"
+        self.plan = replace(inner.plan, exact=False, inexact="several rows are searched together")
         self.store, self.neighbours, self.weight, self.temperature = store, neighbours, weight, temperature
 
     @property

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -161,8 +162,9 @@ class ContrastiveTarget(AroundTarget):
         contexts = [model.context for model in (expert, amateur) if model.context is not None]
         self.context = min(contexts, default=None)
         self.eos_token_ids = expert.eos_token_ids
-        self.bit_exact = expert.bit_exact and amateur.bit_exact
-        self.inexact = expert.inexact or (f"the amateur: {amateur.inexact}" if amateur.inexact else "")
+        inexact = expert.inexact or (f"the amateur: {amateur.inexact}" if amateur.inexact else "")
+        exact = expert.bit_exact and amateur.bit_exact
+        self.plan = replace(expert.plan, exact=exact, inexact=inexact)
         self.prompts_differ = expert.prompts_differ or amateur.prompts_differ
         self.chains_only = expert.chains_only or amateur.chains_only
 

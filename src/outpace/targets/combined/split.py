@@ -75,8 +75,7 @@ class SplitTarget(AroundTarget):
         self.vocabulary = target.vocabulary
         self.context = target.context
         self.eos_token_ids = target.eos_token_ids
-        self.bit_exact, self.inexact = target.bit_exact, target.inexact
-        self.quantised, self.stock = target.quantised, target.stock
+        self.plan, self.quantised, self.stock = target.plan, target.quantised, target.stock
         self.chains_only = target.chains_only
         self._lower = target.some_layers(range(depth), bare=True)
         self._upper = target.some_layers(range(depth, target.layers))

@@ -29,6 +29,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.core import UnsupportedModel
 from outpace.targets.cpu.kernels import using_threads
+from outpace.targets.inputs.shared import shared_here
 
 _log = logging.getLogger(__name__)
 EXACT = "outpace_exact"
@@ -202,7 +203,7 @@ def _near(
 
 
 def _parts(mask: Tensor | None, query: Tensor, key: Tensor, groups: int, flash: bool) -> list[_Part]:
-    """The parts of a forward; they are stored with the mask, for all layers that share it.
+    """The parts of a forward; they are shared by all layers with this mask.
 
     Args:
         flash: the flash kernel takes heads of these sizes.
@@ -215,9 +216,11 @@ def _parts(mask: Tensor | None, query: Tensor, key: Tensor, groups: int, flash: 
     if mask is None:  # the first rows of a text
         mask = torch.ones((1, 1, width, columns), dtype=torch.bool).tril(columns - width)
         return _split(mask.expand(len(query), -1, -1, -1), groups, splits)
-    kept: dict[bool, list[_Part]] = vars(mask).setdefault("_outpace_parts", {})
+    shared = shared_here()
+    kept: dict[bool, list[_Part]] = shared.get(mask, {})
     if splits not in kept:
         kept[splits] = _split(mask.expand(len(query), -1, -1, -1), groups, splits)
+        shared.put(mask, kept)
     return kept[splits]
 
 

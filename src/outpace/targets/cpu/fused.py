@@ -35,9 +35,9 @@ from outpace.native.layers import (
 )
 from outpace.native.pointers import address, check, pointer, pointer_or_null, rows_pointer
 from outpace.targets.cpu.kernels import Panels
-from outpace.targets.cpu.linear import Linear, Norm, copies_fit, linears_of
+from outpace.targets.cpu.linear import NO_MEMORY, Linear, Norm, copies_fit, linears_of
 from outpace.targets.inputs.changes import hooks_of
-from outpace.targets.inputs.config import CACHE, family, is_multimodal
+from outpace.targets.inputs.config import CACHE, is_multimodal
 from outpace.targets.inputs.forward import CacheAdapter
 from outpace.targets.inputs.line import Line, parts_in
 from outpace.targets.inputs.refusals import untouchable
@@ -65,21 +65,13 @@ Join = Callable[[Sequence[nn.Linear]], nn.Module]
 
 
 def fusing_refused(model: Any, pack: bool | str, fuse: bool | Literal["auto"]) -> str:
-    """The reason not to fuse a model's layers; empty to fuse them.
-
-    Raises:
-        UnsupportedModel: ``fuse`` is True, but they cannot be fused.
-    """
+    """The reason not to fuse a model's layers; empty to fuse them."""
     if fuse is False:
         return "fuse is off"
     if fuse == "auto" and pack is False:
         return "pack is off"
     why = why_not_fused(model)
-    if fuse is True and why:
-        raise UnsupportedModel(f"{family(model)} cannot be fused: {why}; leave fuse out")
-    if not why and fuse == "auto" and not copies_fit(model):
-        return "too little memory is free for copies of its weights"
-    return why
+    return why or (NO_MEMORY if fuse == "auto" and not copies_fit(model) else "")
 
 
 def why_not_fused(model: Any) -> str:
@@ -219,11 +211,20 @@ def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
     before, between = (one.weight.detach() for one in (own.input_layernorm, own.post_attention_layernorm))
     linears = [one for one in products if isinstance(one, Linear)]
     biases = [None if one.bias is None else one.bias.detach() for one in linears]
-    structs = [one.kernel.product(one.packed, bias) for one, bias in zip(linears, biases, strict=True)]
+    each = [one.kernel.product(one.packed, bias) for one, bias in zip(linears, biases, strict=True)]
     _check_sizes(attention, products, before.dtype)
-    weights = [pointer(one, before.dtype, config.hidden_size) for one in (before, between)]
-    epsilon = own.input_layernorm.variance_epsilon
-    whole = len(linears) == len(products) and None not in structs
+    epsilon, block = own.input_layernorm.variance_epsilon, None
+    if len(linears) == len(products) and None not in each:
+        joined, output, gates, down = each
+        block = BlockStruct(
+            joined=joined,
+            output=output,
+            gates=gates,
+            down=down,
+            before=pointer(before, before.dtype, config.hidden_size),
+            between=pointer(between, before.dtype, config.hidden_size),
+            epsilon=epsilon,
+        )
     return _Layer(
         place=attention.layer_idx,
         heads=config.num_attention_heads,
@@ -238,7 +239,7 @@ def _layer(own: Any, products: Sequence[nn.Module]) -> _Layer:
         epsilon=epsilon,
         # Without a module's call around each, which takes a few microseconds.
         products=tuple(one.of_rows if isinstance(one, Linear) else one.forward for one in products),
-        block=ctypes.pointer(BlockStruct(*structs, *weights, epsilon)) if whole else None,
+        block=None if block is None else ctypes.pointer(block),
         held=tuple(bias for bias in biases if bias is not None),
     )
 
@@ -303,8 +304,8 @@ class _Model(nn.Module):
                 "new target after converting a model"
             )
         given = states.reshape(-1, states.shape[-1]).contiguous()
-        window, by_mask = cache.window, {id(mask): mask for mask in masks}
-        rows = {key: _rows_of(layers[0], mask, window, rotation) for key, mask in by_mask.items()}
+        by_mask = {id(mask): mask for mask in masks}
+        rows = {key: _rows_of(layers[0], mask, cache, rotation) for key, mask in by_mask.items()}
         last_rows = [start + part.count for parts in rows.values() for start, _, part in parts]
         check(max(last_rows, default=0) <= len(given), f"the rows of windows among {len(given)}")
         run = _whole if all(layer.block for layer in layers) else _separate
@@ -357,7 +358,7 @@ def _whole(
         _functions(given).layers(
             count,
             (POINTER(BlockStruct) * count)(*(layer.block for layer in layers)),
-            byref(RoomStruct(state, product, out, both, inner)),
+            byref(RoomStruct(state=state, joined=product, attended=out, both=both, inner=inner)),
             many,
             read,
             (ctypes.c_void_p * count)(*(places[place % len(places)] for place in range(count))),
@@ -416,17 +417,35 @@ def _heads(
     """
     queries, keys, item = layer.heads * layer.size, layer.shared * layer.size, given.element_size()
     stride, dtype = queries + 2 * keys, given.dtype
-    norms = [pointer_or_null(own, dtype, layer.size) for own in (layer.query_norm, layer.key_norm)]
+    query_norm, key_norm = (
+        pointer_or_null(own, dtype, layer.size) for own in (layer.query_norm, layer.key_norm)
+    )
     found = []
     for start, window, rows in parts:
         cached = cache.buffers(layer.place, window)
         query = product + start * stride * item
         key = query + queries * item
-        places = query, key, key + keys * item, stride, stride, stride
         shape, strides = (rows.sequences, layer.shared, rows.columns, layer.size), cached[0].stride()[:2]
-        buffers = *(rows_pointer(own, dtype, shape, strides) for own in cached), *strides
-        result = attended + start * queries * item
-        found.append(HeadsStruct(*places, *norms, layer.epsilon, layer.scale, *buffers, result))
+        keys_of, values_of = (rows_pointer(own, dtype, shape, strides) for own in cached)
+        found.append(
+            HeadsStruct(
+                query=query,
+                key=key,
+                value=key + keys * item,
+                query_stride=stride,
+                key_stride=stride,
+                value_stride=stride,
+                query_norm=query_norm,
+                key_norm=key_norm,
+                epsilon=layer.epsilon,
+                scale=layer.scale,
+                keys=keys_of,
+                values=values_of,
+                sequence_stride=strides[0],
+                head_stride=strides[1],
+                out=attended + start * queries * item,
+            )
+        )
     return found
 
 
@@ -435,14 +454,16 @@ def _check_memory(failed: int) -> None:
         raise MemoryError("attention found no memory for its workspace")
 
 
-def _rows_of(layer: _Layer, mask: Tensor | None, window: Any, rotation: tuple[Tensor, Tensor]) -> _Parts:
+def _rows_of(
+    layer: _Layer, mask: Tensor | None, cache: CacheAdapter, rotation: tuple[Tensor, Tensor]
+) -> _Parts:
     """The rows of a forward's windows."""
-    found = _functions(rotation[0])
+    found, window = _functions(rotation[0]), cache.window
     if isinstance(window, Window):
         return [(0, window, _Rows(layer, found, mask, None, window, rotation))]
     assert mask is not None
     rows = []
-    for part in parts_in(mask):
+    for part in parts_in(mask, cache.shared):
         own = rotation[0][:, part.span], rotation[1][:, part.span]
         found_rows = _Rows(layer, found, part.mask, part.cells, part.window, own)
         rows.append((part.span.start, part.window, found_rows))
@@ -488,25 +509,32 @@ class _Rows:
         count = len(cells)
         size = layer.size
         *per_row, columns = _columns(found, mask, cells, place, grid.size)
-        self._arrays = [order, sequence, place, *per_row, begin, columns]  # whose addresses the struct has
-        at_order, *at_rows = (address(own, _INT, count) for own in self._arrays[:-2])
+        first, run, counts, start = per_row
+        self._arrays = [order, begin, sequence, place, *per_row, columns]  # whose addresses the struct has
         grid_shape = (batch, width, size) if line is None else (1, count, size)
         self._rotation = [one.expand(grid_shape).reshape(count, size) for one in rotation]
         self._queries = torch.empty(count, layer.heads, size)
         self.count, self.sequences = count, batch
         self.columns = max(window.columns, 0 if mask is None else mask.shape[-1])
+        cosine, sine = (pointer(own, layer.before.dtype, count, size) for own in self._rotation)
         struct = RowsStruct(
-            count,
-            batch,
-            layer.heads,
-            layer.shared,
-            size,
-            at_order,
-            address(begin, _INT, batch + 1),
-            *at_rows,
-            address(columns, _INT, len(columns)),
-            *(pointer(own, layer.before.dtype, count, size) for own in self._rotation),
-            pointer(self._queries, torch.float32, count, layer.heads, size),
+            rows=count,
+            sequences=batch,
+            heads=layer.heads,
+            shared=layer.shared,
+            size=size,
+            order=address(order, _INT, count),
+            begin=address(begin, _INT, batch + 1),
+            sequence=address(sequence, _INT, count),
+            place=address(place, _INT, count),
+            first=address(first, _INT, count),
+            run=address(run, _INT, count),
+            count=address(counts, _INT, count),
+            start=address(start, _INT, count),
+            columns=address(columns, _INT, len(columns)),
+            cosine=cosine,
+            sine=sine,
+            queries=pointer(self._queries, torch.float32, count, layer.heads, size),
         )
         self.pointer = ctypes.pointer(struct)
 

@@ -75,11 +75,11 @@ class Panels(NamedTuple):
         panels, pairs = -(-self.outputs // self.panel), -(-self.inputs // self.pair)
         dtype = self.dtype if self.scales is None else torch.int8
         return ProductStruct(
-            self.inputs,
-            self.outputs,
-            pointer(self.weights, dtype, panels, pairs, self.panel, self.pair),
-            pointer_or_null(bias, self.dtype, self.outputs),
-            pointer_or_null(self.scales, torch.float32, panels * self.panel),
+            inputs=self.inputs,
+            outputs=self.outputs,
+            weights=pointer(self.weights, dtype, panels, pairs, self.panel, self.pair),
+            bias=pointer_or_null(bias, self.dtype, self.outputs),
+            scales=pointer_or_null(self.scales, torch.float32, panels * self.panel),
         )
 
     def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:

@@ -11,7 +11,8 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.targets.cpu.exact_attention import EXACT, exact_attention
-from outpace.targets.inputs.line import OTHERS, parts_in
+from outpace.targets.inputs.line import parts_in
+from outpace.targets.inputs.shared import shared_here
 
 # A model's attention -> the same for rows in a line, and its name.
 _INNER = {"sdpa": sdpa_attention_forward, EXACT: exact_attention}
@@ -28,10 +29,10 @@ def _attention(inner: Any) -> Any:
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor, **more: Any
     ) -> tuple[Tensor, None]:
         """Attention of rows in a line: [1, heads, N, size] to keys and values [B, heads, columns, size]."""
-        found = []
+        found, shared = [], shared_here()
         # A family that computes other keys from the cached ones loses those of further windows.
-        others = vars(key).get(OTHERS, ())
-        for part, (keys, values) in zip(parts_in(attention_mask), [(key, value), *others], strict=True):
+        windows = [(key, value), *shared.get(key, ())]
+        for part, (keys, values) in zip(parts_in(attention_mask, shared), windows, strict=True):
             rows = query[:, :, part.span]
             if part.cells is not None:
                 width = part.window.width

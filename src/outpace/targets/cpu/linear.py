@@ -47,6 +47,7 @@ _VECTORS, _PIECE = 64, 1 << 14
 _ACTIVATIONS = frozenset(one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values())
 _PACKED = {kernel.name: kernel for kernel in KERNELS if kernel.copies}
 _SHARE = 0.5  # share of the free memory that copies of weights may use by default
+NO_MEMORY = "too little memory is free for copies of its weights"
 
 
 class Linear(nn.Module):
@@ -298,27 +299,31 @@ def check_pack(pack: bool | str, quantise: str | None) -> None:
         raise OutpaceError(f"quantise={quantise!r} has kernels of its own; leave pack={pack!r} out")
 
 
-def packing_wanted(model: Any, pack: bool | str, exact: bool) -> bool | Kernel:
-    """Decide whether to pack a model, or with which kernel.
+def packing_refused(model: Any, pack: bool | str, exact: bool) -> str:
+    """The reason not to pack a model's weights; empty to pack them.
 
     Args:
         exact: for a bit-exact step, whether it is faster or not.
+    """
+    if pack is False:
+        return "pack is off"
+    if isinstance(pack, str) and (kernel := _PACKED.get(pack)):
+        return untouchable(model) or _not_for(kernel, model)
+    why = untouchable(model) or _none_to_pack(model, exact)
+    return why or ("" if pack is True or copies_fit(model) else NO_MEMORY)
+
+
+def packing_wanted(model: Any, pack: bool | str, exact: bool) -> bool | Kernel:
+    """Decide whether to pack a model, or with which kernel; ``exact`` as for ``packing_refused``.
 
     Raises:
         UnsupportedModel: ``pack`` is True, or a kernel's name, but the model cannot be packed.
     """
-    if pack is False:
-        return False
-    if isinstance(pack, str) and (kernel := _PACKED.get(pack)):
-        if why := untouchable(model) or _not_for(kernel, model):
-            raise UnsupportedModel(f"{family(model)} cannot be packed by {pack}: {why}; leave pack out")
-        return kernel
-    why = untouchable(model) or _none_to_pack(model, exact)
-    if pack is True and why:
-        raise UnsupportedModel(f"{family(model)} cannot be packed: {why}; leave pack out")
-    if why or pack is True:
-        return not why
-    return copies_fit(model)
+    why = packing_refused(model, pack, exact)
+    if why and pack not in (False, "auto"):
+        by = "" if pack is True else f" by {pack}"
+        raise UnsupportedModel(f"{family(model)} cannot be packed{by}: {why}; leave pack out")
+    return _PACKED[str(pack)] if pack in _PACKED else not why
 
 
 def copies_fit(model: Any) -> bool:

@@ -12,6 +12,7 @@ from transformers import Cache as ModelCache
 from outpace.cache import FixedRows, LayerShape, RowShape, Slot, Window
 from outpace.targets.base import Rows
 from outpace.targets.inputs.line import Line
+from outpace.targets.inputs.shared import Shared
 from outpace.tree import depths
 
 _NOTHING = Rows(())
@@ -24,13 +25,13 @@ class CacheAdapter(ModelCache):
         places: layer of the model -> layer of the cache. (Layers that share another's keys have no entry.)
 
     Attributes:
-        shared: anything that the layers of one forward have in common.
+        shared: what the layers of one forward have in common.
     """
 
     def __init__(self, window: Window | Line | FixedRows, places: dict[int, int]) -> None:
         super().__init__(layers=[])
         self.window = window
-        self.shared: dict[Any, Any] = {}
+        self.shared = Shared()
         self._places = places
         self._columns = window.columns
         self._width = window.width
@@ -38,7 +39,10 @@ class CacheAdapter(ModelCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self.window.append(self._places[layer_idx], key_states, value_states)
+        window, place = self.window, self._places[layer_idx]
+        if isinstance(window, Line):
+            return window.append(place, key_states, value_states, self.shared)
+        return window.append(place, key_states, value_states)
 
     def buffers(self, layer_idx: int, window: Window) -> tuple[Tensor, Tensor]:
         """The keys and values of a layer, each [B, heads, rows, size], for code that writes them itself."""
@@ -117,7 +121,7 @@ def inputs_of(rows: Sequence[Rows], window: Window) -> tuple[list[list[int]], li
     return tokens, positions
 
 
-def padded(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:
+def padded_states(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:
     """Rows of slots, [n, size], as one tensor [B, width, size] in the window's order, padded with zeros."""
     some = next(iter(states.values()))
     padded = some.new_zeros((len(window.slots), window.width, some.shape[-1]))

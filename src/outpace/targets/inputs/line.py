@@ -17,12 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from outpace.cache import Slot, Window
+from outpace.core import UnsupportedModel
 from outpace.targets.base import Rows
 from outpace.targets.inputs.masks import Mask
+from outpace.targets.inputs.shared import Shared
 
 _WORTH = 0.8  # a line of one window must have at most this share of the rows of the padded forward
 WINDOW = 48  # rows of padding that cost as much as the attention of a further window
-_PARTS, OTHERS = "_outpace_parts_of_line", "_outpace_other_windows"
 
 
 def apart(widths: Mapping[Slot, int]) -> list[Slot]:
@@ -75,32 +76,33 @@ class Line:
         line = torch.cat(rows, dim=1)
         return nn.functional.pad(line, (0, self.size - line.shape[1]))[:, None]
 
-    def mask(self, masks: Sequence[Mask]) -> Mask:
-        """A tensor in place of each kind of mask, from which the attention learns where the rows belong."""
+    def mask(self, masks: Sequence[Mask], shared: Shared) -> Mask:
+        """A tensor in place of each kind of mask, whose value in ``shared`` says where the rows belong."""
         if isinstance(masks[0], dict):
             return {
-                kind: self._told([cast(dict[str, Any], mask)[kind] for mask in masks]) for kind in masks[0]
+                kind: self._token([cast(dict[str, Any], mask)[kind] for mask in masks], shared)
+                for kind in masks[0]
             }
-        return self._told(masks)
+        return self._token(masks, shared)
 
-    def _told(self, masks: Sequence[Any]) -> Tensor:
-        told = torch.empty((1, 1, 1, 1), dtype=torch.bool)
+    def _token(self, masks: Sequence[Any], shared: Shared) -> Tensor:
+        token = torch.empty((1, 1, 1, 1), dtype=torch.bool)
         parts = zip(self.windows, self._spans, self._cells, masks, strict=True)
-        vars(told)[_PARTS] = [Part(*part) for part in parts]
-        return told
+        shared.put(token, [Part(*part) for part in parts])
+        return token
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    def append(self, layer: int, keys: Tensor, values: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
         """Write a layer's new rows, each [1, heads, N, size]; see ``Window.append``.
 
         Returns:
-            The first window's views; the keys carry those of the others.
+            The first window's views; the value of its keys in ``shared`` are those of the others.
         """
         views = []
         for window, span, cells in zip(self.windows, self._spans, self._cells, strict=True):
             if cells is not None:
                 window.in_line(cells)
             views.append(window.append(layer, keys[:, :, span], values[:, :, span]))
-        vars(views[0][0])[OTHERS] = views[1:]
+        shared.put(views[0][0], views[1:])
         return views[0]
 
 
@@ -118,9 +120,15 @@ class Part(NamedTuple):
     mask: Tensor | None
 
 
-def parts_in(mask: Tensor) -> list[Part]:
-    """The parts that ``Line.mask`` attached."""
-    found: list[Part] = vars(mask)[_PARTS]
+def parts_in(mask: Tensor, shared: Shared) -> list[Part]:
+    """The parts of a line, of which ``Line.mask`` made this mask.
+
+    Raises:
+        UnsupportedModel: it did not, since the model makes another.
+    """
+    found: list[Part] | None = shared.get(mask)
+    if found is None:
+        raise UnsupportedModel("the model makes a mask of its own, which says nothing of rows in a line")
     return found
 
 

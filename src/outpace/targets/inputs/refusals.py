@@ -13,7 +13,7 @@ from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from outpace.core import OutpaceError, UnsupportedModel, described, out_of_memory
+from outpace.core import UnsupportedModel, described, out_of_memory
 from outpace.targets.inputs.config import GPU, cache_argument, config_of, family, runs_on_gpu, takes_no_tree
 from outpace.targets.inputs.masks import TREE, unknown_kinds
 
@@ -93,16 +93,12 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
         )
 
 
-def check_stock(model: Any, **options: Any) -> None:
-    """Refuse options that change the modules of a target's steps, and a model that cannot run on its own.
+def check_stock(model: Any) -> None:
+    """Refuse a model whose steps cannot run on its own modules.
 
     Raises:
-        OutpaceError: an option is given that does not go with ``stock``. UnsupportedModel: the model's
-            attention takes no tree.
+        UnsupportedModel: its attention takes no tree.
     """
-    for name, value in options.items():
-        if value not in (None, False, "auto"):
-            raise OutpaceError(f"stock=True runs the model's own modules: leave {name} or stock out")
     if takes_no_tree(model.config.get_text_config(decoder=True)):
         raise UnsupportedModel(
             f"{family(model)} runs on kernels without masks, which outpace replaces; load it with "

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -31,6 +31,7 @@ from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.library import ROWS, LlamaContext, LlamaModel, check_file, library
 from outpace.targets.llamacpp.self_test import NEAR_TIE, SelfTest, Widths
 from outpace.targets.llamacpp.tokenizer import LlamaTokenizer
+from outpace.targets.plan import StepPlan
 
 _log = logging.getLogger("outpace.llamacpp")
 
@@ -134,7 +135,7 @@ class LlamaCppTarget(TargetModel):
         self.context = int(lib.llama_model_n_ctx_train(self._weights.pointer)) or None
         self.eos_token_ids = self.tokenizer.end_tokens
         self.max_leaves = int(lib.llama_max_parallel_sequences()) // 2 - 1
-        self.inexact = self._order_of_sums() or "not tested"
+        self.plan = StepPlan("llama.cpp", inexact=self._order_of_sums() or "not tested")
         if self.options.exact is True and self._order_of_sums():
             raise UnsupportedModel(f"{self.path} is not bit-exact: {self._order_of_sums()}; {self._remedy()}")
         self.widths = Widths()
@@ -358,10 +359,8 @@ class LlamaCppTarget(TargetModel):
             else:
                 self.widths, self.seconds = Widths(), seconds
         if not reason:
-            self.inexact = (
-                f"rows alone and among others differ by {worst:.2g} of their spread" if worst else ""
-            )
-            self.bit_exact = not worst
+            inexact = f"rows alone and among others differ by {worst:.2g} of their spread" if worst else ""
+            self.plan = replace(self.plan, exact=not worst, inexact=inexact)
         if self.options.exact is True and not self.bit_exact:
             raise UnsupportedModel(f"{self.path} is not bit-exact: {self.inexact}; {self._remedy()}")
 

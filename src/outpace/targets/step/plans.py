@@ -1,192 +1,328 @@
-"""The modules that a target's steps run on: a transformers model, or a copy of it with replaced layers."""
+"""Which step runs here: the first of ``PLANS`` that is neither refused nor disproved.
+
+A plan is refused by what is known of the model, the machine and the options. Otherwise its step is made, and
+it is disproved if the step is not what the plan promises: bit-exact, or packed. The last plan is the model as
+it is, which nothing refuses.
+"""
 
 from __future__ import annotations
 
-import copy
-from collections.abc import Sequence
-from functools import partial
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from outpace.core import UnsupportedModel
+from outpace.core import TargetOptions, UnsupportedModel
 from outpace.targets.cpu.exact_attention import EXACT
-from outpace.targets.cpu.fused import fuse_layers, fused_linears, norms_of
-from outpace.targets.cpu.linear import Packer, piecewise, release, tail_step
-from outpace.targets.gpu.invariant import TRITON, invariant_norm
-from outpace.targets.inputs.changes import Structure, Weights
-from outpace.targets.inputs.config import cache_argument, family, runs_on_gpu
-from outpace.targets.inputs.forward import Probe, device_of
-from outpace.targets.inputs.masks import INVARIANT, Mask, MaskMaker, OwnMasks
-from outpace.targets.inputs.refusals import refuse_unprobed
-from outpace.targets.inputs.surgery import exchange, keep_layers
+from outpace.targets.cpu.fused import fuse_layers, fused_linears, fusing_refused, norms_of
+from outpace.targets.cpu.linear import (
+    Packer,
+    packing_refused,
+    packing_wanted,
+    piecewise,
+    tail_step,
+    unproven,
+)
+from outpace.targets.gpu.invariant import TRITON, invariant_norm, unproven_norm
+from outpace.targets.inputs.config import family, runs_on_gpu
+from outpace.targets.inputs.masks import INVARIANT
+from outpace.targets.inputs.refusals import STOCK, why_not_exact
+from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
+from outpace.targets.plan import FUSED, PassedOver, StepPlan
+from outpace.targets.step.modules import Modules
+
+Replace = Callable[[nn.Module], nn.Module | None]
 
 
-class Modules:
-    """A model as steps run it.
-
-    Args:
-        model: a loaded model, which stays unchanged.
-        packs: pack the weights of linear layers; or the kernel to pack them for.
-        exact: pad rows, and attend, so that a row's bits do not depend on the other rows.
-        fuses: fuse the layers' operations between matrix products.
-        quantise: round the weights of linear layers; empty for none.
-        chains: leave masks and positions to the model.
+@dataclass
+class Asked:
+    """A model, and what is asked of its steps.
 
     Attributes:
-        step: the module that a step runs; ``model`` if nothing is replaced.
-        line: the module for rows in a line; None if there is none, or none was tried.
-        packed: name of a kernel -> number of layers that use it.
-        row_step: the rows of a forward are padded to a multiple of this.
-        least_rows: forwards of fewer rows take no less time than this number.
-        masks, own_masks: makers of the masks of ``step`` and of ``model``.
-        places: layer of the model -> layer of the cache.
-        shapes: shapes of the rows of the cache's layers.
-        vocabulary: number of logits of a row.
-        cache_argument: name of the argument of ``step`` for a cache.
-        structure: detector of other modules in ``model``.
-
-    Raises:
-        UnsupportedModel: the model takes no masks, positions or cache of outpace's.
+        chains: the model takes chains only.
     """
 
-    def __init__(
-        self,
-        model: Any,
-        packs: bool | Kernel,
-        exact: bool,
-        fuses: bool,
-        quantise: str,
-        chains: bool = False,
-    ) -> None:
-        invariant = exact and runs_on_gpu(model)
-        kernel = TRITON if invariant else None if isinstance(packs, bool) else packs
-        apart = fused_linears(model) if fuses else ()
-        packer = Packer(model, bool(packs), exact, quantise, apart, kernel)
-        held: list[nn.Module] = []
+    model: Any
+    options: TargetOptions
+    chains: bool = False
+    _packs: dict[bool, bool | Kernel] = field(default_factory=dict)
 
-        def replaced(module: nn.Module) -> nn.Module | None:
-            found = packer(module) or (invariant_norm(module, model.dtype) if invariant else None)
-            if found is not None:  # whatever its kernel, it has a copy of the weights, or these very tensors
-                held.append(module)
-            return found or (piecewise(module) if exact and not invariant else None)
+    @cached_property
+    def on_gpu(self) -> bool:
+        return runs_on_gpu(self.model)
 
-        changed = model
-        if invariant or packs or exact or quantise or fuses:
-            # A fused layer runs no attention but its own; its masks are those of the exact one.
-            attention = INVARIANT if invariant else EXACT if exact or fuses else None
-            changed = exchange(model, replaced, attention)
-        if fuses:
-            fuse_layers(model, changed, packer.join)
-            held += [*apart, *norms_of(model)]
-        self.model = model
-        self.packed = dict(packer.kernels)
-        self.step: Any = changed if exact or self.packed or fuses else model
-        self.line: Any = None
-        self.cache_argument = cache_argument(model)
-        self.row_step = tail_step(model) if exact and not (fuses or invariant) else 1
-        self.least_rows = packer.rows if fuses else 1
-        self._packer = packer
-        self._held = held
-        self._weights = Weights(held)
-        self.structure = Structure(model)
-        self._chains = chains
-        self.masks, self.own_masks = (
-            OwnMasks()
-            if chains
-            else MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fuses and own is self.step)
-            for own in (self.step, model)
-        )
-        self._probe()
-        self.own_masks.by_kind = self.masks.by_kind
+    @cached_property
+    def unfused(self) -> str:
+        """The reason why its layers are not to be fused; empty if they are."""
+        of_step = self.options.of_step
+        return self._fixed or self._alone or fusing_refused(self.model, of_step["pack"], of_step["fuse"])
 
-    def changed(self, thorough: bool) -> bool:
-        """True if weights that steps hold were modified or replaced; see ``Weights.changed``."""
-        return self._weights.changed(thorough)
+    @cached_property
+    def inexact(self) -> str:
+        """The reason not to try a bit-exact step; empty to try one."""
+        why = why_not_exact(self.model, self.options.of_step["exact"], fused=not self.unfused)
+        return self._alone or why or ("" if self.on_gpu else self._fixed)
 
-    def live(self) -> list[nn.Module]:
-        """The model's modules whose weights steps read from them, without those that a hook brings."""
-        held = set(self._held)
-        return [one for one in self.model.modules() if one not in held and "forward" not in vars(one)]
-
-    def release(self) -> bool:
-        """Free the weights of which steps use copies.
-
-        Returns:
-            True if there were some.
-        """
-        head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
-        found = [layer for layer in self._packer.doubled if layer is not head]
-        release(found)
-        self._weights = Weights(self._held)
-        return bool(found)
-
-    def some_layers(self, layers: Sequence[int], bare: bool) -> Modules:
-        """The same with a subset of the layers; see ``keep_layers``.
+    def packs(self, exact: bool) -> bool | Kernel:
+        """Whether to pack weights, or for which kernel; decided once, since it depends on the free memory.
 
         Raises:
-            UnsupportedModel: the model is not a plain stack of layers, or runs others than these.
+            UnsupportedModel: it is asked for, and not possible.
         """
-        part = copy.copy(self)
-        part.line = None
-        part.model = keep_layers(self.model, layers, bare)
-        part.step = part.model if self.step is self.model else keep_layers(self.step, layers, bare)
-        probe = Probe()
-        part._first_token(probe)
-        if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
-            raise UnsupportedModel(
-                f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load "
-                "it on one device without device_map, or use another drafter"
-            )
-        return part
+        if exact not in self._packs:
+            self._packs[exact] = packing_wanted(self.model, self.options.of_step["pack"], exact)
+        return self._packs[exact]
 
-    def over_window(self, sinks: int, recent: int) -> Modules:
-        """The same with masks that hide committed rows; see ``MaskMaker.over_window``."""
-        part = copy.copy(self)
-        part.line = None
-        part.masks = self.masks.over_window(sinks, recent)
-        return part
+    @property
+    def demands(self) -> set[str]:
+        """The options that a plan has to serve."""
+        chosen = {name: self.options.of_step[name] for name in ("exact", "fuse", "pack")}
+        return {name for name, value in chosen.items() if value not in (False, "auto")}
 
-    def placing(self, mask: Mask, positions: Tensor) -> dict[str, Any]:
-        """Arguments of the step for the rows' mask and positions."""
-        return {} if self._chains else {"attention_mask": mask, "position_ids": positions}
+    @property
+    def _fixed(self) -> str:
+        return "its shapes are fixed" if self.options.static else ""
 
-    @torch.inference_mode()
-    def _first_token(self, probe: Probe) -> Any:
-        """The step's output for a token without a cache."""
-        device = device_of(self.model.get_input_embeddings())
-        token = torch.zeros((1, 1), dtype=torch.long, device=device)
-        return self.step(
-            input_ids=token,
-            use_cache=True,
-            **self.placing(self.masks.one(device), token),
-            **{self.cache_argument: probe},
-        )
+    @property
+    def _alone(self) -> str:
+        return "it takes chains only, which run on the model's own attention" if self.chains else ""
 
-    @torch.inference_mode()
-    def _probe(self) -> None:
-        """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary."""
-        while True:
-            probe = Probe()
-            try:
-                output = self._first_token(probe)
-                break
-            except UnsupportedModel:
-                raise  # it names the reason itself
-            except Exception as error:
-                if self.masks.by_kind and self.masks.kinds == 1:
-                    self.masks.by_kind = False
-                    continue
-                device = device_of(self.model.get_input_embeddings())
-                token = torch.zeros((1, 1), dtype=torch.long, device=device)
-                taken = "a 4-D mask, positions and a cache object"
-                refuse_unprobed(self.model, taken, error, partial(self.model, input_ids=token))
-        if not probe.rows:
-            raise UnsupportedModel(
-                f"{family(self.model)} does not keep its keys and values in the cache it is given"
-            )
-        self.places = {layer: place for place, layer in enumerate(probe.shapes)}
-        self.shapes = list(probe.shapes.values())
-        self.vocabulary: int = output.logits.shape[-1]
+
+class Plan(ABC):
+    """A way to run steps.
+
+    Attributes:
+        name: in reports.
+        exact: its steps are bit-exact.
+        serves: options that may be set to True, or to a kernel's name.
+    """
+
+    name: ClassVar[str]
+    exact: bool = False
+    serves: frozenset[str] = frozenset()
+
+    @abstractmethod
+    def refused(self, asked: Asked) -> str:
+        """The reason not to make its step; empty to make it."""
+
+    @abstractmethod
+    def make(self, asked: Asked) -> Modules:
+        """The modules that its steps run on.
+
+        Raises:
+            UnsupportedModel: they cannot be made.
+        """
+
+    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
+        """The reason why a step is not what the plan promises; empty if it is.
+
+        Args:
+            bits: tests whether the logits of a row depend on the rows it is fed with.
+        """
+        return ""
+
+
+class Invariant(Plan):
+    """Bit-exact layers on a GPU (``gpu/invariant.py``)."""
+
+    name = "invariant"
+    exact = True
+    serves = frozenset({"exact"})
+
+    def refused(self, asked: Asked) -> str:
+        return asked.inexact if asked.on_gpu else "it is for GPUs"
+
+    def make(self, asked: Asked) -> Modules:
+        packer = Packer(asked.model, False, True, kernel=TRITON)
+        replaced = _Replaced(packer, lambda module: invariant_norm(module, asked.model.dtype))
+        step = exchange(asked.model, replaced, INVARIANT)
+        return Modules(asked.model, step, replaced.held, packer, chains=asked.chains)
+
+    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
+        return unproven(step.step) or unproven_norm(step.step) or bits()
+
+
+class Fused(Plan):
+    """Layers in C on a CPU (``cpu/fused.py``), bit-exact or not."""
+
+    name = FUSED
+
+    def __init__(self, exact: bool) -> None:
+        self.exact = exact
+        self.serves = frozenset({"fuse", "pack", *(["exact"] if exact else [])})
+
+    def refused(self, asked: Asked) -> str:
+        return asked.unfused or (asked.inexact if self.exact else "")
+
+    def make(self, asked: Asked) -> Modules:
+        packs, model = asked.packs(self.exact), asked.model
+        apart = fused_linears(model)
+        packer = _packer(asked, packs, self.exact, apart)
+        replaced = _Replaced(packer, kept=piecewise if self.exact else None)
+        # A fused layer runs no attention but its own; its masks are those of the exact one.
+        step = exchange(model, replaced, EXACT)
+        fuse_layers(model, step, packer.join)
+        held = [*replaced.held, *apart, *norms_of(model)]
+        return Modules(model, step, held, packer, chains=asked.chains, fused=True)
+
+    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
+        return _exactness(asked, step, bits) if self.exact else ""
+
+
+class Exact(Plan):
+    """The model's own layers on a CPU, with exact products and attention."""
+
+    name = "exact"
+    exact = True
+    serves = frozenset({"exact", "pack"})
+
+    def refused(self, asked: Asked) -> str:
+        if asked.on_gpu:
+            return "it is for CPUs"
+        return asked.inexact or ("" if asked.unfused else "its layers can be fused; fuse=False tries this")
+
+    def make(self, asked: Asked) -> Modules:
+        packer = _packer(asked, asked.packs(exact=True), exact=True)
+        replaced = _Replaced(packer, kept=piecewise)
+        step = exchange(asked.model, replaced, EXACT)
+        return Modules(asked.model, step, replaced.held, packer, tail_step(asked.model), chains=asked.chains)
+
+    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
+        return _exactness(asked, step, bits)
+
+
+class Packed(Plan):
+    """The model's own layers on a CPU, with packed or rounded weights."""
+
+    name = "packed"
+    serves = frozenset({"pack"})
+
+    def refused(self, asked: Asked) -> str:
+        pack, quantise = (asked.options.of_step[name] for name in ("pack", "quantise"))
+        return "" if quantise else packing_refused(asked.model, pack, exact=False)
+
+    def make(self, asked: Asked) -> Modules:
+        packer = _packer(asked, asked.packs(exact=False), exact=False)
+        replaced = _Replaced(packer)
+        step = exchange(asked.model, replaced, None)
+        return Modules(asked.model, step, replaced.held, packer, chains=asked.chains)
+
+    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
+        return "" if step.packed else "no kernel takes its layers"
+
+
+class Stock(Plan):
+    """The model as it is."""
+
+    name = "stock"
+
+    def refused(self, asked: Asked) -> str:
+        return ""
+
+    def make(self, asked: Asked) -> Modules:
+        return Modules(asked.model, asked.model, chains=asked.chains)
+
+
+PLANS: tuple[Plan, ...] = (Invariant(), Fused(exact=True), Exact(), Fused(exact=False), Packed(), Stock())
+
+
+def choose(
+    asked: Asked, bits: Callable[[Modules], str], plans: Sequence[Plan] = PLANS
+) -> tuple[Plan, Modules, StepPlan]:
+    """The first plan that is neither refused nor disproved, its step, and the report.
+
+    Args:
+        bits: tests a step's bits; it keeps no reference to one that it disproves.
+
+    Raises:
+        UnsupportedModel: no plan serves the options that are set to True; the message has the reason.
+    """
+    passed: list[PassedOver] = []
+    for plan in plans:
+        step, reason, tried = None, "", False
+        if missing := asked.demands.difference(plan.serves):
+            reason = f"{min(missing)}={asked.options.of_step[min(missing)]!r} asks for another"
+        else:
+            reason = plan.refused(asked)
+        if not reason:
+            step, reason, tried = *_tried(plan, asked, bits), True
+        if step is not None:
+            inexact = "" if plan.exact else STOCK if asked.options.stock else _inexact(asked, passed)
+            report = StepPlan(plan.name, plan.exact, inexact, tuple(passed), step.packed, step.row_step)
+            return plan, step, report
+        passed.append(PassedOver(plan.name, reason, plan.exact, tried))
+    raise _refusal(asked, passed)
+
+
+def _tried(plan: Plan, asked: Asked, bits: Callable[[Modules], str]) -> tuple[Modules | None, str]:
+    """A plan's step, or None and the reason why not: its copies of weights must not count as used memory.
+
+    Raises:
+        UnsupportedModel: a plan that promises no bits cannot be made; those after it could not either.
+    """
+    try:
+        step = plan.make(asked)
+        reason = plan.proven(asked, step, lambda: bits(step))
+    except UnsupportedModel as error:
+        if not plan.exact:
+            raise
+        return None, str(error)
+    return (None, reason) if reason else (step, "")
+
+
+def _inexact(asked: Asked, passed: Sequence[PassedOver]) -> str:
+    """The reason why steps are not bit-exact: what disproved them, or why none was tried."""
+    return next((one.reason for one in passed if one.exact and one.tried), asked.inexact)
+
+
+def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:
+    """The error for options that no plan serves."""
+    name, options = family(asked.model), asked.options.of_step
+    if "fuse" in asked.demands and asked.unfused:
+        remedy = "fuse or static" if asked.options.static else "fuse"
+        return UnsupportedModel(f"{name} cannot be fused: {asked.unfused}; leave {remedy} out")
+    if "exact" in asked.demands and (reason := _inexact(asked, passed)):
+        return UnsupportedModel(f"{name} is not bit-exact: {reason}; leave exact out")
+    by = "" if options["pack"] is True else f" by {options['pack']}"
+    reason = packing_refused(asked.model, options["pack"], exact=False) or passed[-2].reason
+    return UnsupportedModel(f"{name} cannot be packed{by}: {reason}; leave pack out")
+
+
+class _Replaced:
+    """Replacement of modules in a copy of a model, which notes those with copies of weights.
+
+    Args:
+        packer: replaces linear layers.
+        more: replaces others that have weights.
+        kept: replaces those whose weights the step reads from the model, or that have none.
+    """
+
+    def __init__(self, packer: Packer, more: Replace | None = None, kept: Replace | None = None) -> None:
+        self.held: list[nn.Module] = []
+        self._packer, self._more, self._kept = packer, more, kept
+
+    def __call__(self, module: nn.Module) -> nn.Module | None:
+        found = self._packer(module) or (self._more and self._more(module))
+        if found is not None:  # whatever its kernel, it has a copy of the weights, or these very tensors
+            self.held.append(module)
+            return found
+        return self._kept and self._kept(module)
+
+
+def _packer(asked: Asked, packs: bool | Kernel, exact: bool, apart: Sequence[nn.Linear] = ()) -> Packer:
+    kernel = None if isinstance(packs, bool) else packs
+    quantise = asked.options.of_step["quantise"] or ""
+    return Packer(asked.model, bool(packs), exact, quantise, apart, kernel)
+
+
+def _exactness(asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
+    """The reason why a step on a CPU is not bit-exact as it was asked for; empty if it is."""
+    if why := unproven(step.step):
+        return why
+    if asked.options.of_step["pack"] is True and not step.packed:
+        return "no kernel of packed weights gives a row the same bits; or leave pack out"
+    return bits()

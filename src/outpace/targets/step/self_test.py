@@ -157,7 +157,7 @@ def _others(target: TargetModel, imprecise: bool) -> Iterator[tuple[str, Callabl
         yield "exact=False", lambda: model, {"exact": False}
     if imprecise and getattr(target, "fused", False):
         yield "fuse=False", lambda: model, {"fuse": False}
-    if imprecise and target.packed and not target.quantised:
+    if imprecise and target.plan.packed and not target.quantised:
         yield "pack=False", lambda: model, {"pack": False}
         yield "pack=False, exact=False", lambda: model, {"pack": False, "exact": False}
     own = model.config.get_text_config(decoder=True)._attn_implementation

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from outpace.cache import Cache, Slot, Window
 from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel, in_progress
-from outpace.targets.base import Output, Rows
+from outpace.targets.base import Rows
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.forward import positions_of
 from outpace.targets.step.self_test import agree, shaken
@@ -46,10 +46,10 @@ class MultimodalTarget(CausalTarget):
     _packs_lines = False  # positions have three dimensions
     _needs_weights = "it reads images with its own weights"
 
-    def __init__(self, model: Any, *args: Any, **options: Any) -> None:
+    def __init__(self, model: Any, **options: Any) -> None:
         self._prompts: WeakKeyDictionary[Slot, PromptStates] = WeakKeyDictionary()
         self._tested = False
-        super().__init__(model, *args, **options)
+        super().__init__(model, **options)
 
     # -- a prompt with images ----------------------------------------------------------------------------
 
@@ -90,7 +90,7 @@ class MultimodalTarget(CausalTarget):
         """
         if self.model.training:
             raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
-        if self.static:
+        if self.options.static:
             raise OutpaceError("forwards of fixed shapes take no images; make the target without static=True")
         name = family(self.model)
         here = {key: _on(self.device, value) for key, value in inputs.items() if key != "labels"}
@@ -142,7 +142,7 @@ class MultimodalTarget(CausalTarget):
 
         hook = self.model.get_decoder().register_forward_pre_hook(look, with_kwargs=True)
         try:
-            more = {"logits_to_keep": 1} if self._keep_logits else {}
+            more = {"logits_to_keep": 1} if self._modules.keeps_logits else {}
             output = self.model(**{**inputs, **more, "use_cache": False, "return_dict": True})
         except _Enough:
             return None, given
@@ -198,17 +198,6 @@ class MultimodalTarget(CausalTarget):
             inside = at < len(prompt.states)
             states[slot][inside] = prompt.states[at[inside]].to(states[slot])
         return states
-
-    def _pass(
-        self,
-        window: Window,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None,
-        hidden_layers: Sequence[int],
-        states: Mapping[Slot, Tensor] | None,
-    ) -> Output:
-        with self._adding(window):
-            return super()._pass(window, feeds, logits_from, hidden_layers, states)
 
     @contextmanager
     def _adding(self, window: Window) -> Iterator[None]:

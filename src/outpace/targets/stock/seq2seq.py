@@ -30,6 +30,7 @@ from outpace.targets.inputs.forward import CacheAdapter, Probe, device_of, embed
 from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
 from outpace.targets.inputs.positions import ByBias, Placement, placement_of
 from outpace.targets.inputs.refusals import refuse_by_config, refuse_unprobed, why_chains_only
+from outpace.targets.plan import StepPlan
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.self_test import Stock, tested
 
@@ -118,7 +119,9 @@ class Seq2SeqTarget(TargetModel):
     """
 
     has_encoder: ClassVar[bool] = True
-    inexact = "steps of encoder-decoder models run on stock modules, whose sums depend on the other rows"
+    plan = StepPlan(
+        inexact="steps of encoder-decoder models run on stock modules, whose sums depend on the other rows"
+    )
 
     def __init__(self, model: PreTrainedModel, check: bool | Literal["auto"] = "auto") -> None:
         refuse_by_config(model, seq2seq=True)

@@ -1,0 +1,93 @@
+"""Options of a target, the same wherever one is made: ``Target``, ``load``, ``accelerate``, the commands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal
+
+from outpace.core.errors import OutpaceError
+
+_OFF = (None, False, "auto")
+
+
+@dataclass(frozen=True)
+class TargetOptions:
+    """How a target runs the steps of a transformers model.
+
+    Which step runs, and why not another, is ``target.plan``. An option of True means: this, or an error with
+    the reason.
+
+    Attributes:
+        static: fixed shapes, in a cache that does not grow: a forward with logits covers a power of two of
+            slots, rows per slot and columns, up to 128 rows per slot and 512 in total; wider ones and those
+            without logits (chunks of prompts) have only the width they need. On a CUDA device each shape is
+            captured as a graph on first use, and then replayed.
+        check: run the self-test. "auto" does not repeat it where the user's cache has the answer for this
+            model, these options and this machine (``record.py``); True always runs it. Disable it only for a
+            model that has passed it.
+        runner: runner of forwards of fixed shapes; None uses graphs if the model is on one CUDA device.
+        compiled: options of ``torch.compile``, for the model in forwards of fixed shapes; None does not
+            compile it.
+        exact: make the logits of a row bit-identical for any number of rows, tree, other sequences, threads
+            and chunks of the prompt. True refuses a model for which this fails; "auto" tries it on a CPU, for
+            bfloat16 and float16, where near-ties would otherwise differ, and for fused layers; see
+            ``bit_exact``. On a CPU all linear layers then use compiled products, unless ``pack`` is False.
+            On a GPU linear layers, norms and attention then run on Triton kernels (``invariant.py``).
+        pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
+            model or a machine that does not support it; "auto" packs if it is faster, or makes the target
+            bit-exact, and memory allows. A kernel's name ("compiled", "oneDNN", "FBGEMM float16") takes that
+            one instead of the fastest, so that all processes have the same bits.
+        fuse: run the layers' operations between matrix products as functions that are compiled on first use,
+            with this machine's C compiler (``fused.py``), for families of Llama's structure in float32 or
+            bfloat16 on a CPU. True refuses a model or a machine that does not support it; "auto" does it
+            where it is supported, unless ``pack`` is False.
+        quantise: round the weights of linear layers of a bfloat16 model on a CPU, in a copy: "int8" to 8
+            bits with a scale per output; "int4" to 4 bits with a scale and a zero per output and 32 inputs
+            (to 8 bits in the head, and if the inputs are not a multiple of 32 or the outputs not one of 16).
+            Activations stay bfloat16. This changes tokens: they are those of plain decoding with the rounded
+            weights.
+        release: free the weights of the model's layers that have a packed or rounded copy, except the head.
+            The model can then neither be run nor trained, only decoded through this target. True refuses a
+            model without such layers; "auto" frees what there is; see ``released``.
+        stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
+            engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
+            the bits of transformers' generate(); drafted rows have others (docs/exactness.md).
+
+    Raises:
+        OutpaceError: an unknown value; or options that do not go together.
+    """
+
+    static: bool = False
+    check: bool | Literal["auto"] = "auto"
+    runner: Any = None
+    compiled: Mapping[str, Any] | None = None
+    exact: bool | Literal["auto"] = "auto"
+    pack: bool | str = "auto"
+    fuse: bool | Literal["auto"] = "auto"
+    quantise: str | None = None
+    release: bool | Literal["auto"] = False
+    stock: bool = False
+
+    def __post_init__(self) -> None:
+        for name in ("exact", "fuse", "release"):
+            if not isinstance(value := getattr(self, name), bool) and value != "auto":
+                raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
+        if not self.static and (self.runner is not None or self.compiled is not None):
+            raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
+        if self.stock and (names := [name for name in self.named if name not in ("check", "stock")]):
+            raise OutpaceError(f"stock=True runs the model's own modules: leave {names[0]} or stock out")
+
+    @property
+    def named(self) -> list[str]:
+        """The options that ask for something."""
+        return [one.name for one in fields(self) if getattr(self, one.name) not in _OFF]
+
+    @property
+    def of_step(self) -> dict[str, Any]:
+        """Those that decide which step runs, by name; ``stock`` in terms of the others."""
+        chosen = replace(self, exact=False, pack=False, fuse=False) if self.stock else self
+        return {name: getattr(chosen, name) for name in ("exact", "pack", "fuse", "quantise")}
+
+
+USUAL = TargetOptions()

@@ -1,0 +1,76 @@
+"""The answer to "which step runs here, and why not another?"."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+FUSED = "fused"
+
+
+class PassedOver(NamedTuple):
+    """A plan that was not taken.
+
+    Attributes:
+        name: the plan's; "fused" occurs twice, bit-exact first.
+        reason: why not.
+        exact: it is for bit-exact steps.
+        tried: its step was made, and disproved.
+    """
+
+    name: str
+    reason: str
+    exact: bool
+    tried: bool = False
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """How a target's steps run; ``str`` is a table for people.
+
+    Attributes:
+        name: of the step: "invariant", "fused", "exact", "packed" or "stock" (``step/plans.py``); what runs
+            it, for a target that is not a transformers model's.
+        exact: its logits have the same bits among any rows; see ``TargetModel.bit_exact``.
+        inexact: reason why not; empty if they have.
+        passed_over: the plans before it in the list, with the reasons.
+        packed: kernel -> number of linear layers whose weights are packed for it.
+        row_step: the rows of a forward are padded to a multiple of this.
+        layouts: layout of a forward -> number of those that ran: "fixed" (shapes), "mixed line" (the rows of
+            several windows in a line), "line" (of one) and "padded" (a window).
+    """
+
+    name: str = "stock"
+    exact: bool = False
+    inexact: str = "not tested"
+    passed_over: tuple[PassedOver, ...] = ()
+    packed: Mapping[str, int] = field(default_factory=dict)
+    row_step: int = 1
+    layouts: Counter[str] = field(default_factory=Counter, compare=False)
+
+    @property
+    def fused(self) -> bool:
+        """True if the model's layers are fused."""
+        return self.name == FUSED
+
+    def why_not(self, name: str) -> str:
+        """The reason why a plan was passed over; empty if it was not."""
+        reasons = [one.reason for one in self.passed_over if one.name == name]
+        return "" if name == self.name or not reasons else reasons[-1]
+
+    def __str__(self) -> str:
+        bits = "bit-exact" if self.exact else f"not bit-exact: {self.inexact}"
+        layers = (f"{count} layers packed by {kernel}" for kernel, count in self.packed.items())
+        rows = [
+            *((_label(one.name, one.exact), f"no: {one.reason}") for one in self.passed_over),
+            (_label(self.name, self.exact), "; ".join(["runs here", *layers, bits])),
+            ("forwards", ", ".join(f"{n} {name}" for name, n in self.layouts.most_common()) or "none yet"),
+        ]
+        width = max(len(name) for name, _ in rows)
+        return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
+
+
+def _label(name: str, exact: bool) -> str:
+    return f"{name}, bit-exact" if name == FUSED and exact else name

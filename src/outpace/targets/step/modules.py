@@ -1,0 +1,217 @@
+"""The modules that a target's steps run on: a transformers model, or a copy of it with replaced layers."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from outpace.cache import Slot, Window
+from outpace.core import UnsupportedModel
+from outpace.targets.base import Rows
+from outpace.targets.cpu.linear import Packer, release
+from outpace.targets.gpu.graphs import Made
+from outpace.targets.inputs.changes import Structure, Weights
+from outpace.targets.inputs.config import cache_argument, family
+from outpace.targets.inputs.forward import CacheAdapter, Probe, device_of, inputs_of, rows_of
+from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
+from outpace.targets.inputs.refusals import refuse_unprobed
+from outpace.targets.inputs.surgery import keep_layers
+
+
+class Modules:
+    """A model as steps run it.
+
+    Args:
+        model: a loaded model, which stays unchanged.
+        step: the module that a step runs; ``model`` if nothing is replaced.
+        held: the model's modules of whose weights the step has copies, or these very tensors.
+        packer: what packed its linear layers, if anything did.
+        row_step: the rows of a forward are padded to a multiple of this.
+        chains: leave masks and positions to the model.
+        fused: the layers are fused, and read no mask but a boolean one.
+
+    Attributes:
+        line: the module for rows in a line; None if there is none, or none was tried.
+        line_untried: it is to be made and tested when first needed.
+        mixes: it takes the rows of several windows.
+        packed: name of a kernel -> number of layers that use it.
+        least_rows: forwards of fewer rows take no less time than this number.
+        masks, own_masks: makers of the masks of ``step`` and of ``model``.
+        places: layer of the model -> layer of the cache.
+        shapes: shapes of the rows of the cache's layers.
+        vocabulary: number of logits of a row.
+        cache_argument: name of the argument of ``step`` for a cache.
+        keeps_logits: ``step`` takes the rows whose logits are needed.
+        structure: detector of other modules in ``model``.
+
+    Raises:
+        UnsupportedModel: the model takes no masks, positions or cache of outpace's.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        step: Any,
+        held: Sequence[nn.Module] = (),
+        packer: Packer | None = None,
+        row_step: int = 1,
+        chains: bool = False,
+        fused: bool = False,
+    ) -> None:
+        self.model = model
+        self.step: Any = step
+        self.line: Any = None
+        self.line_untried = self.mixes = False
+        self.packed = {} if packer is None else dict(packer.kernels)
+        self.row_step = row_step
+        self.least_rows = packer.rows if packer is not None and fused else 1
+        self.cache_argument = cache_argument(model)
+        self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
+        self._packer = packer
+        self._held = held
+        self._weights = Weights(held)
+        self.structure = Structure(model)
+        self._chains = chains
+        self.masks, self.own_masks = (
+            OwnMasks()
+            if chains
+            else MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fused and own is step)
+            for own in (step, model)
+        )
+        self._probe()
+        self.own_masks.by_kind = self.masks.by_kind
+
+    def changed(self, thorough: bool) -> bool:
+        """True if weights that steps hold were modified or replaced; see ``Weights.changed``."""
+        return self._weights.changed(thorough)
+
+    def live(self) -> list[nn.Module]:
+        """The model's modules whose weights steps read from them, without those that a hook brings."""
+        held = set(self._held)
+        return [one for one in self.model.modules() if one not in held and "forward" not in vars(one)]
+
+    def release(self) -> bool:
+        """Free the weights of which steps use copies.
+
+        Returns:
+            True if there were some.
+        """
+        head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
+        doubled = () if self._packer is None else self._packer.doubled
+        found = [layer for layer in doubled if layer is not head]
+        release(found)
+        self._weights = Weights(self._held)
+        return bool(found)
+
+    def some_layers(self, layers: Sequence[int], bare: bool) -> Modules:
+        """The same with a subset of the layers; see ``keep_layers``.
+
+        Raises:
+            UnsupportedModel: the model is not a plain stack of layers, or runs others than these.
+        """
+        part = copy.copy(self)
+        part.line, part.line_untried = None, False
+        part.model = keep_layers(self.model, layers, bare)
+        part.step = part.model if self.step is self.model else keep_layers(self.step, layers, bare)
+        probe = Probe()
+        part._first_token(probe)
+        if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
+            raise UnsupportedModel(
+                f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load "
+                "it on one device without device_map, or use another drafter"
+            )
+        return part
+
+    def over_window(self, sinks: int, recent: int) -> Modules:
+        """The same with masks that hide committed rows; see ``MaskMaker.over_window``."""
+        part = copy.copy(self)
+        part.line, part.line_untried = None, False
+        part.masks = self.masks.over_window(sinks, recent)
+        return part
+
+    def inputs(self, window: Window, feeds: Mapping[Slot, Rows], device: torch.device) -> tuple[Tensor, Mask]:
+        """Tokens and positions of a window's rows, padded, [2, B, width], and their mask on a device."""
+        rows = rows_of(window, feeds)
+        tokens, positions = inputs_of(rows, window)
+        # One tensor for both, for a single copy to the device. NumPy reads lists four times as fast as torch.
+        both = torch.from_numpy(np.array([tokens, positions]))
+        return both, self.masks(rows, window, positions, device)
+
+    def run(
+        self,
+        model: Any,
+        given: Mapping[str, Tensor],
+        mask: Mask,
+        positions: Tensor,
+        cache: CacheAdapter,
+        wanted: int | Tensor,
+        hidden_layers: Sequence[int],
+    ) -> Made:
+        """Run a form of the step: ``step``, ``line``, or ``step`` compiled.
+
+        Returns:
+            Logits of the rows ``wanted``, or, for a number, of at least the last N.
+        """
+        read: int | slice | Tensor = wanted
+        if not isinstance(wanted, Tensor) and not wanted:  # for transformers, 0 means all
+            read = slice(0) if hidden_layers else 1  # some models are quicker with a number
+        more: dict[str, Any] = {self.cache_argument: cache}
+        if self.keeps_logits:
+            more["logits_to_keep"] = read
+        if hidden_layers:
+            more["output_hidden_states"] = True
+        with cache.shared.running():
+            output = model(**given, use_cache=True, **self.placing(mask, positions), **more)
+        logits = output.logits
+        if isinstance(wanted, Tensor) and not self.keeps_logits:
+            logits = logits[:, wanted]
+        return Made(logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
+
+    def placing(self, mask: Mask, positions: Tensor) -> dict[str, Any]:
+        """Arguments of the step for the rows' mask and positions."""
+        return {} if self._chains else {"attention_mask": mask, "position_ids": positions}
+
+    @torch.inference_mode()
+    def _first_token(self, probe: Probe) -> Any:
+        """The step's output for a token without a cache."""
+        device = device_of(self.model.get_input_embeddings())
+        token = torch.zeros((1, 1), dtype=torch.long, device=device)
+        return self.step(
+            input_ids=token,
+            use_cache=True,
+            **self.placing(self.masks.one(device), token),
+            **{self.cache_argument: probe},
+        )
+
+    @torch.inference_mode()
+    def _probe(self) -> None:
+        """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary."""
+        while True:
+            probe = Probe()
+            try:
+                output = self._first_token(probe)
+                break
+            except UnsupportedModel:
+                raise  # it names the reason itself
+            except Exception as error:
+                if self.masks.by_kind and self.masks.kinds == 1:
+                    self.masks.by_kind = False
+                    continue
+                device = device_of(self.model.get_input_embeddings())
+                token = torch.zeros((1, 1), dtype=torch.long, device=device)
+                taken = "a 4-D mask, positions and a cache object"
+                refuse_unprobed(self.model, taken, error, partial(self.model, input_ids=token))
+        if not probe.rows:
+            raise UnsupportedModel(
+                f"{family(self.model)} does not keep its keys and values in the cache it is given"
+            )
+        self.places = {layer: place for place, layer in enumerate(probe.shapes)}
+        self.shapes = list(probe.shapes.values())
+        self.vocabulary: int = output.logits.shape[-1]

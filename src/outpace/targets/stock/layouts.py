@@ -1,0 +1,209 @@
+"""Layouts of a forward: how the rows of its windows are given to the model, in ``LAYOUTS``, the first first.
+
+Fixed shapes are replayed. Rows in a line have no padding in the model's layers; several windows are mixed in
+one line. A padded window has all its sequences' rows in a rectangle, which every model takes.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from outpace.cache import FixedWindow, KVCache, Slot, StaticCache, Window
+from outpace.targets.base import Output, Rows
+from outpace.targets.cpu.line_attention import line_attention
+from outpace.targets.gpu.fixed import FixedInputs
+from outpace.targets.gpu.graphs import Made
+from outpace.targets.inputs.config import family
+from outpace.targets.inputs.forward import CacheAdapter, padded_states, rows_of
+from outpace.targets.inputs.line import WINDOW, Line
+from outpace.targets.inputs.masks import placed
+from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.inputs.surgery import exchange
+from outpace.targets.step.self_test import agree
+
+if TYPE_CHECKING:
+    from outpace.targets.stock.causal import CausalTarget
+
+_log = logging.getLogger(__name__)
+
+
+class Call(NamedTuple):
+    """A forward that is asked for.
+
+    Attributes:
+        feeds, logits_from, hidden_layers: as for ``TargetModel.forward``.
+        states: slot -> [its rows, hidden size], instead of the tokens' embeddings.
+        lines: its rows may be in a line.
+    """
+
+    cache: KVCache
+    feeds: Mapping[Slot, Rows]
+    logits_from: int | None
+    hidden_layers: tuple[int, ...]
+    states: Mapping[Slot, Tensor] | None
+    lines: bool
+
+
+class Taken(NamedTuple):
+    """The first windows of a forward, as a layout runs them.
+
+    Attributes:
+        windows: their number.
+        run: returns the outputs of their slots.
+    """
+
+    windows: int
+    run: Callable[[], Output]
+
+
+Windows = Sequence[Window | FixedWindow]
+# Takes the first of the windows that are left, or nothing.
+Layout = Callable[["CausalTarget", Call, Windows], Taken | None]
+
+
+def fixed(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
+    """Fixed shapes (``gpu/fixed.py``)."""
+    window, cache, shapes = windows[0], call.cache, target._fixed
+    if shapes is None or not isinstance(window, FixedWindow) or not isinstance(cache, StaticCache):
+        return None
+
+    def run() -> Output:
+        rows, forward = rows_of(window, call.feeds), partial(_compute_fixed, target)
+        made = shapes.run(forward, cache, window, rows, target.hidden, call.hidden_layers, call.states)
+        logits = made.logits[:, call.logits_from :]
+        return Output.of(window.slots, call.feeds, logits, call.logits_from, made.hidden)
+
+    return Taken(1, run)
+
+
+def mixed_line(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
+    """The rows of all windows in a line."""
+    own = [window for window in windows if isinstance(window, Window)]
+    if not (call.lines and target._modules.mixes) or len(own) < 2:
+        return None
+    return Taken(len(own), partial(_compute_line, target, call, _line_of(target, own)))
+
+
+def line(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
+    """The rows of one window in a line, if that leaves out enough padding."""
+    window = windows[0]
+    if not call.lines or not isinstance(window, Window):
+        return None
+    own = _line_of(target, [window])
+    return Taken(1, partial(_compute_line, target, call, own)) if own.pays else None
+
+
+def padded(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
+    """The rows of one window, padded to its width."""
+    window = windows[0]
+    return Taken(1, partial(_compute_padded, target, call, window)) if isinstance(window, Window) else None
+
+
+LAYOUTS: Mapping[str, Layout] = {"fixed": fixed, "mixed line": mixed_line, "line": line, "padded": padded}
+
+
+def _line_of(target: CausalTarget, windows: Sequence[Window]) -> Line:
+    return Line(windows, target._modules.row_step, target._modules.least_rows)
+
+
+def _compute_padded(target: CausalTarget, call: Call, window: Window) -> Output:
+    """A forward of the model over one window."""
+    modules = target._modules
+    both, mask = modules.inputs(window, call.feeds, target.device)
+    ids, places = both.to(target.device, non_blocking=True).unbind()
+    wanted = 0 if call.logits_from is None else max(window.width - call.logits_from, 0)
+    states = call.states
+    given = {"input_ids": ids} if states is None else {"inputs_embeds": padded_states(window, states)}
+    with target._adding(window):
+        made = modules.run(
+            modules.step,
+            given,
+            mask,
+            target._rotated(window, places),
+            CacheAdapter(window, modules.places),
+            wanted,
+            call.hidden_layers,
+        )
+    logits = made.logits[:, -wanted:] if wanted else None
+    return Output.of(window.slots, call.feeds, logits, call.logits_from, made.hidden)
+
+
+def _compute_line(target: CausalTarget, call: Call, own: Line) -> Output:
+    """A forward of the model over windows whose rows are in a line."""
+    modules = target._modules
+    each = (modules.inputs(window, call.feeds, target.device) for window in own.windows)
+    inputs, masks = zip(*each, strict=True)
+    ids, places = own.inputs(inputs).unbind()
+    cache = CacheAdapter(own, modules.places)
+    read = torch.empty(0) if call.logits_from is None else own.read(call.feeds)
+    made = modules.run(
+        modules.line,
+        {"input_ids": ids},
+        own.mask(masks, cache.shared),
+        places,
+        cache,
+        read if len(read) else 0,
+        call.hidden_layers,
+    )
+    return Output.of_line(own.slots, call.feeds, made.logits[0] if len(read) else None, made.hidden)
+
+
+def _compute_fixed(target: CausalTarget, inputs: FixedInputs, hidden_layers: tuple[int, ...]) -> Made:
+    """A forward of the model from the data in the inputs, without any data from the host."""
+    rows, modules = inputs.rows, target._modules
+    at = placed(inputs.numbers, rows.width)
+    rows.rows = torch.where(at.trees.real, at.rows, rows.scratch)
+    given = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
+    assert target._fixed is not None
+    return modules.run(
+        target._fixed.compiled(modules.step),
+        given,
+        modules.masks.of(at.trees, rows.columns),
+        at.trees.positions,
+        CacheAdapter(rows, modules.places),
+        rows.width,
+        hidden_layers,
+    )
+
+
+def try_lines(target: CausalTarget) -> None:
+    """Give a target's modules a copy of the step for rows in a line, if it takes them.
+
+    A small forward shows it: of a tree beside a row, and of rows of a prompt that are wide enough for a
+    window of their own.
+    """
+    modules = target._modules
+    attention = line_attention(modules.step)
+    if attention is None or untouchable(modules.step):
+        return
+    copied = exchange(modules.step, lambda _: None, attention)
+    nodes = max(5, 4 * modules.row_step)
+    tree = Rows([node % 2 for node in range(nodes)], (-1, 0, 0, 1, 2, *range(4, nodes - 1)))
+    prompt = Rows([node % 2 for node in range(nodes + WINDOW)], unread=nodes)
+    for feeds in ([tree, Rows([1]), prompt], [tree, Rows([1])]):
+        modules.line, modules.mixes = None, prompt in feeds
+        cache = target.new_cache(slots=3, length=nodes + WINDOW)
+        rows = {cache.allocate(): own for own in feeds}
+        try:
+            beside = target.forward(cache, rows)
+            modules.line = copied
+            in_line = target.forward(cache, rows)
+        except Exception:  # some code of the family's own may not take keys of more sequences than rows
+            _log.debug("%s does not support rows in a line", family(target.model), exc_info=True)
+            modules.line = None
+            continue
+        expected, found = (torch.cat([o.logits_of(slot) for slot in rows]) for o in (beside, in_line))
+        if torch.equal(found, expected):
+            return
+        modules.line = None
+        if not target.bit_exact:
+            alone = [target.forward(cache, {slot: own}).logits_of(slot) for slot, own in rows.items()]
+            if agree(found, expected, torch.cat(alone)):
+                modules.line = copied
+                return
