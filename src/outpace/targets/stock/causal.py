@@ -108,7 +108,7 @@ class CausalTarget(TargetModel):
             model without such layers; "auto" frees what there is; see ``released``.
         stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
             engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
-            the bits of transformers' generate(); drafted rows have others (docs/exactness.md).
+            the bits of transformers' generate(); drafted rows have others (docs/concepts/exactness.md).
         check: run the self-test. "auto" does not repeat it where the user's cache has the answer for this
             model, these options and this machine (``record.py``); True always runs it. Disable it only for a
             model that has passed it.
