@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import importlib
-import importlib.util
 import io
 import json
 import re
@@ -17,24 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import reference
 import yaml
 from typer.main import get_command
 
 import exactness
-import reference
 from outpace.bench.methods import split_drafters
 from outpace.cli.app import app
 from outpace.core import PROMISES, OutpaceError
 from outpace.drafters import DRAFTERS, load_drafter
 from outpace.spec import load
 from outpace.verify import VERIFIERS, load_verifier
-from outpace_lab.train import Learning
 from outpace_lab.train.methods import LEARNED
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "outpace"
 LAB = ROOT / "lab" / "docs"
-HAS_LAB = importlib.util.find_spec("outpace_lab") is not None
 FILES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
@@ -58,12 +55,6 @@ def name_of(file: Path) -> str:
 
 
 DOCUMENTS = pytest.mark.parametrize("file", FILES, ids=name_of)
-
-
-def needs_the_lab(file: Path) -> None:
-    """Skip what is wrong on a page of outpace-lab where that is not installed."""
-    if file.is_relative_to(LAB) and not HAS_LAB:
-        pytest.skip("outpace-lab is not installed")
 
 
 @cache
@@ -136,13 +127,7 @@ def what_is_wrong(words: list[str]) -> str | None:
 @DOCUMENTS
 def test_commands_and_their_options_are_there(file: Path) -> None:
     for words in lines_of_commands(file.read_text("utf-8")):
-        try:
-            wrong = what_is_wrong(words)
-        except OutpaceError as error:
-            wrong = str(error)
-        if wrong:
-            needs_the_lab(file)
-        assert wrong is None, (words, wrong)
+        assert what_is_wrong(words) is None, (words, what_is_wrong(words))
 
 
 @DOCUMENTS
@@ -156,8 +141,6 @@ def test_options_named_in_the_text_are_there(file: Path) -> None:
     for piece in code(file.read_text("utf-8")):
         if not piece.startswith("```"):
             for name in re.findall(r"`(--[a-z0-9-]+)", piece):
-                if name not in ours | others:
-                    needs_the_lab(file)
                 assert name in ours | others, name
 
 
@@ -184,8 +167,6 @@ def test_files_and_scripts_named_in_code_are_there(file: Path) -> None:
         return
     for piece in code(file.read_text("utf-8")):
         for word in re.findall(r"[^\s`'\"()=]+", piece):
-            if word.startswith("lab/") and not (ROOT / "lab" / "src").exists():
-                continue  # a copy of the core alone
             if _PLACE.fullmatch(word):
                 assert (ROOT / word).exists(), word
 
@@ -286,8 +267,6 @@ def imported(block: str) -> Iterator[tuple[str, str]]:
 def test_names_that_code_imports_are_there(file: Path) -> None:
     for block in blocks(file, "python"):
         for module, name in imported(block.removeprefix("# examples/bigram_drafter.py\n")):
-            if module.startswith("outpace_lab"):
-                needs_the_lab(file)
             assert hasattr(importlib.import_module(module), name), (module, name)
 
 

@@ -7,10 +7,10 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from outpace.train import Learning
 
 from outpace.drafters import LEARNED
 from outpace.spec import load
-from outpace.train import Learning
 
 PAGES = Path(__file__).parents[3] / "lab" / "docs"
 
