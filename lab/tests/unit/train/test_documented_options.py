@@ -7,12 +7,12 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
-from outpace.train import Learning
 
-from outpace.drafters import LEARNED
 from outpace.spec import load
+from outpace_lab.train import Learning
+from outpace_lab.train.methods import LEARNED
 
-PAGES = Path(__file__).parents[3] / "lab" / "docs"
+PAGES = Path(__file__).parents[3] / "docs"
 
 
 @pytest.mark.parametrize("method", LEARNED)
