@@ -1,6 +1,6 @@
 """Retrieval-augmented answering: the answer repeats the documents that were retrieved, each a reference.
 
-docs/recipes.md explains it. Run it: python examples/answer_from_documents.py
+docs/guides/rag.md explains it. Run it: python examples/answer_from_documents.py
 """
 
 from __future__ import annotations

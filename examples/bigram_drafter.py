@@ -1,6 +1,6 @@
 """A custom drafter in one file, which guesses each token from the one before it.
 
-docs/add_a_drafter.md explains it line by line. Run it: python examples/bigram_drafter.py
+docs/guides/add-a-drafter.md explains it line by line. Run it: python examples/bigram_drafter.py
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Code editing with a predicted output: the old code is sent with the request as the prediction.
 
 The first lines of the answer contain the edit, since the embedded model does not follow instructions. With a
-larger model the prompt describes the change. docs/recipes.md explains it.
+larger model the prompt describes the change. docs/guides/generate.md explains it.
 
 Run it: python examples/edit_code.py
 """

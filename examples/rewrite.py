@@ -1,6 +1,6 @@
 """Error correction: the output is close to the input, so the input is drafted, also after each edit.
 
-docs/recipes.md explains it. Run it: python examples/rewrite.py
+docs/guides/generate.md explains it. Run it: python examples/rewrite.py
 """
 
 from __future__ import annotations

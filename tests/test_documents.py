@@ -1,19 +1,23 @@
-"""Commands, options, specs, links and code in the documents work."""
+"""Commands, options, specs, links, paths and code in the documents work, and generated pages are current."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 import io
+import json
 import re
 import shlex
+import textwrap
 import tokenize
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
+import reference
+import yaml
 from typer.main import get_command
 
 import exactness
@@ -23,21 +27,34 @@ from outpace.core import PROMISES, OutpaceError
 from outpace.drafters import DRAFTERS, load_drafter
 from outpace.spec import load
 from outpace.verify import VERIFIERS, load_verifier
-from outpace_lab.train import Learning
 from outpace_lab.train.methods import LEARNED
 
 ROOT = Path(__file__).parent.parent
-# The log names commands and options as they were then.
-LOG = ROOT / "docs" / "log.md"
+SOURCE = ROOT / "src" / "outpace"
+LAB = ROOT / "lab" / "docs"
 FILES = [
-    ROOT / "README.md",
-    ROOT / "CONTRIBUTING.md",
-    *(file for file in sorted((ROOT / "docs").glob("*.md")) if file != LOG),
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted(LAB.rglob("*.md")),
     *sorted((ROOT / "integrations").rglob("*.md")),
 ]
-LOGS = [LOG, *sorted((ROOT / "docs" / "log").glob("*.md"))]
-DOCUMENTS = pytest.mark.parametrize("file", FILES, ids=lambda file: file.name)
+# Pages whose Python runs, from the first block to the last; the others' is parsed.
+RUN = [
+    ROOT / "README.md",
+    ROOT / "docs" / "quickstart.md",
+    ROOT / "docs" / "guides" / "accelerate.md",
+    ROOT / "docs" / "guides" / "generate.md",
+]
+MOST_LINES = 12_000  # of what is to be read to change decoding
 _SPEC = re.compile(r"[\s\"'(+`]([a-z_]+:[a-z_]+=[^\s\"'`]+|[a-z]+:\([^\s\"'`]+)")
+_PLACE = re.compile(r"(src|tests|docs|tools|examples|benchmarks|integrations|lab|\.ci)/[\w./-]*")
+
+
+def name_of(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+DOCUMENTS = pytest.mark.parametrize("file", FILES, ids=name_of)
 
 
 @cache
@@ -117,6 +134,8 @@ def test_commands_and_their_options_are_there(file: Path) -> None:
 def test_options_named_in_the_text_are_there(file: Path) -> None:
     ours = {name for names in commands().values() for name in names}
     others = {"--check", "--numprocesses", "--no-build-isolation"}  # of ruff, pytest and pip
+    others |= {"--max-restarts"}  # of torchrun
+    others |= {"--only"}  # of a script that trains
     others |= {"--spec-type", "--no-cache-prompt"}  # of llama-server
     others |= {"--speculative-num-draft-tokens", "--enable-custom-logit-processor"}  # of SGLang
     for piece in code(file.read_text("utf-8")):
@@ -142,30 +161,47 @@ def test_specs_are_of_drafters_and_verifiers_as_they_are(file: Path) -> None:
                     load("method", methods, spec)
 
 
-@pytest.mark.parametrize("method", LEARNED)
-def test_options_of_training_are_listed_with_their_defaults(method: str) -> None:
-    text = (ROOT / "docs" / "training.md").read_text("utf-8")
-    rows = dict(re.findall(r"^\| `?([a-z_ ]+)`? \| (.*) \|$", text, re.MULTILINE))
-    cls = LEARNED[method].config_type
-    named = re.findall(r"`([a-z_]+)(?:=([^`]+))?`", rows[method])
-    if rows[method].count("and the size"):
-        own = {name for name, _ in named}
-        size = re.findall(r"`([a-z_]+)(?:=([^`]+))?`", rows["the size"])
-        named += [(name, value) for name, value in size if name not in own | {"rope_parameters"}]
-    assert {name for name, _ in named} == {field.name for field in fields(cls)}
-    given = dict(reversed([(name, value) for name, value in named if value]))  # the first is the default
-    assert load("method", {method: cls}, f"{method}:" + ",".join(map("=".join, given.items()))) == cls()
-    # Those without a value are chosen for the target.
-    assert all(not getattr(cls(), name) or name == "rope" for name, value in named if name not in given)
+@DOCUMENTS
+def test_files_and_scripts_named_in_code_are_there(file: Path) -> None:
+    if file.name == "CHANGELOG.md":
+        return
+    for piece in code(file.read_text("utf-8")):
+        for word in re.findall(r"[^\s`'\"()=]+", piece):
+            if _PLACE.fullmatch(word):
+                assert (ROOT / word).exists(), word
 
 
-def test_options_of_online_learning_are_listed_with_their_defaults() -> None:
-    text = (ROOT / "docs" / "online.md").read_text("utf-8")
-    (table,) = re.findall(r"^\| option \| meaning \|\n(?:\|.*\n)*", text, re.MULTILINE)
-    given = dict(re.findall(r"`([a-z_]+)=([^`]+)`", table))
-    assert set(given) == {field.name for field in fields(Learning)}
-    options = ",".join(map("=".join, given.items()))
-    assert load("way to learn", {"online": Learning}, f"online:{options}") == Learning()
+@DOCUMENTS
+def test_modules_named_in_code_are_there(file: Path) -> None:
+    if file.is_relative_to(ROOT / "docs"):
+        for name in re.findall(r"`(?!lab/)([a-z_]+/[\w/]+\.(?:py|c))`", file.read_text("utf-8")):
+            assert (SOURCE / name).exists() or (ROOT / name).exists(), name
+
+
+def read_to_change_decoding(text: str) -> list[str]:
+    """The files of the reading order, in its order."""
+    table = text[text.index("## What to read") :].partition("\n\nTo change")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    return [name for row in rows for name in re.findall(r"`([\w/]+\.py)`", row)]
+
+
+def test_the_reading_order_is_short() -> None:
+    named = read_to_change_decoding((ROOT / "docs" / "concepts" / "architecture.md").read_text("utf-8"))
+    lines = sum(len((SOURCE / name).read_text("utf-8").splitlines()) for name in named)
+    assert len(named) > 30 and len(named) == len(set(named))
+    assert lines <= MOST_LINES
+
+
+@pytest.mark.parametrize("page", sorted(reference.PAGES.glob("*.md")), ids=name_of)
+def test_generated_pages_are_current(page: Path) -> None:
+    text = page.read_text("utf-8")
+    assert reference.renewed(text) == text, "run: python tools/reference.py"
+
+
+def test_a_stale_page_is_seen() -> None:
+    page = (reference.PAGES / "methods.md").read_text("utf-8")
+    stale = page.replace("| name | what it does", "| name | what it did")
+    assert stale != page == reference.renewed(stale)
 
 
 def anchors(file: Path) -> list[str]:
@@ -183,24 +219,72 @@ def links(file: Path) -> Iterator[tuple[Path, str]]:
             yield (file.parent / path if path else file), anchor
 
 
-@pytest.mark.parametrize("file", [*FILES, *LOGS], ids=lambda file: str(file.relative_to(ROOT)))
+@DOCUMENTS
 def test_links_lead_to_files_and_headings(file: Path) -> None:
     for path, anchor in links(file):
         assert path.exists(), path
         assert not anchor or anchor in anchors(path), (path.name, anchor)
 
 
-def test_the_log_has_one_line_per_entry_newest_first() -> None:
-    listed = [(path.resolve(), anchor) for path, anchor in links(LOG) if re.match(r"\d{4}-", anchor)]
-    entries = [(log, anchor) for log in LOGS for anchor in anchors(log) if re.match(r"\d{4}-", anchor)]
-    assert sorted(listed) == sorted(entries)
-    dates = [anchor[:10] for _, anchor in listed]
-    assert dates == sorted(dates, reverse=True)
+@pytest.mark.parametrize("folder", [ROOT / "docs", LAB], ids=name_of)
+def test_every_page_is_reached_from_the_index(folder: Path) -> None:
+    reached, ahead = set[Path](), [folder / "index.md"]
+    while ahead:
+        page = ahead.pop().resolve()
+        if page not in reached and page.suffix == ".md" and page.is_relative_to(folder.resolve()):
+            reached.add(page)
+            ahead += [path for path, _ in links(page)]
+    assert {page.resolve() for page in folder.rglob("*.md")} == reached
+
+
+# -- code ------------------------------------------------------------------------------------------------
+
+
+def blocks(file: Path, language: str) -> list[str]:
+    """The blocks of code in a language."""
+    text = file.read_text("utf-8")
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+
+
+@DOCUMENTS
+def test_code_can_be_parsed(file: Path) -> None:
+    for block in blocks(file, "python"):
+        ast.parse(textwrap.dedent(block.removeprefix("# examples/bigram_drafter.py\n")))
+    for block in blocks(file, "json"):
+        json.loads(block)
+    for block in blocks(file, "yaml"):
+        yaml.safe_load(block)
+
+
+def imported(block: str) -> Iterator[tuple[str, str]]:
+    """Yield the modules of outpace and outpace-lab that code imports, and the names from them."""
+    for node in ast.walk(ast.parse(textwrap.dedent(block))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("outpace"):
+            yield from ((str(node.module), own.name) for own in node.names)
+
+
+@DOCUMENTS
+def test_names_that_code_imports_are_there(file: Path) -> None:
+    for block in blocks(file, "python"):
+        for module, name in imported(block.removeprefix("# examples/bigram_drafter.py\n")):
+            assert hasattr(importlib.import_module(module), name), (module, name)
+
+
+@pytest.mark.parametrize("file", RUN, ids=name_of)
+def test_the_code_of_a_page_runs(file: Path) -> None:
+    names: dict[str, Any] = {}
+    ran = 0
+    for block in blocks(file, "python"):
+        # A server's is run by tests/serve/test_clients.py.
+        if "OpenAI(" not in block and not block.startswith("# needs "):
+            exec(compile(block, name_of(file), "exec"), names)
+            ran += 1
+    assert ran
 
 
 # -- promises --------------------------------------------------------------------------------------------
 
-PAGE = ROOT / "docs" / "exactness.md"
+PAGE = ROOT / "docs" / "concepts" / "exactness.md"
 # A claim of equal tokens; the paragraph or docstring has to name the page that limits it.
 _CLAIM = re.compile(
     r"(without changing|not) (one|a single|any) (output )?token|no token( of the output)?( can)? changes?\b"
@@ -219,7 +303,7 @@ _STRICT = ("same bits", "same tokens")
 
 
 def beyond_the_page(text: str) -> list[str]:
-    """List the promises in a paragraph or a docstring that exceed docs/exactness.md."""
+    """List the promises in a paragraph or a docstring that exceed docs/concepts/exactness.md."""
     found = [] if "exactness.md" in text else [claim[0] for claim in _CLAIM.finditer(text)]
     for sentence in re.split(r"(?<=[.!?;])\s+", text):
         if _OF_STOCK.match(sentence) and not _LIMIT.search(sentence):
@@ -233,7 +317,7 @@ def paragraphs(text: str) -> list[str]:
     return re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.) )", text)
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file != PAGE], ids=lambda file: file.name)
+@pytest.mark.parametrize("file", [file for file in FILES if file != PAGE], ids=name_of)
 def test_no_document_promises_more_than_the_page(file: Path) -> None:
     assert not [one for part in paragraphs(file.read_text("utf-8")) for one in beyond_the_page(part)]
 
@@ -302,7 +386,7 @@ def test_a_broken_row_is_seen() -> None:
     "text",
     [
         "Make generate() faster. Greedy tokens are those of the stock generate().",
-        "See docs/exactness.md. The output equals transformers' own generate().",
+        "See docs/concepts/exactness.md. The output equals transformers' own generate().",
         "Drafts change not one token of the output.",
         "It is fast, without changing a single token",
         "The result is generate()'s text; it is what a model would write.",
@@ -324,17 +408,6 @@ def test_a_promise_beyond_the_page_is_seen(text: str) -> None:
 )
 def test_a_promise_within_the_page_is_allowed(text: str) -> None:
     assert not beyond_the_page(text)
-
-
-def test_the_code_of_the_readme_runs() -> None:
-    blocks = re.findall(
-        r"^```python\n(.*?)^```", (ROOT / "README.md").read_text("utf-8"), re.DOTALL | re.MULTILINE
-    )
-    assert blocks
-    names: dict[str, Any] = {}
-    for block in blocks:
-        if "OpenAI(" not in block:  # needs a server: tests/serve/test_clients.py runs it
-            exec(compile(block, "README.md", "exec"), names)
 
 
 @pytest.mark.parametrize(

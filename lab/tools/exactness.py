@@ -1,4 +1,4 @@
-"""Write the table of docs/exactness.md from runs; `make exactness` runs this.
+"""Write the table of docs/concepts/exactness.md from runs; `make exactness` runs this.
 
 Each model decodes prompts plainly and with drafts, alone and together, greedily and sampled, and the tokens
 are compared; plain decoding is also compared with transformers' own generate(). Two outputs are compared up
@@ -30,7 +30,7 @@ from outpace.targets import Target, TargetModel
 from outpace.targets.hardware import processor
 from outpace.testing.gguf import write_gguf
 
-PAGE = Path(__file__).parents[2] / "docs" / "exactness.md"
+PAGE = Path(__file__).parents[2] / "docs" / "concepts" / "exactness.md"
 BEGIN, END = "<!-- written by make exactness -->", "<!-- end -->"
 NANO, SMOLLM2 = "embedded model", "SmolLM2-135M-Instruct"
 DRAFTERS = ("suffix", "lookahead")

@@ -1,4 +1,4 @@
-"""Write the table in docs/llamacpp.md: SmolLM2 in llama.cpp's types, and their widths.
+"""Write the table in docs/measurements/gguf.md: SmolLM2 in llama.cpp's types, and their widths.
 
 Run after `make real`, in the environment of `make test-llamacpp`: python lab/tools/gguf_types.py [type ...]
 With types, their rows are printed and nothing is written.
@@ -24,7 +24,7 @@ from outpace.targets.hardware import processor
 from outpace.targets.llamacpp.library import LlamaModel, library
 from outpace.testing.gguf import FILE_TYPES, quantise, write_gguf
 
-PAGE = Path(__file__).parents[2] / "docs" / "llamacpp.md"
+PAGE = Path(__file__).parents[2] / "docs" / "measurements" / "gguf.md"
 BEGIN, END = "<!-- types -->", "<!-- end of types -->"
 _TURNS, _STEPS = 9, 8
 

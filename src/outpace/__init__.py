@@ -1,6 +1,6 @@
 """outpace makes autoregressive language models answer faster without changing one token.
 
-docs/exactness.md has what that means.
+docs/concepts/exactness.md has what that means.
 
 The names in `__all__` are the public API. They are resolved on first use, so `import outpace` loads
 neither torch nor transformers.

@@ -1,4 +1,7 @@
-"""A sequence being decoded: its tokens, when it ends, and its draws at each step."""
+"""A sequence being decoded: its tokens, when it ends, and its draws at each step.
+
+A sequence draws, so it is above the modules of drawing; types of plain data are in ``core``.
+"""
 
 from __future__ import annotations
 

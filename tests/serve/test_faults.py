@@ -1,4 +1,4 @@
-"""Promises under load and faults: one test per line of the table in docs/serving.md."""
+"""Promises under load and faults: one test per line of the table in docs/reference/server.md."""
 
 from __future__ import annotations
 

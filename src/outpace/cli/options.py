@@ -98,7 +98,7 @@ LlamaCpp = Annotated[
     model_option(
         "--llamacpp",
         metavar="OPTIONS",
-        help="With a .gguf file: options, as in threads=4,n_gpu_layers=-1,type_v=q8_0 (docs/llamacpp.md).",
+        help="With a .gguf file: options, as in threads=4,n_gpu_layers=-1,type_v=q8_0 (docs/guides/gguf.md).",
     ),
 ]
 MaxNewTokens = Annotated[int, sampling_option("--max-new-tokens", "-n", help="Maximum tokens to emit.")]

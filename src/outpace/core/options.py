@@ -52,7 +52,7 @@ class TargetOptions:
             model without such layers; "auto" frees what there is; see ``released``.
         stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
             engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
-            the bits of transformers' generate(); drafted rows have others (docs/exactness.md).
+            the bits of transformers' generate(); drafted rows have others (docs/concepts/exactness.md).
 
     Raises:
         OutpaceError: an unknown value; or options that do not go together.

@@ -48,12 +48,12 @@ def accelerate(
 ) -> Model:
     """Make ``model.generate(...)`` faster without changes to its callers, and return the model.
 
-    Greedy tokens are those of plain decoding here, ``accelerate(model, "none")``, as far as docs/exactness.md
-    promises. Those of the stock generate() may differ at near-ties, since plain steps round otherwise: in
-    float32 almost never, in half precision in about half of all texts; see ``stock``. With ``do_sample`` the
-    seed of each row is drawn from torch's default generator, so ``torch.manual_seed`` makes a call
-    repeatable, and the tokens are those of ``accelerate(model, "none")``: the stock distribution, but not the
-    stock tokens.
+    Greedy tokens are those of plain decoding here, ``accelerate(model, "none")``, as far as
+    docs/concepts/exactness.md promises. Those of the stock generate() may differ at near-ties, since plain
+    steps round otherwise: in float32 almost never, in half precision in about half of all texts; see
+    ``stock``. With ``do_sample`` the seed of each row is drawn from torch's default generator, so
+    ``torch.manual_seed`` makes a call repeatable, and the tokens are those of ``accelerate(model, "none")``:
+    the stock distribution, but not the stock tokens.
 
     Only this instance is changed: it gets an attribute ``generate``, which ``restore(model)`` deletes. A copy
     (copy.copy, copy.deepcopy, pickle) is a plain model. Accelerating a model again replaces the settings.
@@ -68,7 +68,7 @@ def accelerate(
       fills the context is refused;
     - calls that cannot be decoded are refused with the remedy: beams, assistants, DoLa, contrastive search,
       inputs_embeds, a filled cache, output_attentions, output_hidden_states, guidance_scale, synced_gpus,
-      Whisper's return_token_timestamps. docs/transformers.md lists every argument.
+      Whisper's return_token_timestamps. docs/reference/transformers.md lists every argument.
 
     generate() has no argument for references, so the drafter ``reference`` copies from the prompt, or from an
     encoder's input whose vocabulary is the decoder's.
@@ -90,7 +90,7 @@ def accelerate(
     Args:
         model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder.
         drafter: a drafter or its spec string; "none" decodes plainly. By default "lookahead", and
-            "lookahead:window=0" for a model that takes chains only (BLOOM, MPT; docs/models.md).
+            "lookahead:window=0" for a model that takes chains only (BLOOM, MPT; docs/reference/models.md).
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
             "spectr", "block" or "traversal" (their distribution), or a lossy one.
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing if
@@ -104,7 +104,7 @@ def accelerate(
             precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8": the tokens are
             those of ``accelerate(model, "none", quantise="int8")``, not the stock generate()'s. stock=True:
             with drafter "none" a prompt alone has the tokens of the stock generate(), as in
-            docs/exactness.md; with drafts near-ties may differ in half precision. Slower.
+            docs/concepts/exactness.md; with drafts near-ties may differ in half precision. Slower.
 
     Warns:
         UserWarning: the verifier is lossy, or drafts may change tokens of this model.

@@ -1,5 +1,6 @@
-"""Lists of the arguments of transformers' ``generate()`` by what becomes of them, as in docs/transformers.md.
+"""Lists of the arguments of transformers' ``generate()`` by what becomes of them.
 
+docs/reference/transformers.md shows these lists.
 Arguments of the model's forward (``attention_mask``, images, a cache) are in ``checks.py``.
 """
 

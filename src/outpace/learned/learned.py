@@ -58,7 +58,8 @@ class Learned(nn.Module, ABC):
     """The trained part of a drafter.
 
     Embeddings and head that it shares with the target are not saved; once the module is bound, it uses
-    ``target.embed`` and ``target.head``.
+    ``target.embed`` and ``target.head``. Hidden states are passed to it, each row once: if drafters selected
+    them from the rows of a step, each would repeat the walk along its path.
 
     Class attributes:
         method: the drafter's name.

@@ -24,7 +24,7 @@ __all__ = [
 
 
 def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as the class it picks
-    """A target for a model.
+    """A target for a model: a function, because its class depends on the model.
 
     Args:
         model: a transformers model, decoder-only (with images or without) or encoder-decoder; the path of a

@@ -322,7 +322,7 @@ class TargetModel(ABC):
 
     @property
     def promise(self) -> Promise:
-        """The tokens of ``match`` beside those of plain decoding with this target; see docs/exactness.md.
+        """The tokens of ``match`` beside plain decoding with this target; see docs/concepts/exactness.md.
 
         "same bits": of every logit. "same tokens": sums differ in float64's last bits. "same tokens but for
         near-ties": sums differ in float32's last bits. "not exact": they differ in those of a smaller type,

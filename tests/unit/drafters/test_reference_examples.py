@@ -1,4 +1,4 @@
-"""The examples of docs/recipes.md run, and print what they should."""
+"""The examples of docs/guides/generate.md run, and print what they should."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ from unit.hf.test_streaming import Tape
 from unit.hf.tiny import BOS, EOS, NEVER, PAD, make
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 
-DOCS = Path(__file__).parents[3] / "docs" / "transformers.md"
+DOCS = Path(__file__).parents[3] / "docs" / "reference" / "transformers.md"
 NEW = 14
 DRAWS = {"do_sample": True, "top_k": 0}
 E, N, OH = map(ord, "eno")

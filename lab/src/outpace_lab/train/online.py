@@ -3,7 +3,7 @@
 Liu et al. 2023 (OSD, arXiv 2310.07177). Where a draft fails, the target's logits are available already. They
 go into a buffer, from which a copy of the drafter's weights learns from time to time. The copy replaces the
 drafter's weights only if it would have had at least as many tokens accepted, on text that it has not learnt
-from. The drafter only proposes, so no token of the output changes (docs/exactness.md).
+from. The drafter only proposes, so no token of the output changes (docs/concepts/exactness.md).
 
 Differences from the paper: new weights are measured before they are used, and dropped if they are worse;
 heads and other trained drafters learn as draft models do. A draft model keeps keys and values computed with

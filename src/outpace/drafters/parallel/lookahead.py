@@ -8,7 +8,8 @@ of each column (a parallel Jacobi iteration); a column and that token are an n-g
 added to a pool. Pooled n-grams that begin with the root are guesses, verified in the same forward.
 
 Differences from the paper's implementation: window and guesses are merged in one trie, so correct window
-cells are accepted too, and common prefixes are computed once.
+cells are accepted too, and common prefixes are computed once. The window moves by one place per step, as
+published; moving it with the text keeps each cell at its place, but restarts a column for each further token.
 """
 
 from __future__ import annotations

@@ -1,0 +1,241 @@
+"""Write the generated parts of docs/reference: methods, options, models, API and command line.
+
+    python tools/reference.py
+
+A part is between the lines `<!-- NAME: written by tools/reference.py -->` and `<!-- end -->`. What is written
+comes from the classes, their docstrings, the command line's options and the families that tests cover.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+
+import outpace
+from outpace.cli import drafters as listing
+from outpace.cli.app import app
+from outpace.core import SamplingParams, Speculation
+from outpace.targets.stock.causal import CausalTarget
+from outpace.verify import VERIFIERS
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "docs" / "reference"
+_PART = re.compile(r"(<!-- ([a-z ]+): written by tools/reference\.py -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def cell(text: object) -> str:
+    """A text as a cell of a table, in the marks of Markdown."""
+    flat = " ".join(str(text).split()).replace("``", "`")
+    return flat.replace("|", "\\|")
+
+
+def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
+    head = list(head)
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(map(cell, line)).rstrip() + " |" for line in lines)
+
+
+def entries() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+    """Outpace's own drafters and verifiers: name, summary, paper and options of each."""
+    drafters = [found for found in listing.catalogue() if found["package"] == "outpace"]
+    return drafters, [listing._entry(name, "outpace", cls) for name, cls in VERIFIERS.items()]
+
+
+def methods(found: list[dict[str, Any]]) -> str:
+    rows = ([f"`{own['name']}`", own["summary"], own["paper"]] for own in found)
+    return table(("name", "what it does", "paper"), rows)
+
+
+def options(found: list[dict[str, Any]]) -> str:
+    """A table of each method that has options."""
+    parts = []
+    for own in found:
+        if own["options"]:
+            rows = ((_spelled(one), one["description"]) for one in own["options"])
+            parts.append(f"**`{own['name']}`**\n\n" + table(("option", "meaning"), rows))
+    return "\n\n".join(parts)
+
+
+def _spelled(option: dict[str, Any]) -> str:
+    return f"`{option['name']}" + ("`" if option["required"] else f"={listing._shown(option['default'])}`")
+
+
+def fields(cls: type[Any]) -> str:
+    """The fields of a dataclass, with their defaults and the descriptions of its docstring."""
+    about = listing._attributes(inspect.getdoc(cls) or "")
+    rows = ((f"`{own.name}={own.default!r}`", about.get(own.name, "")) for own in dataclasses.fields(cls))
+    return table(("option", "meaning"), rows)
+
+
+def arguments(cls: type[Any]) -> str:
+    """The arguments of a class, with their defaults and the descriptions of its docstring."""
+    doc = (inspect.getdoc(cls) or "").replace("Args:", "Attributes:")
+    about = listing._attributes(doc)
+    given = inspect.signature(cls).parameters.values()
+    rows = (
+        (f"`{own.name}={own.default!r}`", about.get(own.name, ""))
+        for own in given
+        if own.default is not own.empty
+    )
+    return table(("option", "meaning"), rows)
+
+
+def families() -> str:
+    """The families that tests cover, by what they are."""
+    sys.path.insert(0, str(ROOT / "tests"))
+    from zoo.families import CHAINS, FAMILIES
+    from zoo.image_families import IMAGE_FAMILIES
+    from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES
+
+    kinds: dict[str, Iterable[str]] = {
+        "decoder-only, trees": FAMILIES,
+        "decoder-only, [chains](#chains-instead-of-trees)": CHAINS,
+        "with images, trees": IMAGE_FAMILIES,
+        "encoder-decoder, trees": [*SEQ2SEQ_FAMILIES, *COUNTING_FAMILIES],
+        "encoder-decoder, chains": CHAIN_FAMILIES,
+    }
+    return table(("kind", "families"), ((kind, ", ".join(names)) for kind, names in kinds.items()))
+
+
+def api() -> str:
+    """Each public name with its signature and its docstring."""
+    parts = []
+    for name in sorted(outpace.__all__, key=str.lower):
+        value = getattr(outpace, name)
+        if inspect.ismodule(value) or not callable(value):
+            continue
+        parts.append(_described(f"## {name}", name, value))
+        if inspect.isclass(value) and not issubclass(value, Exception):
+            for own, method in vars(value).items():
+                if inspect.isfunction(method) and not own.startswith("_") and method.__doc__:
+                    parts.append(_described("", f"{name}.{own}", method))
+    return "\n\n".join(parts)
+
+
+def _described(title: str, name: str, value: Any) -> str:
+    if inspect.isclass(value) and issubclass(value, Exception):
+        head = [title]
+    else:
+        head = (
+            [title, f"```text\n{name}{_signature(value)}\n```"] if title else [f"### {name}{_brief(value)}"]
+        )
+    return "\n\n".join([*head, as_markdown(inspect.getdoc(value) or "")])
+
+
+def _signature(value: Any) -> str:
+    """A signature, with an argument per line if it is long."""
+    given = [_argument(own) for own in inspect.signature(value).parameters.values() if own.name != "self"]
+    short = "(" + ", ".join(given) + ")"
+    return short if len(short) < 80 else "(\n" + "".join(f"    {own},\n" for own in given) + ")"
+
+
+def _argument(own: inspect.Parameter) -> str:
+    name = {own.VAR_POSITIONAL: "*", own.VAR_KEYWORD: "**"}.get(own.kind, "") + own.name
+    kind = own.annotation if isinstance(own.annotation, str) else getattr(own.annotation, "__name__", "")
+    if own.default is own.empty:
+        return f"{name}: {kind}"
+    simple = isinstance(own.default, (str, int, float, tuple)) or own.default is None
+    return f"{name}: {kind} = {own.default!r}" if simple else f"{name}: {kind} = ..."
+
+
+def _brief(value: Any) -> str:
+    """The names of a method's arguments."""
+    return "(" + ", ".join(name for name in inspect.signature(value).parameters if name != "self") + ")"
+
+
+def as_markdown(doc: str) -> str:
+    """A docstring with its sections as lists."""
+    found: list[str] = []
+    listed = False
+    for line in doc.replace("``", "`").splitlines():
+        if section := re.fullmatch(r"(Args|Attributes|Raises|Returns|Warns|Yields):", line):
+            listed = True
+            found += [f"{section[1]}:", ""]
+        elif listed and (item := re.match(r"    ([\w, ]+): (.*)", line)):
+            found.append(f"- `{item[1]}`: {item[2]}")
+        elif listed and line.startswith("     "):
+            found.append(f"  {line.strip()}")
+        else:
+            listed = listed and (not line or line.startswith(" "))
+            found.append(line.strip() if listed else line)
+    return "\n".join(found)
+
+
+def commands() -> str:
+    """Each command with its options."""
+    return "\n\n".join(_commands(get_command(app), ("outpace",)))
+
+
+def _commands(command: Any, path: tuple[str, ...]) -> Iterator[str]:
+    shown = [own for own in command.params if not getattr(own, "hidden", False) and own.name != "help"]
+    about = _plain(inspect.cleandoc(command.help or ""))
+    if shown or not getattr(command, "commands", None):
+        head = f"## {' '.join(path)}\n\n{about}"
+        rows = ((_names(own), _plain(getattr(own, "help", None) or ""), _default(own)) for own in shown)
+        yield head + ("\n\n" + table(("option", "meaning", "default"), rows) if shown else "")
+    for name, below in sorted(getattr(command, "commands", {}).items()):
+        home = getattr(below.callback, "__module__", "outpace")
+        if home.partition(".")[0] == "outpace":  # other packages have pages of their own
+            yield from _commands(below, (*path, name))
+
+
+def _plain(text: str) -> str:
+    """A help text without rich's marks."""
+    return re.sub(r"\[/?(bold|dim|italic|cyan|green)\]", "`", text).replace("``", "`")
+
+
+def _names(option: Any) -> str:
+    if option.param_type_name == "argument":
+        return f"`{(option.metavar or option.name).upper()}`"
+    return ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
+
+
+def _default(option: Any) -> str:
+    if isinstance(option.show_default, str):
+        return option.show_default
+    value = option.default
+    if value in (None, (), [], "", False) or callable(value):
+        return ""
+    return "on" if value is True else f"`{value}`"
+
+
+def parts() -> dict[str, Callable[[], str]]:
+    """The generated parts by name."""
+    drafters, verifiers = entries()
+    return {
+        "drafters": lambda: methods(drafters),
+        "verifiers": lambda: methods(verifiers),
+        "options of drafters": lambda: options(drafters),
+        "options of verifiers": lambda: options(verifiers),
+        "options of sampling": lambda: fields(SamplingParams),
+        "options of speculation": lambda: fields(Speculation),
+        "options of a target": lambda: arguments(CausalTarget),
+        "families": families,
+        "api": api,
+        "commands": commands,
+    }
+
+
+def renewed(text: str) -> str:
+    """A page with its generated parts as they are now."""
+    made = parts()
+    return _PART.sub(lambda part: f"{part[1]}{made[part[2]]()}\n{part[3]}", text)
+
+
+def main() -> None:
+    for page in sorted(PAGES.glob("*.md")):
+        text = page.read_text("utf-8")
+        if (now := renewed(text)) != text:
+            page.write_text(now, "utf-8")
+            print(page.relative_to(ROOT))
+
+
+if __name__ == "__main__":
+    main()
