@@ -13,7 +13,6 @@ import outpace
 PUBLIC = {
     "AsyncEngine",
     "ContextOverflow",
-    "Drift",
     "Engine",
     "Generation",
     "OutpaceError",
@@ -29,7 +28,6 @@ PUBLIC = {
     "drafters",
     "load",
     "load_drafter",
-    "measure_drift",
     "nano_draft_path",
     "nano_drafter_path",
     "nano_path",
