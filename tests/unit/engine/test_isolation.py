@@ -139,7 +139,7 @@ def test_tokens_that_cannot_be_chosen_for_all_are_chosen_node_by_node(
     def fail(*_: Any) -> Any:
         raise Broken("the pass for all")
 
-    monkeypatch.setattr("outpace.engine.engine.own_tokens", fail)
+    monkeypatch.setattr("outpace.engine.step.own_tokens", fail)
     found = Engine(ToyTarget(), "prompt_lookup").generate(PROMPTS, params)
     assert [one.tokens for one in found] == plain(params)
     assert "the pass for all" in caplog.text
