@@ -27,7 +27,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_drafters_lists_every_method_with_its_options(run: Any) -> None:
-    found = {entry["name"]: entry for entry in json.loads(run("drafters", "--json").stdout)}
+    told = json.loads(run("drafters", "--json").stdout)
+    found = {entry["name"]: entry for entry in told if entry["package"] == "outpace"}
     assert set(found) == set(DRAFTERS)
     lookahead = found["lookahead"]
     assert "2402.02057" in lookahead["paper"] and lookahead["summary"]
@@ -46,7 +47,8 @@ def test_drafters_lists_every_method_with_its_options(run: Any) -> None:
 def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """An installed package with a drafter, a broken one, and one that has a name of outpace's own."""
     (tmp_path / "guesses.py").write_text(
-        "from dataclasses import dataclass\nfrom outpace.drafters import PromptLookup\n\n\n"
+        "from dataclasses import dataclass\n"
+        "from outpace.drafters.copying.prompt_lookup import PromptLookup\n\n\n"
         "@dataclass(frozen=True)\nclass Guess(PromptLookup):\n"
         '    """Guesses well.\n\n    Attributes:\n        window: tokens it looks at.\n    """\n\n'
         "    window: int = 2\n    paper = 'Guess et al.'\n",
