@@ -13,24 +13,23 @@ LAB, CORE = (Path(str(package.__file__)).parent for package in (outpace_lab, out
 
 # Outpace's interface for the laboratory: a change of one of these changes both distributions.
 INTERFACE = {
-    "outpace._version", "outpace.cache", "outpace.core", "outpace.embedded", "outpace.files", "outpace.loading",
-    "outpace.loading.loaded", "outpace.loading.placement", "outpace.loading.weights", "outpace.plugins",
-    "outpace.sequence", "outpace.spec", "outpace.tree",
-    "outpace.drafters", "outpace.drafters.base", "outpace.drafters.models.draft_model",
-    "outpace.drafters.support.draws", "outpace.drafters.support.growth", "outpace.drafters.support.layer_cache",
+    "outpace._version", "outpace.cache", "outpace.core", "outpace.embedded", "outpace.files",
+    "outpace.loading", "outpace.loading.loaded", "outpace.loading.placement", "outpace.loading.weights",
+    "outpace.plugins", "outpace.sequence", "outpace.spec", "outpace.tree", "outpace.drafters",
+    "outpace.drafters.base", "outpace.drafters.models.draft_model", "outpace.drafters.support.draws",
+    "outpace.drafters.support.growth", "outpace.drafters.support.layer_cache",
     "outpace.drafters.support.pieces", "outpace.drafters.support.runner", "outpace.drafters.support.shapes",
-    "outpace.drafters.support.vocabulary",
-    "outpace.draws.logits", "outpace.draws.sampling",
+    "outpace.drafters.support.vocabulary", "outpace.draws.logits", "outpace.draws.sampling",
     "outpace.engine.engine", "outpace.engine.parts", "outpace.engine.profile", "outpace.engine.request",
     "outpace.targets", "outpace.targets.around", "outpace.targets.base", "outpace.targets.combined.split",
     "outpace.targets.stock.causal", "outpace.targets.stock.seq2seq", "outpace.targets.ties",
-    "outpace.targets.weights.adapters", "outpace.targets.weights.pretrained",
-    "outpace.verify.base", "outpace.verify.match", "outpace.verify.rejection",
+    "outpace.targets.weights.adapters", "outpace.targets.weights.pretrained", "outpace.verify.base",
+    "outpace.verify.match", "outpace.verify.rejection",
     # Modules that draft, from which those that learn derive.
-    "outpace.drafters.blocks.blocks", "outpace.drafters.blocks.dflash", "outpace.drafters.eagle.eagle_module",
-    "outpace.drafters.heads.heads", "outpace.drafters.heads.hydra", "outpace.drafters.heads.medusa",
-    "outpace.learned.folder", "outpace.learned.layers", "outpace.learned.learned", "outpace.learned.published",
-    "outpace.learned.vocabulary",
+    "outpace.drafters.blocks.blocks", "outpace.drafters.blocks.dflash",
+    "outpace.drafters.eagle.eagle_module", "outpace.drafters.heads.heads", "outpace.drafters.heads.hydra",
+    "outpace.drafters.heads.medusa", "outpace.learned.folder", "outpace.learned.layers",
+    "outpace.learned.learned", "outpace.learned.published", "outpace.learned.vocabulary",
 }  # fmt: skip
 # Benchmarks and commands are extended as a whole.
 EXTENDED = {"outpace.bench", "outpace.cli"}
