@@ -45,8 +45,6 @@ from outpace.targets import Target, TargetModel
 from outpace.targets.llamacpp.header import check_layers
 from outpace.targets.weights.checkpoint import read_config
 from outpace.targets.weights.pretrained import load_model
-from outpace_lab.drafters.blockwise import BlockwiseHeads
-from outpace_lab.drafters.layers.exit_adapter import Adapter
 
 pytestmark = linux
 
@@ -276,9 +274,7 @@ DRAFTERS: dict[type[Any], Any] = {
     EagleModule: EagleConfig(draft_vocabulary=40),
     MedusaHeads: MedusaConfig(draft_vocabulary=40),
     HydraHeads: HydraConfig(own_residual=True),
-    BlockwiseHeads: BlockwiseHeads.config_type(draft_vocabulary=40),
     DFlashModule: DFlashConfig(draft_vocabulary=40),
-    Adapter: Adapter.config_type(draft_vocabulary=40),
 }
 
 
@@ -307,7 +303,7 @@ def test_weights_that_are_not_floats_are_refused(kind: type[Any], drafters: Path
         kind.load(folder, target())
 
 
-@pytest.mark.parametrize("kind", [EagleModule, MedusaHeads, BlockwiseHeads, DFlashModule, Adapter])
+@pytest.mark.parametrize("kind", [EagleModule, MedusaHeads, DFlashModule])
 @pytest.mark.parametrize("value", [HUGE, -5])
 def test_drafted_ids_beyond_the_vocabulary_are_refused(
     kind: type[Any], value: int, drafters: Path, tmp_path: Path
@@ -327,7 +323,6 @@ COUNTS = [
     (DFlashModule, "intermediate_size", HUGE, r"should have \[1000000000, 32\]"),
     (DFlashModule, "tokens", 1.5, "tokens is 1.5"),
     (EagleModule, "steps", None, "steps is None"),
-    (Adapter, "layers", 1.5, "layers is 1.5"),
 ]
 
 

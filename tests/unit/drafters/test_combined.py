@@ -27,7 +27,6 @@ from outpace.sequence import Sequence, Step
 from outpace.targets.base import Rows, TargetModel
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to, select
-from outpace_lab.targets.contrastive import ContrastiveTarget
 
 PROMPTS = [[5], [3, 9, 2, 7, 3, 9], [6, 1, 6, 1, 6]]
 GREEDY = SamplingParams(max_new_tokens=40)
@@ -453,8 +452,6 @@ def test_rows_cost_less_where_the_weights_take_longer_to_read() -> None:
         target.device = torch.device(device)
         costs.append(drafter.prepare(target).row_cost)
     assert costs == [0.06, 0.01]
-    amateur = ToyTarget()
-    assert drafter.prepare(ContrastiveTarget(target, amateur)).row_cost == 0.01
     assert Combined((Jacobi(),), row_cost=0.3).prepare(ToyTarget()).row_cost == 0.3
 
 

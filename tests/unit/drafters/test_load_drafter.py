@@ -8,7 +8,6 @@ from typing import Any, ClassVar, Literal
 
 import pytest
 
-from outpace import drafters
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, load_drafter
 from outpace.drafters.models.draft_model import DraftModel
@@ -46,7 +45,6 @@ def options(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_every_drafter_loads_by_name_and_is_public(name: str) -> None:
     drafter = load_drafter(WITH_WHAT_IT_NEEDS.get(name, name))
     assert type(drafter) is DRAFTERS[name]
-    assert type(drafter).__name__ in drafters.__all__
     assert type(drafter).__module__.startswith("outpace.drafters.")
     assert drafter.paper
     assert dataclasses.replace(drafter) == drafter
@@ -66,8 +64,8 @@ def test_options_take_the_type_of_their_field() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("jacoby", "no drafter 'jacoby'. Did you mean 'jacobi'.*There are: none, .*jacobi, .*lookahead"),
-        ("xyz", "no drafter 'xyz'. There are: none"),
+        ("jacoby", "no drafter 'jacoby'. Did you mean 'jacobi'.*There are: .*jacobi, .*lookahead"),
+        ("xyz", "no drafter 'xyz'. There are: .*suffix"),
         ("jacobi:blocks=2", "no option 'blocks'; it has: num_speculative_tokens, refill, seed"),
         ("none:num_speculative_tokens=2", "no option 'num_speculative_tokens'; it has: none"),
         ("jacobi:num_speculative_tokens", "needs a value, as in num_speculative_tokens=8"),

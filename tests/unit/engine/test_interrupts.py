@@ -20,14 +20,12 @@ import torch
 from interrupts import Interrupted, Line, interrupt, lines, spread, tracer
 from models import tiny_llama
 from outpace.core import SamplingParams
-from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
 from outpace.targets import Target
 from outpace.testing import ToyTarget
-from outpace_lab.drafters.cascade import Cascade
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
 
 PROMPTS = [[5], [6, 1, 6, 1, 6, 1, 6], [*range(1, 8), *range(1, 8), *range(1, 4)]]
@@ -72,8 +70,6 @@ ENGINES: dict[str, Callable[[], Engine]] = {
     "suffix": lambda: toy("suffix"),
     "combined": lambda: toy("combined:(token_recycling:max_nodes=16)+(prompt_lookup),max_nodes=12"),
     "draft_model": lambda: toy(DraftModel(ToyTarget(surprise=0.7), 3)),
-    "cascade": lambda: toy(Cascade(DraftModel(ToyTarget(surprise=0.7), 3), PromptLookup())),
-    "self_speculative": lambda: toy("self_speculative:skip=1,num_speculative_tokens=3", adaptive=False),
     "rejection": lambda: toy(DraftModel(ToyTarget(surprise=0.7), 3), verifier="rejection"),
 }
 MANY = 120  # one line in this number
@@ -123,7 +119,11 @@ def check(engine: Engine, name: str, where: str) -> None:
 @pytest.mark.parametrize("every", [MANY, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ENGINES)
 def test_an_interrupt_at_any_line(name: str, every: int) -> None:
-    engine, offset = ENGINES[name](), list(ENGINES).index(name)
+    check_every_line(ENGINES[name](), name, every, list(ENGINES).index(name))
+
+
+def check_every_line(engine: Engine, name: str, every: int, offset: int = 0) -> None:
+    """Interrupt an engine at one line in ``every``, and check it after each."""
     found = lines(lambda: decode(engine))
     reached = 0
     for line, time in spread(found, every, offset):
@@ -267,8 +267,13 @@ def test_an_interrupt_at_any_line_of_a_task_that_awaits_an_async_engine(every: i
 
 
 @pytest.mark.parametrize("every", [2 * MANY, pytest.param(1, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["llama", "static", "bart", "early_exit"])
+@pytest.mark.parametrize("kind", ["llama", "static", "bart"])
 def test_an_interrupt_at_any_line_of_a_models_step(kind: str, every: int) -> None:
+    check_models_step(kind, every, "lookahead:window=2,ngram=3")
+
+
+def check_models_step(kind: str, every: int, drafter: str) -> None:
+    """Interrupt a decoding of a kind of model at one line in ``every``, and check the next."""
     sources: Any = None
     prompts = [[7, 8, 7, 8, 7], [9, 4, 3]]
     if kind == "bart":
@@ -276,7 +281,6 @@ def test_an_interrupt_at_any_line_of_a_models_step(kind: str, every: int) -> Non
         target, sources, prompts = Target(family.build()), family.sources((5, 9)), [[START], [START]]
     else:
         target = Target(tiny_llama(), **({"static": True} if kind == "static" else {}))
-    drafter = "early_exit:layers=1,min_confidence=0" if kind == "early_exit" else "lookahead:window=2,ngram=3"
     engine = Engine(target, drafter, adaptive=False, slots=2)
     params = SamplingParams(max_new_tokens=6, ignore_eos=True)
 

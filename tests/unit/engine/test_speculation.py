@@ -10,14 +10,12 @@ from typing import Any
 import pytest
 
 from outpace.core import OutpaceError, SamplingParams, Speculation
-from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets.base import Output
 from outpace.testing import ToyTarget
-from outpace_lab.drafters.layers.early_exit import EarlyExit
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 8), *range(1, 8), *range(1, 4)]]
 PARAMS = [
@@ -121,8 +119,6 @@ def test_what_is_wrong_is_refused() -> None:
         Speculation(num_speculative_tokens=-1)
     with pytest.raises(OutpaceError, match="names a drafter"):
         SamplingParams(speculation=3)  # type: ignore[arg-type]
-    with pytest.raises(OutpaceError, match="replaces the target"):
-        Engine(ToyTarget(), PromptLookup(), drafters={"early": EarlyExit(layers=1)})
     with pytest.raises(OutpaceError, match="other than 'off'"):
         Engine(ToyTarget(), drafters={"off": "jacobi"})
     with pytest.raises(OutpaceError, match="verifies chains"):

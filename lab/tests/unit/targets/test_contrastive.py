@@ -15,6 +15,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
+import taught
 from lossless.datastore import with_datastore
 from lossless.test_matrix import SPECS
 from lossless.trained import with_trained
@@ -38,7 +39,12 @@ SAMPLED = SamplingParams(max_new_tokens=30, temperature=0.8, seed=4)
 TOY: list[Drafter[Any]] = [DraftModel(AMATEUR), load_drafter("lookahead:window=3,ngram=3,guesses=3")]
 
 # They draft with the target itself.
-OF_ONE_MODEL = {"self_speculative", "early_exit", "parallel_tokens", "windowed"}
+OF_ONE_MODEL = ["self_speculative:skip=1", "early_exit", "parallel_tokens", "windowed"]
+OTHERS = {
+    "blockwise": "blockwise:path={trained}",
+    "cascade": "cascade:draft=(draft_model:num_speculative_tokens=4),inner=(prompt_lookup)",
+    "spec_drafter": "spec_drafter:path={trained}",
+}
 
 
 def row_after(model: TargetModel, text: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
@@ -123,18 +129,22 @@ def plain(pair: ContrastiveTarget, prompts: list[list[int]], params: SamplingPar
         pytest.param(SamplingParams(20, 0.9, seed=1), marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("name", [*SPECS, *OTHERS])
 def test_embedded_pair_says_the_same_with_every_drafter(
     embedded: tuple[ContrastiveTarget, list[list[int]]], name: str, params: SamplingParams
 ) -> None:
     pair, prompts = embedded
-    spec = with_trained(with_datastore(SPECS[name]))
-    if name.partition(",")[0] in OF_ONE_MODEL:
-        with pytest.raises(UnsupportedModel, match="a ContrastiveTarget"):
-            Engine(pair, spec)
-        return
+    spec = with_trained(with_datastore(SPECS[name])) if name in SPECS else taught.with_trained(OTHERS[name])
     found = Engine(pair, spec, adaptive=False).generate(prompts, params)
     assert [g.tokens for g in found] == plain(pair, prompts, params)
+
+
+@pytest.mark.parametrize("spec", OF_ONE_MODEL)
+def test_drafting_with_the_target_itself_is_refused(
+    embedded: tuple[ContrastiveTarget, list[list[int]]], spec: str
+) -> None:
+    with pytest.raises(UnsupportedModel, match="a ContrastiveTarget"):
+        Engine(embedded[0], spec)
 
 
 def test_the_amateur_that_drafts_saves_steps(embedded: tuple[ContrastiveTarget, list[list[int]]]) -> None:
@@ -142,6 +152,13 @@ def test_the_amateur_that_drafts_saves_steps(embedded: tuple[ContrastiveTarget, 
     params = SamplingParams(max_new_tokens=20)
     for generation in Engine(pair, DraftModel(pair.amateur), adaptive=False).generate(prompts, params):
         assert generation.stats.steps < generation.stats.tokens
+
+
+def test_rows_cost_what_they_cost_on_the_experts_device() -> None:
+    expert = ToyTarget()
+    expert.device = torch.device("meta")
+    pair = ContrastiveTarget(expert, ToyTarget())
+    assert load_drafter("combined:(jacobi)+(lookahead)").prepare(pair).row_cost == 0.01
 
 
 class Counting(ToyTarget):
