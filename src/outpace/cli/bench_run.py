@@ -239,6 +239,7 @@ def _measure_all(chosen: Plan, model: Loaded) -> Record:
             "dtype": model.dtype,
             "device": model.device,
             "promise": model.target.promise,
+            "step": model.target.plan.name,
             "bits": model.target.inexact or "bit-exact",
             **({"quantised": model.target.quantised} if model.target.quantised else {}),
         },

@@ -12,9 +12,9 @@ from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import check_online, engine_of, learning
-from outpace.cli.parts import Source, profiled, sampling
+from outpace.cli.parts import Source, profiled, sampling, steps
 from outpace.cli.running import exactness_note, rate, run_one
-from outpace.core import Generation, OutpaceError, SamplingParams, TargetOptions
+from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.reading import token_ids
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    options = TargetOptions(quantise=quantise, release=False if online else "auto", stock=stock)
+    options = steps(quantise, stock, online)
     source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp, options=options)
     loaded, spec = profiled(source, drafter, profile, verifier)
     with learning(loaded, spec, online, online_options, online_out) as learner:

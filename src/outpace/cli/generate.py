@@ -18,7 +18,7 @@ from outpace.cli.comparing import compare_all
 from outpace.cli.encoder_decoder import check_audio, spoken, with_own_rules
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.online import check_online, engine_of, learning
-from outpace.cli.parts import Source, labelled, profiled, sampling
+from outpace.cli.parts import Source, labelled, profiled, sampling, steps
 from outpace.cli.place import note_traffic, place_of
 from outpace.cli.progress import bar
 from outpace.cli.running import (
@@ -33,7 +33,7 @@ from outpace.cli.running import (
     stats_line,
 )
 from outpace.cli.writer import Writer
-from outpace.core import Generation, OutpaceError, SamplingParams, TargetOptions
+from outpace.core import Generation, OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -154,10 +154,11 @@ def generate(
     found = [] if audio else prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(audio or found))
     read: Encoders = "audio" if audio else True
-    step = TargetOptions(quantise=quantise, release=False if online else "auto", stock=stock)
-    how = model, place, dtype, trust_remote_code, None, llamacpp, read, step
+    source = Source(
+        model, place, dtype, trust_remote_code, None, llamacpp, read, steps(quantise, stock, online)
+    )
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(Source(*how), drafter, profile, verifier, copied, (together,))
+        loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)
         with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)

@@ -19,9 +19,9 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.online import check_online, learning, read_topics
-from outpace.cli.parts import Source, profiled
+from outpace.cli.parts import Source, profiled, steps
 from outpace.cli.place import place_of
-from outpace.core import OutpaceError, TargetOptions
+from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -156,8 +156,7 @@ def serve(
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        step = TargetOptions(quantise=quantise, release=False if online else "auto", stock=stock)
-        parts = model, place, dtype, trust_remote_code, None, llamacpp, False, step
+        parts = model, place, dtype, trust_remote_code, None, llamacpp, False, steps(quantise, stock, online)
         loaded, spec = profiled(Source(*parts), drafter, profile, "match")
         learner = learners.enter_context(learning(loaded, spec, online, online_options, online_out, topics))
         own = spec if learner is None else learner.drafter
