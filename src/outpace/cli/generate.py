@@ -154,11 +154,9 @@ def generate(
     found = [] if audio else prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(audio or found))
     read: Encoders = "audio" if audio else True
-    source = Source(
-        model, place, dtype, trust_remote_code, None, llamacpp, read, steps(quantise, stock, online)
-    )
+    how = model, place, dtype, trust_remote_code, None, llamacpp, read, steps(quantise, stock, online)
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(source, drafter, profile, verifier, copied, (together,))
+        loaded, spec = profiled(Source(*how), drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)
         with learning(loaded, spec, online, online_options, online_out) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
