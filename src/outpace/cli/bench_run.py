@@ -189,6 +189,7 @@ def _record(chosen: Plan, model: Loaded, methods: Seq[Method], notes: list[str])
             "dtype": model.dtype,
             "device": model.device,
             "promise": model.target.promise,
+            "step": model.target.plan.name,
             "bits": model.target.inexact or "bit-exact",
             **({"quantised": model.target.quantised} if model.target.quantised else {}),
         },

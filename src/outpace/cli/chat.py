@@ -12,9 +12,9 @@ from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
-from outpace.cli.parts import Source, profiled, sampling
+from outpace.cli.parts import Source, profiled, sampling, steps
 from outpace.cli.running import exactness_note, rate, run_one
-from outpace.core import Generation, OutpaceError, SamplingParams, TargetOptions
+from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.reading import token_ids
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def chat(
         repetition_penalty=repetition_penalty,
         seed=seed,
     )
-    options = TargetOptions(quantise=quantise, release=False if observer else "auto", stock=stock)
+    options = steps(quantise, stock, bool(observer))
     source = Source(model, device, dtype, trust_remote_code, llamacpp, options=options)
     loaded, spec = profiled(source, drafter, profile, verifier)
     with attached(watching, loaded, spec) as learner:

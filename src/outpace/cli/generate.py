@@ -18,7 +18,7 @@ from outpace.cli.comparing import compare_all
 from outpace.cli.encoder_decoder import check_audio, spoken, with_own_rules
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
-from outpace.cli.parts import Source, labelled, profiled, sampling
+from outpace.cli.parts import Source, labelled, profiled, sampling, steps
 from outpace.cli.place import note_traffic, place_of
 from outpace.cli.progress import bar
 from outpace.cli.running import (
@@ -33,7 +33,7 @@ from outpace.cli.running import (
     stats_line,
 )
 from outpace.cli.writer import Writer
-from outpace.core import Generation, OutpaceError, SamplingParams, TargetOptions
+from outpace.core import Generation, OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -153,8 +153,7 @@ def generate(
     found = [] if audio else prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(audio or found))
     read: Encoders = "audio" if audio else True
-    step = TargetOptions(quantise=quantise, release=False if observer else "auto", stock=stock)
-    how = model, place, dtype, trust_remote_code, llamacpp, read, step
+    how = model, place, dtype, trust_remote_code, llamacpp, read, steps(quantise, stock, bool(observer))
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(Source(*how), drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)

@@ -40,6 +40,11 @@ def sampling(**values: Any) -> SamplingParams:
     return params
 
 
+def steps(quantise: str | None, stock: bool, online: bool) -> TargetOptions:
+    """Options of a target that decodes; one that also learns needs the model's own weights."""
+    return TargetOptions(quantise=quantise, release=False if online else "auto", stock=stock)
+
+
 @dataclass(frozen=True)
 class Source:
     """The options of a model and of loading it, as for ``outpace.load``."""

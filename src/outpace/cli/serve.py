@@ -19,9 +19,9 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.observing import attached, observer_of
-from outpace.cli.parts import Source, profiled
+from outpace.cli.parts import Source, profiled, steps
 from outpace.cli.place import place_of
-from outpace.core import OutpaceError, TargetOptions
+from outpace.core import OutpaceError
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -144,7 +144,7 @@ def serve(
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        step = TargetOptions(quantise=quantise, release=False if observer else "auto", stock=stock)
+        step = steps(quantise, stock, bool(observer))
         parts = model, place, dtype, trust_remote_code, llamacpp, False, step
         loaded, spec = profiled(Source(*parts), drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))

@@ -1,0 +1,111 @@
+"""Which step runs, what was passed over and why; and the layouts of forwards."""
+
+from __future__ import annotations
+
+from collections import Counter
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+import outpace
+from models import tiny_llama
+from outpace import Target
+from outpace.core import OutpaceError, TargetOptions, UnsupportedModel
+from outpace.targets import CausalTarget, Rows
+from outpace.targets.gpu.graphs import Eager
+from outpace.targets.plan import PassedOver, StepPlan
+from outpace.targets.step.plans import PLANS, Asked, Plan, choose
+
+PLAIN = TargetOptions(exact=False, pack=False, fuse=False)
+
+
+class Noted(Plan):
+    """A plan that is refused or disproved for given reasons."""
+
+    def __init__(self, name: str, exact: bool, refused: str = "", disproved: str = "") -> None:
+        self.name, self.exact = name, exact  # type: ignore[misc]
+        self.serves = frozenset({"exact"} if exact else ())
+        self._refused, self._disproved, self.made = refused, disproved, 0
+
+    def refused(self, asked: Asked) -> str:
+        return self._refused
+
+    def make(self, asked: Asked) -> Any:
+        self.made += 1
+        return SimpleNamespace(packed={}, row_step=1)
+
+    def proven(self, asked: Asked, step: Any, bits: Any) -> str:
+        return self._disproved
+
+
+def test_the_first_that_is_neither_refused_nor_disproved_is_taken() -> None:
+    plans = [Noted("a", True, refused="of a"), Noted("b", True, disproved="of b"), Noted("c", False)]
+    last, asked = Noted("d", False), Asked(tiny_llama(), PLAIN)
+    taken, _, plan = choose(asked, lambda _: "", [*plans, last])
+    assert taken is plans[2] and [one.made for one in [*plans, last]] == [0, 1, 1, 0]
+    assert plan.name == "c" and not plan.exact and plan.inexact == "of b"
+    assert plan.passed_over == (PassedOver("a", "of a", True), PassedOver("b", "of b", True, tried=True))
+    assert plan.why_not("b") == "of b" and not plan.why_not("c") + plan.why_not("d")
+
+
+def test_an_option_of_true_means_this_plan_or_its_reason() -> None:
+    plans = [Noted("b", True, disproved="of b"), Noted("c", False)]
+    with pytest.raises(UnsupportedModel, match="is not bit-exact: of b; leave exact out"):
+        choose(Asked(tiny_llama(), TargetOptions(exact=True)), lambda _: "", plans)
+    assert not plans[1].made
+
+
+def test_the_last_plan_is_the_model_as_it_is() -> None:
+    model = tiny_llama(dtype=torch.float64)
+    plan = Target(model).plan
+    assert [one.name for one in PLANS] == ["invariant", "fused", "exact", "fused", "packed", "stock"]
+    assert [one.name for one in plan.passed_over] == [one.name for one in PLANS[:-1]]
+    assert all(one.reason and not one.tried for one in plan.passed_over)
+    assert plan.name == "stock" and "float64" in plan.inexact
+
+
+def test_it_prints_as_a_table() -> None:
+    passed = PassedOver("invariant", "it is for GPUs", True), PassedOver("fused", "of bits", True, True)
+    plan = StepPlan("fused", False, "of bits", passed, {"compiled": 43}, 1, Counter({"padded": 3, "line": 7}))
+    assert str(plan).splitlines() == [
+        "invariant         no: it is for GPUs",
+        "fused, bit-exact  no: of bits",
+        "fused             runs here; 43 layers packed by compiled; not bit-exact: of bits",
+        "forwards          7 line, 3 padded",
+    ]
+    assert str(StepPlan(exact=True, inexact="")).splitlines() == [
+        "stock     runs here; bit-exact",
+        "forwards  none yet",
+    ]
+
+
+def fed(target: CausalTarget, *widths: int) -> None:
+    cache = target.new_cache(slots=len(widths), length=256)
+    target.forward(cache, {cache.allocate(): Rows([1] * width) for width in widths})
+
+
+def test_layouts_of_forwards_are_counted() -> None:
+    target = CausalTarget(tiny_llama(context=256), exact=False, pack=False)
+    assert not target.plan.layouts and target.mixes
+    assert not target.plan.layouts  # those of its trials are not
+    for widths in ([4], [9, 1, 1], [90, 2, 1], [3, 3]):
+        fed(target, *widths)
+    assert target.plan.layouts == {"padded": 2, "line": 1, "mixed line": 1}
+    assert not target.some_layers([0]).plan.layouts
+    fixed = CausalTarget(tiny_llama(), static=True, runner=Eager())
+    fed(fixed, 3, 1)
+    assert fixed.plan.layouts == {"fixed": 1}
+
+
+def test_options_that_do_not_go_with_a_call_are_refused() -> None:
+    model = tiny_llama()
+    with pytest.raises(OutpaceError, match=r"static is for outpace\.Target, not for .* leave it out"):
+        outpace.accelerate(model, static=True)
+    with pytest.raises(OutpaceError, match=r"exact is for transformers models, and m\.gguf is a"):
+        outpace.load("m.gguf", exact=True)
+    with pytest.raises(OutpaceError, match=r"runner and compiled are .* give static=True too"):
+        Target(model, runner=Eager())
+    with pytest.raises(OutpaceError, match="leave quantise or stock out"):
+        Target(model, stock=True, quantise="int8")
