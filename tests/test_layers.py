@@ -56,19 +56,18 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 
 # What drafters may know, where the layers alone would allow more. Of targets the contract, and what a
-# drafter with a model of its own is read by; of verify nothing but the rule that a cascade stages.
+# drafter with a model of its own is read by.
 DRAFTERS_MAY_IMPORT = {
     "core", "plugins", "tree", "draws", "native", "sequence", "spec", "text", "cache", "embedded", "files",
     "learned", "targets",
 }  # fmt: skip
-DRAFTERS_THAT_STAGE = {"models.staged"}
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
 
 
 # Optional packages and the units that may import them at module level.
 OPTIONAL: dict[str, set[str]] = {
     "jinja2": set(),
-    "matplotlib": {"bench"},
+    "matplotlib": set(),
     "fastapi": {"serve"},
     "llguidance": {"serve"},
     "prometheus_client": {"serve"},
@@ -76,16 +75,13 @@ OPTIONAL: dict[str, set[str]] = {
     "sse_starlette": {"serve"},
     "starlette": {"serve"},
     "uvicorn": {"serve"},
-    "accelerate": {"train"},
-    "datasets": {"train"},
-    "ray": {"serve", "train"},
-    "bm25s": {"ralm"},
-    "faiss": {"ralm"},
+    "accelerate": set(),
+    "datasets": set(),
+    "ray": {"serve"},
     "gguf": set(),
     "llama_cpp": set(),
     "opentelemetry": set(),
-    "optuna": {"bench", "train"},
-    "peft": {"train"},
+    "peft": set(),
     "pydivsufsort": set(),
     "triton": {"targets"},
 }
@@ -155,7 +151,7 @@ def why_not(importer: str, target: str) -> str:
         return "imports go downwards only"
     if unit == "verify" and other in VERIFY_MAY_NOT_IMPORT:
         return "verify knows no model and no cache"
-    if unit == "drafters" and other not in DRAFTERS_MAY_IMPORT and rest not in DRAFTERS_THAT_STAGE:
+    if unit == "drafters" and other not in DRAFTERS_MAY_IMPORT:
         return "a drafter does not need it"
     return ""
 

@@ -3,7 +3,7 @@
 The amateur's logits are subtracted from the expert's, and the same amateur drafts. The text is that of plain
 contrastive decoding, in fewer steps.
 
-Run it: python examples/contrastive.py
+Run it: python lab/examples/contrastive.py
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Retrieval while decoding: the document in front of the text is looked up again every few tokens.
 
 Speculation guesses most of the documents from a local cache and queries the knowledge base for several at
-once: the same answer with fewer calls. Needs `pip install 'outpace[ralm]'`.
+once: the same answer with fewer calls. Needs `pip install 'outpace-lab[ralm]'`.
 
-Run it: python examples/ralm.py
+Run it: python lab/examples/ralm.py
 """
 
 from __future__ import annotations

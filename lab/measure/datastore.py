@@ -1,6 +1,6 @@
 """Benchmark of a large datastore: time and memory of building, size, and time of a look-up.
 
-    python lab/measure/datastore.py --tokens 100_000_000 --out benchmarks/datastore.json
+    python lab/measure/datastore.py --tokens 100_000_000 --out datastore.json
 
 The texts are synthetic: tokens and repeated passages, both with frequencies by Zipf's law. Look-ups follow
 texts of the same kind that are not in the datastore, token by token, as requests do; each is a full step of

@@ -1,6 +1,6 @@
 """Shared drafts on this machine: measured forwards and telling, the model's answer, rows and bytes per step.
 
-torchrun --nproc-per-node 2 lab/measure/ranks.py --model smollm2 --out benchmarks/DATE-ranks-cpu.json
+torchrun --nproc-per-node 2 lab/measure/ranks.py --model smollm2 --out ranks.json
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ class KeyedDraw:
     target's own draw by its output index alone, so that it is the same in every step that reaches it.
 
     Args:
-        own: node -> the target's own token after it, for nodes that ``choosing`` has already computed.
+        own: node -> the target's own token after it, for nodes that ``draws.own_tokens`` has computed.
     """
 
     def __init__(self, sequence: Sequence, own: Mapping[int, int] | None = None) -> None:

@@ -14,8 +14,8 @@ from lossless.conftest import Lab, lab_on
 from outpace.drafters import DRAFTERS
 from outpace.testing.matrix import SAMPLINGS, pairs
 
-# Small trees, so that the matrix is quick. Every drafter of outpace must be here.
-SPECS = {
+# Small trees, so that the matrix is quick. A drafter that is not here runs with its defaults.
+_SMALL = {
     "jacobi": "jacobi:num_speculative_tokens=6",
     "lookahead": "lookahead:window=4,ngram=4,guesses=4",
     "prompt_lookup": "prompt_lookup",
@@ -34,6 +34,8 @@ SPECS = {
     "dflash": "dflash:path={trained},num_speculative_tokens=3",
     "hydra, by confidence": "hydra:path={trained},expand=3,max_nodes=8",
 }
+_NAMED = {name.partition(",")[0] for name in _SMALL} | {"none"}
+SPECS = _SMALL | {name: name for name in DRAFTERS if name not in _NAMED}
 ALL, FEW = 64, 4
 SIZES = [FEW, pytest.param(ALL, marks=pytest.mark.slow)]
 # Each drafter with one sampling, in turns; the others are slow.
@@ -47,8 +49,8 @@ PAIRS = [
 ]
 
 
-def test_every_drafter_is_in_the_matrix() -> None:
-    assert {name.partition(",")[0] for name in SPECS} | {"none"} == DRAFTERS.keys()
+def test_the_matrix_names_drafters_of_outpace() -> None:
+    assert DRAFTERS.keys() >= _NAMED
 
 
 @pytest.mark.parametrize("first", SIZES)

@@ -1,1 +1,1 @@
-"""The benchmark: suites of prompts, methods run in turns, statistics, the roof, the report."""
+"""The benchmark: suites of prompts, methods run in turns, statistics, a table."""

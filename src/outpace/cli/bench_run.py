@@ -1,4 +1,4 @@
-"""``outpace bench``: a table of methods for a user's model, hardware and prompts."""
+"""What ``outpace bench`` measures, from its options, and how it shows it; imported when the command runs."""
 
 from __future__ import annotations
 

@@ -29,8 +29,8 @@ VerifierName = Annotated[
     model_option(
         "--verifier",
         metavar="SPEC",
-        help="match: the tokens of plain decoding; rejection, spectr, block, traversal: their "
-        "distribution; lossy: typical, top_beta, bild, lenient, with options as in typical:epsilon=0.3.",
+        help="match: the tokens of plain decoding; rejection, block, traversal: their "
+        "distribution; outpace-lab has more, also lossy ones.",
     ),
 ]
 Adaptive = Annotated[

@@ -24,8 +24,8 @@ class TargetOptions:
             without logits (chunks of prompts) have only the width they need. On a CUDA device each shape is
             captured as a graph on first use, and then replayed.
         check: run the self-test. "auto" does not repeat it where the user's cache has the answer for this
-            model, these options and this machine (``record.py``); True always runs it. Disable it only for a
-            model that has passed it.
+            model, these options and this machine (``step/record.py``); True always runs it. Disable it only
+            for a model that has passed it.
         runner: runner of forwards of fixed shapes; None uses graphs if the model is on one CUDA device.
         compiled: options of ``torch.compile``, for the model in forwards of fixed shapes; None does not
             compile it.
@@ -33,13 +33,13 @@ class TargetOptions:
             and chunks of the prompt. True refuses a model for which this fails; "auto" tries it on a CPU, for
             bfloat16 and float16, where near-ties would otherwise differ, and for fused layers; see
             ``bit_exact``. On a CPU all linear layers then use compiled products, unless ``pack`` is False.
-            On a GPU linear layers, norms and attention then run on Triton kernels (``invariant.py``).
+            On a GPU linear layers, norms and attention then run on Triton kernels (``gpu/invariant.py``).
         pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
             model or a machine that does not support it; "auto" packs if it is faster, or makes the target
             bit-exact, and memory allows. A kernel's name ("compiled", "oneDNN", "FBGEMM float16") takes that
             one instead of the fastest, so that all processes have the same bits.
         fuse: run the layers' operations between matrix products as functions that are compiled on first use,
-            with this machine's C compiler (``fused.py``), for families of Llama's structure in float32 or
+            with this machine's C compiler (``cpu/fused.py``), for families of Llama's structure in float32 or
             bfloat16 on a CPU. True refuses a model or a machine that does not support it; "auto" does it
             where it is supported, unless ``pack`` is False.
         quantise: round the weights of linear layers of a bfloat16 model on a CPU, in a copy: "int8" to 8

@@ -94,7 +94,7 @@ class Told(Logits):
     """The target's tokens after the root and the nodes of a draft, for a process without the logits.
 
     Args:
-        tokens: a row per node, root first, as returned by ``choosing.told_columns``.
+        tokens: a row per node, root first, as returned by ``own_tokens.told_columns``.
         plain: the value passed to ``told_columns``.
     """
 

@@ -4,7 +4,7 @@ This runs between a forward and the walk along the drafts. The input is logits o
 token ids on the host, exactly those that ``sampling``'s functions return:
 
 - penalties and bias are index operations over (row, token) pairs;
-- draws from many rows are one pass (``drawing``).
+- draws from many rows are one pass (``many_rows``).
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ hash, the same on every device. The target's own draw at an output index is the 
 logits plus that index's Gumbel noise (Gumbel 1954; Maddison, Tarlow, Minka 2014), so it does not depend on
 how many tokens a step accepted: drafter-invariant speculative decoding (Daliri, Musco, Suresh 2024).
 
-These functions take one row at a time and are the reference; ``choosing`` computes the same tokens for many
+These functions take one row at a time and are the reference; ``own_tokens`` computes the same tokens for many
 rows in one pass.
 """
 

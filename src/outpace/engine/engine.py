@@ -66,7 +66,7 @@ class Engine:
         target: ``outpace.Target(model)``, or a loaded transformers model.
         drafter: a drafter or its spec string; None decodes plainly.
         verifier: a verifier or its spec string: ``match`` (the tokens of plain decoding with the same seed),
-            ``rejection``, ``spectr``, ``block`` or ``traversal`` (their distribution), or a lossy one.
+            ``rejection``, ``block`` or ``traversal`` (their distribution), or one of another package.
         tokenizer: for stop strings and text; only its ``decode`` is used.
         adaptive: True uses a governor, which chooses the number of nodes to draft per step from measured
             seconds and acceptance, 0 if drafting does not pay; False verifies all nodes that the drafter

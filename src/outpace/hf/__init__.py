@@ -92,7 +92,7 @@ def accelerate(
         drafter: a drafter or its spec string; "none" decodes plainly. By default "lookahead", and
             "lookahead:window=0" for a model that takes chains only (BLOOM, MPT; docs/reference/models.md).
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
-            "spectr", "block" or "traversal" (their distribution), or a lossy one.
+            "block" or "traversal" (their distribution), or one of another package.
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing if
             nothing pays; or a policy. "auto": if the verifier is "match". Under another verifier the rows'
             seeds would not make a call repeatable, so True refuses sampling there.
@@ -168,7 +168,7 @@ def decode(
     Args:
         drafter: a drafter or its spec string; "none" decodes plainly. By default as for ``accelerate``.
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
-            "spectr", "block" or "traversal" (their distribution), or a lossy one.
+            "block" or "traversal" (their distribution), or one of another package.
         adaptive: as for ``accelerate``, but measurements are forgotten after the call, and so are the earlier
             outputs remembered by ``suffix``.
 

@@ -1,1 +1,1 @@
-"""Modules, batches, losses and folders shared by trained drafters and their training."""
+"""Modules and folders that trained drafters share; outpace-lab trains them."""

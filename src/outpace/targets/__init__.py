@@ -1,4 +1,10 @@
-"""Models that verify drafts. ``Target(model)`` picks the class."""
+"""Models that verify drafts. ``Target(model)`` picks the class.
+
+From the bottom: ``base`` is the contract; ``inputs`` is what a stock forward is given; ``cpu`` and ``gpu``
+are faster modules with the same weights; ``step`` chooses among them and tests the choice; ``stock`` makes
+targets of transformers models, ``llamacpp`` of GGUF files; ``combined`` and ``ranks`` make targets of other
+targets; ``weights`` finds a model's files.
+"""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Drafters that draft a block in one forward: DFlash, SpecDec, parallel tokens."""
+"""Drafters that draft a block in one forward: DFlash."""

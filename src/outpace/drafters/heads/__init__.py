@@ -1,1 +1,1 @@
-"""Drafters that are heads on the target: blockwise, Medusa, Hydra."""
+"""Drafters that are heads on the target: Medusa, Hydra."""

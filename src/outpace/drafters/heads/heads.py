@@ -29,7 +29,7 @@ from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
-RANKS = 10  # maximum number of guesses per head
+RANKS = 10  # guesses per head at most; it sizes the accuracies that folders of heads store
 
 
 class Heads(DraftsPart):

@@ -111,7 +111,7 @@ class HydraHeads(Heads):
 
 @dataclass(frozen=True)
 class Hydra(TreeHeads):
-    """Hydra's heads.
+    """Hydra's heads: each guesses the next token from the states and the tokens guessed before it.
 
     Attributes:
         path: a folder that ``outpace train hydra`` wrote, published heads (zankner/Hydra) by folder or hub

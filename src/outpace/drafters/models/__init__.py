@@ -1,1 +1,1 @@
-"""Drafters with a language model of their own: a draft model, cascades."""
+"""The drafter with a language model of its own."""

@@ -1,1 +1,1 @@
-"""Targets made of more or less than one model."""
+"""A target that runs one model in two parts, its first layers and the others."""

@@ -20,8 +20,8 @@ _FULL = "full_attention"
 _SLIDING = "sliding_attention"
 WORD = 64  # nodes in a word of a compact mask
 
-# Attention over compact masks (``tree_attention.py``), and over masks in the order of the text
-# (``invariant.py``).
+# Attention over compact masks (``gpu/tree_attention.py``), and over masks in the order of the text
+# (``gpu/invariant.py``).
 TREE, INVARIANT = "outpace_tree", "outpace_invariant"
 
 # A model's attention_mask. None if its own causal mask is the right one.
