@@ -198,7 +198,7 @@ def test_it_learns_for_a_drafter_among_others() -> None:
 def test_more_is_accepted_after_rounds(method: str, places: Any) -> None:
     target = ToyTarget()
     field = "model" if method == "draft_model" else "path"
-    drafter = DRAFTERS[method](**{field: module(method, target)})
+    drafter = KINDS[method](**{field: module(method, target)})
     learner = Online(
         target, drafter, replace(LEARNING, updates=20, rows=8, learning_rate=0.01, places=places)
     )
