@@ -23,6 +23,10 @@ from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned
 from outpace.targets import Target, TargetModel
 from outpace.testing import ToyTarget
+from outpace_lab.drafters.blockwise import Blockwise
+from outpace_lab.drafters.layers.early_exit import EarlyExit
+from outpace_lab.drafters.parallel_tokens import ParallelTokens
+from outpace_lab.drafters.spec_drafter import SpecDrafter
 from outpace_lab.train import Learning, Online
 from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.modules.heads import TrainedMedusa
@@ -65,9 +69,17 @@ def module(method: str, target: TargetModel | None = None) -> Trained:
     return made.double() if target is None else made
 
 
+KINDS: dict[str, Any] = DRAFTERS | {
+    "blockwise": Blockwise,
+    "early_exit": EarlyExit,
+    "parallel_tokens": ParallelTokens,
+    "spec_drafter": SpecDrafter,
+}
+
+
 def online(method: str, learning: Learning = LEARNING, **options: Any) -> Online:
     field = "model" if method == "draft_model" else "path"
-    return Online(llama(), DRAFTERS[method](**{field: module(method)}, **options), learning)
+    return Online(llama(), KINDS[method](**{field: module(method)}, **options), learning)
 
 
 def engine(learner: Online, *more: Any, **options: Any) -> Engine:
@@ -186,7 +198,7 @@ def test_it_learns_for_a_drafter_among_others() -> None:
 def test_more_is_accepted_after_rounds(method: str, places: Any) -> None:
     target = ToyTarget()
     field = "model" if method == "draft_model" else "path"
-    drafter = DRAFTERS[method](**{field: module(method, target)})
+    drafter = KINDS[method](**{field: module(method, target)})
     learner = Online(
         target, drafter, replace(LEARNING, updates=20, rows=8, learning_rate=0.01, places=places)
     )
