@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +16,12 @@ from examples_of import output_of
 from outpace import ContextOverflow, Engine, OutpaceError, SamplingParams, Target, UnsupportedModel
 from outpace.cache import Slot
 from outpace.core import Source
-from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.targets import CausalTarget, Rows, Seq2SeqTarget
 from outpace.targets.inputs import positions, refusals
 from outpace.targets.inputs.config import CACHE
 from outpace.targets.stock.seq2seq import Seq2SeqCache, _Encoded
 from outpace.testing import ToyTarget
-from outpace_lab.drafters.cascade import Cascade
-from outpace_lab.targets import ContrastiveTarget
 from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES, START
 
 PARENTS = (-1, 0, 0, 1, 1, 2, 4)
@@ -355,17 +351,12 @@ def test_features_of_two_lengths_are_not_decoded_together() -> None:
     assert other.finish_reason == "error" and "9 beside 12" in str(other.error)
 
 
-@pytest.mark.parametrize(
-    "drafter",
-    [lambda m: DraftModel(m), lambda m: Cascade(DraftModel(m), PromptLookup())],
-    ids=["alone", "cascade"],
-)
-def test_it_does_not_draft(drafter: Callable[[Any], Any]) -> None:
+def test_it_does_not_draft() -> None:
     """Refused before anything is decoded, whatever the target."""
     model = SEQ2SEQ_FAMILIES["bart"].build()
     for target in (Target(model), ToyTarget()):
         with pytest.raises(UnsupportedModel, match=r"Bart.*encoder-decoder.*give a decoder-only model"):
-            Engine(target, drafter(model))
+            Engine(target, DraftModel(model))
 
 
 @pytest.mark.parametrize("name", ["t5", "bart"])
@@ -374,13 +365,6 @@ def test_it_does_not_draft_by_its_name(name: str, tmp_path: Path) -> None:
     SEQ2SEQ_FAMILIES[name].build().save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModel, match=r"is an encoder-decoder model.*give a decoder-only model"):
         Engine(ToyTarget(), DraftModel(str(tmp_path)))
-
-
-def test_it_is_no_half_of_a_contrastive_pair() -> None:
-    target = target_of("bart", check=False)
-    for pair in ((target, target), (ToyTarget(), target), (target, ToyTarget())):
-        with pytest.raises(UnsupportedModel, match=r"decoder-only.*outpace\.Engine"):
-            ContrastiveTarget(*pair)
 
 
 def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
