@@ -72,6 +72,8 @@ class Source:
                 self.dtype,
                 self.place,
                 trust_remote_code=trust,
+                llamacpp=self.llamacpp,
+                seq2seq=self.seq2seq,
                 **vars(self.options),
             )
 
