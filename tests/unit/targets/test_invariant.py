@@ -287,7 +287,8 @@ def test_attention_refuses_what_it_does_not_compute() -> None:
 def on_a_cpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a GPU, a CPU is treated as one."""
     if "device" not in request.fixturenames or request.getfixturevalue("device") == "cpu":
-        monkeypatch.setattr("outpace.targets.inputs.config.GPU", "cpu")
+        for module in ("config", "refusals"):
+            monkeypatch.setattr(f"outpace.targets.inputs.{module}.GPU", "cpu")
 
 
 SHAPE = {
