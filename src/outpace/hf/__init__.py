@@ -102,9 +102,10 @@ def accelerate(
             learns from all calls, which then wait for each other.
         options: exact, pack, fuse, quantise and stock, as for ``TargetOptions``. exact=True: even in half
             precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8": the tokens are
-            those of ``accelerate(model, "none", quantise="int8")``, not the stock generate()'s. stock=True:
-            with drafter "none" a prompt alone has the tokens of the stock generate(), as in
-            docs/concepts/exactness.md; with drafts near-ties may differ in half precision. Slower.
+            those of ``accelerate(model, "none", quantise="int8")``, and not those of the stock generate().
+            stock=True: with drafter "none" a prompt alone has the tokens of the stock generate(), as with
+            stock=True in docs/concepts/exactness.md; with drafts near-ties may differ in half precision.
+            Slower.
 
     Warns:
         UserWarning: the verifier is lossy, or drafts may change tokens of this model.
