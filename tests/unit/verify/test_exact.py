@@ -41,7 +41,13 @@ def _shape(data: st.DataObject, verifier: Verifier, size: int) -> list[int]:
 def test_sampled_drafts(
     verifier: Verifier, data: st.DataObject, vocabulary: int, seed: int, zeros: float, eos: int | None
 ) -> None:
-    """Drafts drawn with replacement may have equal siblings."""
+    check_sampled(verifier, data, vocabulary, seed, zeros, eos)
+
+
+def check_sampled(
+    verifier: Verifier, data: st.DataObject, vocabulary: int, seed: int, zeros: float, eos: int | None
+) -> None:
+    """Check drafts from a model; those drawn with replacement may have equal siblings."""
     parents = _shape(data, verifier, SIZES[vocabulary])
     replacement = verifier.independent or data.draw(st.booleans())
     target, draft_model = table(seed, zeros, vocabulary), table(seed + 100, zeros, vocabulary)
@@ -55,7 +61,13 @@ def test_sampled_drafts(
 def test_drafts_of_chosen_tokens(
     verifier: Verifier, data: st.DataObject, vocabulary: int, seed: int, eos: int | None
 ) -> None:
-    """Point masses, several of them under a node, equal siblings included."""
+    check_chosen(verifier, data, vocabulary, seed, eos)
+
+
+def check_chosen(
+    verifier: Verifier, data: st.DataObject, vocabulary: int, seed: int, eos: int | None
+) -> None:
+    """Check point masses, several of them under a node, equal siblings included."""
     parents = _shape(data, verifier, 7)
     draft = Draft([data.draw(st.integers(0, vocabulary - 1)) for _ in parents], parents)
     assert error(verifier.verify, table(seed, 0.3, vocabulary), fixed(draft), 4, eos) < EXACT
@@ -67,7 +79,11 @@ def test_drafts_of_chosen_tokens(
 def test_a_drafter_that_is_certain_and_wrong(
     verifier: Verifier, parents: list[int], replacement: bool
 ) -> None:
-    """Without replacement its second candidate does not exist."""
+    check_certain_and_wrong(verifier, parents, replacement)
+
+
+def check_certain_and_wrong(verifier: Verifier, parents: list[int], replacement: bool) -> None:
+    """Check a drafter whose second candidate does not exist without replacement."""
     if verifier.chains:
         parents = chain_shape(len(parents))
     drafts = sampled(always(1, 0, 0, 0), parents, replacement or verifier.independent)
@@ -115,10 +131,6 @@ DEEP = [-1, -1, 0, 1]
         ("rejection", "positive_part", lambda weights, otherwise: otherwise, THREE, True),
         ("rejection", "positive_part", lambda weights, otherwise: otherwise, THREE, False),
         ("rejection", "positive_part", lambda weights, otherwise: weights.clamp(min=0), THREE, True),
-        # Too small a factor, so that more is accepted than q has.
-        ("spectr", "division_factor", lambda q, p, count: 1.0, [-1, -1], True),
-        ("spectr", "_any_of", lambda share, count: count * share, [-1, -1], True),
-        ("spectr", "positive_part", lambda weights, otherwise: otherwise, [-1, -1], True),
         # A beginning is accepted as if it were the whole chain.
         ("block", "chance_of_prefix", lambda share, excess: share, chain_shape(3), True),
         # Each ratio is cut to 1, so that no token makes up for another.
@@ -137,8 +149,20 @@ def test_a_wrong_step_is_seen(
     parents: list[int],
     replacement: bool,
 ) -> None:
+    path = f"outpace.verify.{verifier}.{step}"
+    check_seen(monkeypatch, VERIFIERS[verifier](), path, bug, parents, replacement)
+
+
+def check_seen(
+    monkeypatch: pytest.MonkeyPatch,
+    verifier: Verifier,
+    step: str,
+    bug: Callable[..., Any],
+    parents: list[int],
+    replacement: bool,
+) -> None:
+    """Check that the enumeration sees a bug in a step, named by its path."""
     target, drafts = table(3), sampled(table(103), parents, replacement)
-    verify = VERIFIERS[verifier]().verify
-    assert error(verify, target, drafts, 3) < EXACT
-    monkeypatch.setattr(f"outpace.verify.{verifier}.{step}", bug)
-    assert error(verify, target, drafts, 3) > WRONG
+    assert error(verifier.verify, target, drafts, 3) < EXACT
+    monkeypatch.setattr(step, bug)
+    assert error(verifier.verify, target, drafts, 3) > WRONG
