@@ -17,6 +17,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.core import UnsupportedModel
 from outpace.targets.inputs.masks import TREE, WORD
+from outpace.targets.inputs.surgery import exchange
 
 _TRITON = find_spec("triton") is not None
 
@@ -108,6 +109,11 @@ def reference(
     weights = scores.softmax(dim=-1)[..., :columns].to(value.dtype)
     result: Tensor = torch.matmul(weights.flatten(2, 3), value).unflatten(2, (-1, width))
     return result.flatten(1, 2).transpose(1, 2).contiguous()
+
+
+def with_trees(model: Any) -> Any:
+    """A copy of a model that runs on ``tree_attention``, with the same weights."""
+    return exchange(model, lambda _: None, TREE)
 
 
 AttentionInterface.register(TREE, tree_attention)

@@ -33,11 +33,11 @@ from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import check_pack, check_quantise
 from outpace.targets.gpu.fixed import FixedShapes, width_of
 from outpace.targets.gpu.graphs import runner_for
+from outpace.targets.gpu.tree_attention import with_trees
 from outpace.targets.inputs.changes import Places, Weights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
 from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.line import apart
-from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, why_chains_only
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
@@ -106,7 +106,7 @@ class CausalTarget(TargetModel):
             raise _only_chains(model, self.chains_only)
         config = model.config.get_text_config(decoder=True)
         if not self.chains_only and takes_no_tree(config):
-            model = exchange(model, lambda _: None, TREE)
+            model = with_trees(model)
             config = model.config.get_text_config(decoder=True)
         self.model = model
         self.context = context_of(config)
