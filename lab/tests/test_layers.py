@@ -23,7 +23,8 @@ INTERFACE = {
     "outpace.engine.engine", "outpace.engine.parts", "outpace.engine.profile", "outpace.engine.request",
     "outpace.targets", "outpace.targets.around", "outpace.targets.base", "outpace.targets.combined.split",
     "outpace.targets.stock.causal", "outpace.targets.stock.seq2seq", "outpace.targets.ties",
-    "outpace.targets.weights.adapters", "outpace.targets.weights.pretrained", "outpace.verify.base",
+    "outpace.targets.weights.adapters", "outpace.targets.weights.pretrained", "outpace.testing.gguf",
+    "outpace.verify.base",
     "outpace.verify.match", "outpace.verify.rejection",
     # Modules that draft, from which those that learn derive.
     "outpace.drafters.blocks.blocks", "outpace.drafters.blocks.dflash",

@@ -12,7 +12,7 @@ __all__ = ["DRAFTERS", "Drafter", "SequenceDrafter", "load_drafter"]
 
 # A drafter is a class with a paper in a module of this package.
 _CLASSES: list[type[Drafter[Any]]] = defined(__name__, Drafter, "paper")
-DRAFTERS = {cls.name: cls for cls in _CLASSES}
+DRAFTERS = {cls.name: cls for cls in sorted(_CLASSES, key=lambda cls: cls.name)}
 
 
 def load_drafter(spec: str) -> Drafter[Any]:

@@ -11,6 +11,5 @@ from outpace_lab.train.trained import Trained
 
 _CORE: tuple[type[Trained], ...] = (TrainedDFlash, TrainedDraft, TrainedEagle, TrainedHydra, TrainedMedusa)
 
-LEARNED: dict[str, type[Trained]] = {
-    cls.method: cls for cls in (*_CORE, *defined("outpace_lab.drafters", Trained, "method"))
-}
+_CLASSES = [*_CORE, *defined("outpace_lab.drafters", Trained, "method")]
+LEARNED: dict[str, type[Trained]] = {cls.method: cls for cls in sorted(_CLASSES, key=lambda cls: cls.method)}

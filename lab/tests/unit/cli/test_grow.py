@@ -73,7 +73,7 @@ def test_bench_measures_a_grown_model(folder: Path, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text('"say it, say it"\n')
     common = ("-m", folder, "--like", "larger", "--device", "cpu", "--suite", f"file:{prompts}", "-n", 4)
-    command = ["bench", *map(str, common), "--drafters", "none", "--json", "-", "--peers"]
+    command = ["bench", "lab", *map(str, common), "--drafters", "none", "--json", "-", "--peers"]
     result = CliRunner().invoke(app, [*command, "transformers:plain"])
     assert result.exit_code == 0, result.output
     found = json.loads(result.stdout.splitlines()[-1])
@@ -102,7 +102,7 @@ def test_a_benchmark_of_a_growth_says_whose_the_vocabulary_is(folder: Path, tmp_
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "grown"
     prompts.write_text('"say it"\n', "utf-8")
     assert run("-m", folder, "--like", "larger", "--out", out).exit_code == 0
-    common = ("bench", "--device", "cpu", "--suite", f"file:{prompts}", "-n", 2, "--drafters", "none")
+    common = ("bench", "lab", "--device", "cpu", "--suite", f"file:{prompts}", "-n", 2, "--drafters", "none")
     for given, noted in ((("-m", folder, "--like", "larger"), 1), (("-m", out), 1), (("-m", folder), 0)):
         page = tmp_path / "report.html"
         asked = (*common, *given, "--peers", "none", "--json", "-", "--html", page)
