@@ -40,6 +40,7 @@ async def answers(client: Client, prompts: list[str], **more: Any) -> list[list[
     return [(await one.json())["choices"][0]["token_ids"] for one in sent]
 
 
+@pytest.mark.slow
 def test_each_topic_of_a_served_stream_has_a_drafter_that_learns_and_no_token_changes(heads: str) -> None:
     router = TopicRouter([[model().encode(prompt) for prompt in topic] for topic in (STORIES, CODE)])
     topics = Topics(
@@ -107,6 +108,7 @@ def test_topics_without_files_are_refused() -> None:
     assert result.exit_code == 2 and "topics needs files" in " ".join(result.stderr.split())
 
 
+@pytest.mark.slow
 def test_the_command_learns_and_saves_a_drafter_per_topic(heads: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "outpace", "serve", "--port", "0", "--dtype", "float64", "-d", heads]
     command += ["--memory", "0.2", "--no-adaptive", "--no-access-log"]

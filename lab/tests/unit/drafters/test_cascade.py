@@ -128,6 +128,7 @@ def test_a_good_inner_drafter_saves_forwards_of_the_draft_model(monkeypatch: Any
         ],
     ),
 )
+@pytest.mark.slow
 def test_it_keeps_the_contract(drafter: Cascade) -> None:
     check_drafter(drafter)
 

@@ -42,6 +42,7 @@ def target(still: tuple[int, ...] = (), static: bool = False) -> CausalTarget:
     return CausalTarget(model, static=static)
 
 
+@pytest.mark.slow
 def test_it_keeps_the_contract() -> None:
     check_drafter(EarlyExit(None, 3, 3, min_confidence=0.05), target())
 
@@ -149,6 +150,7 @@ def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: 
 
 
 @pytest.mark.parametrize("drafted", first(1, [0, 30]))
+@pytest.mark.slow
 def test_with_attention_it_keeps_the_contract(drafted: int, tmp_path: Path) -> None:
     model = target()
     adapter_of("attention", model, drafted).save(tmp_path)

@@ -52,6 +52,7 @@ def batch_of(text: list[int], prompt: int) -> Batch:
 
 
 @pytest.mark.parametrize("name", first(1, [name for name in KINDS if "blockwise" in name]))
+@pytest.mark.slow
 def test_contract(name: str) -> None:
     check_drafter(KINDS[name][2](heads(name)), TARGET)
 

@@ -54,6 +54,7 @@ class Clairvoyant(ToyTarget):
 
 
 @pytest.mark.parametrize("behind", ["all", "root"])
+@pytest.mark.slow
 def test_it_keeps_the_contract(behind: str) -> None:
     check_drafter(ParallelTokens(None, 3, behind))  # type: ignore[arg-type]
 

@@ -36,6 +36,7 @@ SAMPLED = SamplingParams(max_new_tokens=41, temperature=0.8, seed=3, ignore_eos=
         SelfSpeculative("1", 6, min_confidence=0.5),
     ],
 )
+@pytest.mark.slow
 def test_it_keeps_the_contract(drafter: SelfSpeculative) -> None:
     check_drafter(drafter)
 

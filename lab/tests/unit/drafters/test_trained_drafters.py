@@ -214,6 +214,7 @@ def test_a_folder_drafts_as_the_module_did(name: str, tmp_path: Path) -> None:
     assert [g.tokens for g in found[1]] == plain(SAMPLED)
 
 
+@pytest.mark.slow
 def test_the_contract_holds_for_a_spec_drafter() -> None:
     target = ToyTarget()
     with torch.random.fork_rng():

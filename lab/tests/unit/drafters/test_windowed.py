@@ -33,6 +33,7 @@ SAMPLED = SamplingParams(max_new_tokens=41, temperature=0.8, seed=3, ignore_eos=
         Windowed(3, 9, 6, min_confidence=0.3),
     ],
 )
+@pytest.mark.slow
 def test_it_keeps_the_contract(drafter: Windowed) -> None:
     check_drafter(drafter)
 

@@ -88,6 +88,7 @@ def test_a_step_searches_once_for_all_its_rows(monkeypatch: pytest.MonkeyPatch) 
     assert len(searched) <= found.stats.steps + 1 < len(found.tokens) and max(searched) > 1
 
 
+@pytest.mark.slow
 def test_drafters_keep_to_the_contract() -> None:
     check_drafter(load_drafter(DRAFTERS[0]), with_store(ToyTarget()))
 

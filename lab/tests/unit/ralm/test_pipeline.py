@@ -277,6 +277,7 @@ def test_a_document_that_does_not_fit_is_an_error() -> None:
         decode(None, GREEDY, target=ToyTarget(context=7))
 
 
+@pytest.mark.slow
 def test_rejection_keeps_the_distribution() -> None:
     """Two tokens, each after a separate document, against the exact distribution."""
     target, seeds = ToyTarget(vocabulary=6, eos=None), 1500

@@ -90,6 +90,7 @@ def test_plain_contrastive_decoding_is_that_of_the_papers(
 
 
 @pytest.mark.parametrize("drafter", TOY, ids=lambda drafter: type(drafter).__name__)
+@pytest.mark.slow
 def test_drafters_keep_to_the_contract(drafter: Drafter[Any]) -> None:
     check_drafter(drafter, PAIR)
 

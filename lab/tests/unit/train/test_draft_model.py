@@ -250,6 +250,7 @@ def test_it_drafts_the_ids_that_the_texts_use_most(documents: list[Document], pa
 
 
 @pytest.mark.parametrize("branching", first(1, ["", "2x2"]))
+@pytest.mark.slow
 def test_a_part_of_the_vocabulary_keeps_the_contract(branching: str, part: Path) -> None:
     check_drafter(DraftModel(str(part), 3, branching=branching), TARGET)
 

@@ -40,6 +40,7 @@ def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
         find_skipped_layers(ToyTarget(), PROMPTS)
 
 
+@pytest.mark.slow
 def test_layers_that_do_nothing_are_found(tmp_path: Path) -> None:
     pytest.importorskip("optuna")
     model = tiny_llama(vocabulary=40, layers=5)
