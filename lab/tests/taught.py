@@ -118,7 +118,7 @@ def tuned() -> Path:
         heads = TrainedMedusa.load(outpace.nano_drafter_path("medusa"), target).requires_grad_(True)
         with torch.random.fork_rng():
             torch.manual_seed(0)
-            # Nothing holds the target where it was, so that its text is another.
+            # With weight 0 nothing keeps the target near its old outputs, so its text changes.
             module = Joint(heads, LoRA(rank=4, weight=0.0, warmup=0.0))
         module.at_step(0, _FEWER)
         train(module.train(), read_batch(target, [texts], ()), _FEWER, 1e-3)

@@ -40,7 +40,7 @@ Replace = Callable[[nn.Module], nn.Module | None]
 
 @dataclass
 class Asked:
-    """A model, and what is asked of its steps.
+    """A model and the options requested for its steps.
 
     Attributes:
         chains: the model takes chains only.
