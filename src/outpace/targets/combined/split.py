@@ -18,7 +18,7 @@ from outpace.targets.around import AroundTarget
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.surgery import stack_of
-from outpace.targets.step.self_test import agree
+from outpace.targets.step.agreement import agree
 from outpace.targets.stock.causal import CausalTarget
 
 

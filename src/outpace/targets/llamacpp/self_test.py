@@ -20,7 +20,7 @@ from outpace.cache import Slot
 from outpace.core import UnsupportedModel
 from outpace.targets.base import Rows
 from outpace.targets.llamacpp.cache import LlamaCache
-from outpace.targets.step.self_test import difference
+from outpace.targets.step.agreement import difference
 
 if TYPE_CHECKING:
     from outpace.targets.llamacpp.target import LlamaCppTarget

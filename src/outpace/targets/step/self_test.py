@@ -24,10 +24,8 @@ from __future__ import annotations
 
 import copy
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -41,8 +39,8 @@ from outpace.core import OutpaceError, Source, UnsupportedModel, described, out_
 from outpace.targets.base import Output, Rows, TargetModel
 from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.config import family
-from outpace.targets.inputs.forward import embeddings_of
 from outpace.targets.inputs.surgery import exchange, keep_layers
+from outpace.targets.step.agreement import difference, hooks_restored, largest_difference, shaken
 from outpace.targets.step.bit_test import distinct_ids
 from outpace.targets.step.replay import Replay, layers_of, wider
 from outpace.targets.step.tame import ROWS, WINDOW, tame
@@ -84,7 +82,6 @@ def _shape_of(target: TargetModel) -> _Shape:
 # Tokens before the tree, where windows matter and where they do not, and before the rows beside it.
 _PAST_WINDOW, _SHORT, _BESIDE = WINDOW + 1, 3, 2
 
-_SHAPES_DIFFER = 8  # times that computations of the same logits may differ by more than two known ones do
 # Times the stock layer's own error that a layer's may be: the median over rows, and each row's. Over 20
 # families, three dtypes and norms of scale 0.25 to 8, targets reach 1.25 and 11; with a scale of attention
 # that is off by a tenth the median is 5 and more.
@@ -318,7 +315,7 @@ def _check_pad(target: TargetModel, source: Source | None, ids: Sequence[int], p
         )
         for token in (pad, ids[2])
     )
-    if not off <= _limit(target.dtype, apart):
+    if not off <= largest_difference(target.dtype, apart):
         raise UnsupportedModel(
             f"{family(target.model)} counts the positions after a pad (token {pad}) otherwise in a chain "
             "than in plain decoding, and they cannot be set"
@@ -366,7 +363,7 @@ def _same_path(stock: Stock, model: Any, source: Source | None, text: list[int],
     ids = torch.tensor([text], device=found.device)
     expected = stock.run(model, source, ids).logits[0]
     off = difference(expected[-len(found) :].double(), found.double())
-    if not off <= (limit := _limit(found.dtype, 0.0)):
+    if not off <= (limit := largest_difference(found.dtype, 0.0)):
         other = stock.target(model)
         what = "a tree of tokens than for its paths"
         if other.chains_only:
@@ -646,7 +643,7 @@ def _compare_logits(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -
     pairs = zip(traces[:half], traces[half:], strict=True)
     spread = max(difference(step.logits.double(), tree.logits.double()) for step, tree in pairs)
     full = target.dtype not in (torch.float16, torch.bfloat16)
-    if full and _quantised(stock.model) and not spread <= _limit(target.dtype, 0.0):
+    if full and _quantised(stock.model) and not spread <= largest_difference(target.dtype, 0.0):
         raise UnsupportedModel(
             f"{family(target.model)} gives other logits for a tree of tokens than for its paths: rounding "
             f"moves its quantised activations to other values (off by {spread:.2g} of the logits' spread)"
@@ -658,7 +655,7 @@ def _compare_logits(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -
         max(difference(own.double(), other.double()) for own, other in zip(expected, rows, strict=True))
         for rows in ([trace.logits for trace in traces], others)
     )
-    if not off <= (limit := _limit(target.dtype, apart)):
+    if not off <= (limit := largest_difference(target.dtype, apart)):
         raise Imprecise(
             f"{family(target.model)} gives other logits than its own stock forward: off by {off:.2g} of "
             f"their spread, of which rounding explains {limit:.2g}"
@@ -670,70 +667,7 @@ def _quantised(model: Any) -> bool:
     return any(type(weight) not in (Tensor, nn.Parameter) for weight in model.parameters())
 
 
-@contextmanager
-def shaken(model: Any) -> Iterator[None]:
-    """Change the embeddings that a model reads, in this thread, by a unit in the last place."""
-    ours = threading.get_ident()
-    generator = torch.Generator().manual_seed(0)
-
-    def shake(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        if threading.get_ident() != ours:
-            return None
-        signs = torch.randint(0, 2, output.shape, generator=generator).to(output) * 2 - 1
-        return output * (1 + signs * torch.finfo(output.dtype).eps)
-
-    embeddings = embeddings_of(model.get_decoder())
-    hook = embeddings.register_forward_hook(shake)
-    try:
-        yield
-    finally:
-        hook.remove()
-
-
-@contextmanager
-def hooks_restored(*models: Any) -> Iterator[None]:
-    """Remove the hooks that forwards leave in models: transformers' for hidden states stay otherwise."""
-    flag, kinds = "_output_capturing_hooks_installed", ("_forward_hooks", "_forward_pre_hooks")
-    modules = {module for model in models for module in model.modules()}
-    kept = {(module, kind): set(vars(module)[kind]) for module in modules for kind in kinds}
-    flagged = {module for module in modules if flag in vars(module)}
-    try:
-        yield
-    finally:
-        for (module, kind), hooks in kept.items():
-            for hook in set(vars(module)[kind]) - hooks:
-                del vars(module)[kind][hook]
-                vars(module)[f"{kind}_with_kwargs"].pop(hook, None)
-        for module in modules - flagged:
-            vars(module).pop(flag, None)
-
-
 # -- differences of logits ---------------------------------------------------------------------------------
-
-
-def agree(found: Tensor, expected: Tensor, again: Tensor) -> bool:
-    """True if two computations of the same logits, [n, vocabulary], differ only by rounding.
-
-    Args:
-        again: ``expected`` computed in another plain way, of which rounding is all the difference.
-    """
-    off, apart = (difference(expected.double(), one.double()) for one in (found, again))
-    return off <= _limit(expected.dtype, apart)
-
-
-def difference(rows: Tensor, others: Tensor) -> float:
-    """The largest root mean square over rows, as a share of the spread of a row's logits."""
-    difference = (rows - others.to(rows.device)).square().mean(dim=-1).sqrt()
-    return float((difference / rows.std(dim=-1, correction=0).clamp(min=1e-12)).max())
-
-
-def _limit(dtype: torch.dtype, apart: float) -> float:
-    """The largest difference of computations of the same logits, if two known ones differ by ``apart``.
-
-    At least by half of the digits: some attention computes its softmax in float32 in any dtype.
-    """
-    digits = max(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps)
-    return max(_SHAPES_DIFFER * apart, math.sqrt(digits))
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -42,11 +42,12 @@ from outpace.targets.inputs.refusals import check_stock, refuse_by_config, why_c
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
 from outpace.targets.plan import StepPlan
+from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import bit_test
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked, choose
 from outpace.targets.step.record import Record, answer
-from outpace.targets.step.self_test import Stock, agree, tested
+from outpace.targets.step.self_test import Stock, tested
 from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
 
 

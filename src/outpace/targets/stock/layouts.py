@@ -25,7 +25,7 @@ from outpace.targets.inputs.line import WINDOW, Line
 from outpace.targets.inputs.masks import placed
 from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.inputs.surgery import exchange
-from outpace.targets.step.self_test import agree
+from outpace.targets.step.agreement import agree
 
 if TYPE_CHECKING:
     from outpace.targets.stock.causal import CausalTarget

@@ -22,7 +22,7 @@ from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel, i
 from outpace.targets.base import Rows
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.forward import positions_of
-from outpace.targets.step.self_test import agree, shaken
+from outpace.targets.step.agreement import agree, shaken
 from outpace.targets.stock.causal import CausalTarget
 
 # Arguments of a language model for a prompt, besides flags; it must not need any others.
