@@ -101,8 +101,12 @@ def test_the_best_tree_has_the_likeliest_nodes() -> None:
 def test_a_smaller_budget_drafts_the_likeliest_nodes(name: str) -> None:
     made = heads(name)
     made.accuracies.copy_(torch.linspace(0.6, 0.1, made.accuracies.numel()).view_as(made.accuracies))
-    drafter = type(KINDS[name][2](made))(made)
-    engine = Engine(TARGET, drafter, adaptive=False)
+    check_budgets(TARGET, type(KINDS[name][2](made))(made), made)
+
+
+def check_budgets(target: ToyTarget, drafter: Any, made: Any) -> None:
+    """Check that a smaller budget drafts the beginning of the tree, and a text's end its first layer."""
+    engine = Engine(target, drafter, adaptive=False)
     sequence = engine.add(PROMPT, SamplingParams(max_new_tokens=60, ignore_eos=True))
     engine.step()
     whole = made.tree()

@@ -15,13 +15,13 @@ from outpace.drafters.heads.hydra import Hydra, HydraConfig
 from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget, check_drafter
-from outpace.tree import depths
 from outpace_lab.drafters.blockwise import Blockwise, BlockwiseConfig, BlockwiseHeads
 from outpace_lab.train.data import Document
 from outpace_lab.train.modules.heads import TrainedHydra, TrainedMedusa
 from outpace_lab.train.reading import read_batch
 from outpace_lab.train.trained import Batch, ids_of, number
 from parts import first
+from unit.drafters.test_heads import check_budgets
 
 TARGET = ToyTarget()
 PROMPT = [3, 9, 2, 7]
@@ -127,17 +127,7 @@ def test_trained_heads_keep_their_ids(tmp_path: Path) -> None:
 def test_a_smaller_budget_drafts_the_likeliest_nodes(name: str) -> None:
     made = heads(name)
     made.calibrate([batch_of(PROMPT * 6, 0)])
-    drafter = type(KINDS[name][2](made))(made)
-    engine = Engine(TARGET, drafter, adaptive=False)
-    sequence = engine.add(PROMPT, SamplingParams(max_new_tokens=60, ignore_eos=True))
-    engine.step()
-    whole = made.tree()
-    for budget in (*range(1, len(whole) + 1), len(whole) + 3, None):
-        sequence.budget = budget
-        (draft,) = drafter.propose([engine._batch.active[0].state])
-        assert sorted(depths(draft.parents)) == sorted(depths(whole[:budget])), budget
-    sequence.limit = sequence.output_length + 2
-    assert set(depths(drafter.propose([engine._batch.active[0].state])[0].parents)) == {0}
+    check_budgets(TARGET, type(KINDS[name][2](made))(made), made)
 
 
 def test_heads_of_their_own_begin_as_the_targets() -> None:
