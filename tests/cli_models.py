@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,12 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         return CliRunner().invoke(app, [str(arg) for arg in args])
 
     return invoke
+
+
+@pytest.fixture
+def prompts(tmp_path: Path) -> Path:
+    """A file of three prompts, one of them with a category, one a conversation."""
+    file = tmp_path / "prompts.jsonl"
+    lines: list[Any] = ["abcabcabc", {"prompt": "xyzxyz", "category": "b"}, {"turns": ["a", "b"]}]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
+    return file

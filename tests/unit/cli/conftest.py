@@ -1,5 +1,5 @@
 """Tiny models, as in ``cli_models``."""
 
-from cli_models import chat_folder, chat_model, folder, model, run
+from cli_models import chat_folder, chat_model, folder, model, prompts, run
 
-__all__ = ["chat_folder", "chat_model", "folder", "model", "run"]
+__all__ = ["chat_folder", "chat_model", "folder", "model", "prompts", "run"]

@@ -25,14 +25,6 @@ Bench = Callable[..., Any]
 
 
 @pytest.fixture
-def prompts(tmp_path: Path) -> Path:
-    file = tmp_path / "prompts.jsonl"
-    lines: list[Any] = ["abcabcabc", {"prompt": "xyzxyz", "category": "b"}, {"turns": ["a", "b"]}]
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines), "utf-8")
-    return file
-
-
-@pytest.fixture
 def bench(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """Runs ``outpace bench`` in this process, on a tiny model and three prompts."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
