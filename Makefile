@@ -9,6 +9,7 @@
 #   test-sanitised   compiled functions under the sanitisers of addresses and undefined behaviour
 #   test-ray         Ray Serve with two and three replicas, in an environment of its own
 #   test-lowest      unit tests and model zoo on the lowest versions of torch and transformers
+#   test-newest      the same on the newest transformers that the package index has
 #   soak             1,000 mixed requests against the server
 #   conformance      others' tests of OpenAI's API against the server; fetched from the package index
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
@@ -22,6 +23,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 VENV_LOWEST ?= .venv-lowest
+VENV_NEWEST ?= .venv-newest
 # One process per processor with one thread each: small models gain nothing from more.
 PYTEST_ARGS ?= --numprocesses auto --dist worksteal --durations 25
 
@@ -36,7 +38,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-lab test-all test-slow exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest clean distclean
+.PHONY: demo test test-lab test-all test-slow exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -47,7 +49,7 @@ test: $(TEST)
 test-lab: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS) lab/tests
 
-test-all: test test-lab test-slow test-llamacpp test-optional test-cpus test-sanitised test-ray test-lowest soak conformance
+test-all: test test-lab test-slow test-llamacpp test-optional test-cpus test-sanitised test-ray test-lowest test-newest soak conformance
 
 test-slow: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS) tests integrations lab/tests
@@ -158,9 +160,17 @@ $(VENV_LOWEST)/%/.installed: constraints-%.txt pyproject.toml
 	$(@D)/bin/python -m pip install --quiet --constraint $< --editable '.[test]' --editable './lab[test]'
 	@touch $@
 
+# Without a stamp: which version is the newest changes outside the clone. torch keeps its pin.
+test-newest:
+	$(PYTHON) -m venv $(VENV_NEWEST)
+	grep -v '^transformers' constraints.txt > $(VENV_NEWEST)/constraints.txt
+	$(VENV_NEWEST)/bin/python -m pip install --quiet --upgrade --constraint $(VENV_NEWEST)/constraints.txt \
+		--editable '.[test]' --editable './lab[test]' transformers
+	OMP_NUM_THREADS=1 $(VENV_NEWEST)/bin/python -m pytest -m "not slow and not real" $(PYTEST_ARGS) tests/unit tests/zoo
+
 clean:
 	rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find src lab tests tools examples integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY)
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NEWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY)

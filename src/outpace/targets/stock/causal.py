@@ -40,6 +40,7 @@ from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.line import apart
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, why_chains_only
 from outpace.targets.inputs.surgery import exchange
+from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
 from outpace.targets.plan import StepPlan
 from outpace.targets.step.agreement import agree
@@ -94,6 +95,7 @@ class CausalTarget(TargetModel):
 
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
         self.options = TargetOptions(**options)
+        warn_of_untested()
         refuse_by_config(model)
         if self.options.release is True and self._needs_weights:
             raise self._keeps(model, self._needs_weights)

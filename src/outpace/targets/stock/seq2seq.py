@@ -30,6 +30,7 @@ from outpace.targets.inputs.forward import CacheAdapter, Probe, device_of, embed
 from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
 from outpace.targets.inputs.positions import ByBias, Placement, placement_of
 from outpace.targets.inputs.refusals import refuse_by_config, refuse_unprobed, why_chains_only
+from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.plan import StepPlan
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.self_test import Stock, tested
@@ -124,6 +125,7 @@ class Seq2SeqTarget(TargetModel):
     )
 
     def __init__(self, model: PreTrainedModel, check: bool | Literal["auto"] = "auto") -> None:
+        warn_of_untested()
         refuse_by_config(model, seq2seq=True)
         self._cache_argument = cache_argument(model)
         if model.main_input_name not in (_TEXT, _FEATURES):
