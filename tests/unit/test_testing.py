@@ -21,7 +21,8 @@ from outpace.engine.engine import Engine
 from outpace.sequence import Sequence as Text
 from outpace.sequence import Step
 from outpace.targets import Rows
-from outpace.testing import ToyTarget, check_drafter, toy
+from outpace.targets.inputs import forward, masks
+from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
@@ -147,10 +148,10 @@ def shift_parents(text: Sequence[int], draft: Draft, *more: object) -> Rows:
         (KVCache, "keep", keep_one_row_less),
         (KVCache, "keep", keep_everything),
         (Lane, "move", forget_to_move_values),
-        (toy, "depths", lambda parents: list(range(len(parents)))),
-        (toy, "depths", lambda parents: [0] * len(parents)),
-        (toy, "ancestor_mask", lambda parents: np.tri(len(parents), dtype=bool)),
-        (toy, "ancestor_mask", lambda parents: np.eye(len(parents), dtype=bool)),
+        (forward, "depths", lambda parents: list(range(len(parents)))),
+        (forward, "depths", lambda parents: [0] * len(parents)),
+        (masks, "ancestor_mask", lambda parents: np.tri(len(parents), dtype=bool)),
+        (masks, "ancestor_mask", lambda parents: np.eye(len(parents), dtype=bool)),
         (Rows, "under", hang_under_the_root),
         (Rows, "under", shift_parents),
     ],

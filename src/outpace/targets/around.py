@@ -22,7 +22,7 @@ class WrappedTarget(TargetModel):
     inner: TargetModel
 
     def wrap(self, inner: TargetModel) -> None:
-        """Set ``inner`` and describe this target as that one."""
+        """Set ``inner`` and describe this target as that one; what differs is set afterwards."""
         self.inner = inner
         self.vocabulary, self.context = inner.vocabulary, inner.context
         self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
@@ -59,6 +59,10 @@ class WrappedTarget(TargetModel):
 
 class AroundTarget(WrappedTarget):
     """A target whose layers, hidden states, embeddings and head are those of an inner target."""
+
+    def wrap(self, inner: TargetModel) -> None:
+        super().wrap(inner)
+        self.model = inner.model  # for drafters that load or build one like it
 
     @property
     def hidden(self) -> HiddenStates:

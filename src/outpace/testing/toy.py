@@ -8,13 +8,13 @@ from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import Cache, KVCache, LayerShape, RowShape, Slot, Window
 from outpace.core import OutpaceError
 from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows, own_cache
-from outpace.tree import ancestor_mask, depths
+from outpace.targets.inputs.forward import inputs_of, rows_of
+from outpace.targets.inputs.masks import hide, tree_masks
 
 _SIZE = 16
 _HEADS = 2
@@ -135,9 +135,7 @@ class ToyTarget(TargetModel):
     ) -> Output:
         tokens, positions, mask = _arrange(window, feeds)
         if self._window is not None:
-            sinks, recent = self._window
-            for own, offset in zip(mask, window.offsets, strict=True):
-                own[:, sinks : max(offset - recent, sinks)] = False
+            hide(mask, window.offsets, *self._window)
         embeddings = torch.cat([self._embeddings, self._table.to(self._embeddings)])
         states = embeddings[tokens] + torch.sin(positions[..., None] * self._frequencies)
         hidden = [states]
@@ -164,18 +162,7 @@ class ToyTarget(TargetModel):
 
 def _arrange(window: Window, feeds: Mapping[Slot, Rows]) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens and positions [B, width], and the attention mask [B, width, columns]."""
-    count = len(window.slots)
-    tokens = np.zeros((count, window.width), dtype=np.int64)
-    positions = np.zeros((count, window.width), dtype=np.int64)
-    mask: NDArray[np.bool_] = np.zeros((count, window.width, window.columns), dtype=np.bool_)
-    for place, (slot, offset) in enumerate(zip(window.slots, window.offsets, strict=True)):
-        if slot is None or slot not in feeds:
-            continue
-        row = feeds[slot]
-        size, fed = len(row.tokens), len(row.fed)
-        base = offset - fed
-        tokens[place, :size] = row.tokens
-        positions[place, :size] = [base + depth for depth in depths(row.tree)[fed:]]
-        mask[place, :size, :base] = True
-        mask[place, :size, base : offset + size] = ancestor_mask(row.tree)[fed:]
-    return torch.from_numpy(tokens), torch.from_numpy(positions), torch.from_numpy(mask)
+    rows = rows_of(window, feeds)
+    tokens, positions = inputs_of(rows, window)
+    mask, _ = tree_masks(rows, window, positions, sliding=None)
+    return torch.tensor(tokens), torch.tensor(positions), mask[:, 0]

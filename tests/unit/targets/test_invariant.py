@@ -27,7 +27,7 @@ from outpace.targets.cpu.kernels import row_step
 from outpace.targets.cpu.linear import Linear
 from outpace.targets.gpu.graphs import Eager, Made
 from outpace.targets.gpu.invariant import Norm, Triton, invariant_attention, invariant_norm
-from outpace.targets.inputs.masks import in_order, packed, placed
+from outpace.targets.inputs.device_rows import in_order, read_numbers, row_numbers
 from outpace.targets.step.bit_test import bit_test
 from paths import random_tree
 from replay import Replay
@@ -167,8 +167,8 @@ class Text:
     def attend(self, rows: list[int], columns: list[int], feed: Rows, room: int = 0) -> Tensor:
         """Attention of a sequence that has these columns of the text, and feeds these rows: [width, ...]."""
         base, width = len(columns) - len(rows), len(rows)
-        numbers = packed([feed], [base], width, width + len(feed.fed))
-        trees = placed(torch.from_numpy(numbers).to(self.query.device), width).trees
+        numbers = row_numbers([feed], [base], width, width + len(feed.fed))
+        trees = read_numbers(torch.from_numpy(numbers).to(self.query.device), width).trees
         key, value = (
             nn.functional.pad(part[:, :, columns], (0, 0, 0, room), value=7.0)
             for part in (self.key, self.value)

@@ -16,16 +16,8 @@ from outpace.core import UnsupportedModel
 from outpace.targets.base import Rows
 from outpace.targets.gpu.tree_attention import visible
 from outpace.targets.inputs import forward
-from outpace.targets.inputs.masks import (
-    MaskMaker,
-    compact,
-    dense,
-    packed,
-    placed,
-    placed_on,
-    tree_masks,
-    unknown_kinds,
-)
+from outpace.targets.inputs.device_rows import compact, dense, read_numbers, row_numbers, to_device
+from outpace.targets.inputs.masks import MaskMaker, tree_masks, unknown_kinds
 from outpace.tree import depths
 
 CPU = torch.device("cpu")
@@ -58,7 +50,7 @@ def test_masks_made_on_a_device_are_those_made_on_the_cpu() -> None:
         positions = [forward.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
         for sliding in (None, 1, 3, 12, 100):
             expected = tree_masks(rows, window, positions, sliding)
-            found = dense(placed_on(rows, window, CPU).trees, window.columns, sliding)
+            found = dense(to_device(rows, window, CPU).trees, window.columns, sliding)
             assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True)), sliding
 
 
@@ -75,7 +67,7 @@ def test_rows_are_placed_on_a_device_as_on_the_host(seed: int, sliding: int | No
         lengths.append(rng.randint(fed, 12))
     window = window_of(lengths, [len(row.tokens) for row in rows], static=30)
     positions = [forward.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
-    found = placed(torch.from_numpy(packed(rows, window.offsets, window.width, 16)), window.width)
+    found = read_numbers(torch.from_numpy(row_numbers(rows, window.offsets, window.width, 16)), window.width)
     real, at = found.trees.real, found.trees.positions
     expected = tree_masks(rows, window, positions, sliding)
     for whole, seen, short in zip(

@@ -19,7 +19,8 @@ from outpace import Engine, SamplingParams
 from outpace.core import UnsupportedModel
 from outpace.targets import CausalTarget, Rows
 from outpace.targets.gpu.tree_attention import reference, tree_attention, visible
-from outpace.targets.inputs.masks import TREE, compact, dense, in_order, packed, placed
+from outpace.targets.inputs.device_rows import compact, dense, in_order, read_numbers, row_numbers
+from outpace.targets.inputs.masks import TREE
 from replay import Replay
 from zoo.families import FAMILIES
 
@@ -39,8 +40,8 @@ def case(
         rows.append(Rows([1] * own, tree[fed:], fed=tree[:fed]) if own else Rows(()))
         offsets.append(rng.randint(fed + 20, columns - width) if own else 0)
     nodes = fed + width
-    numbers = torch.from_numpy(np.asarray(packed(rows, offsets, width, nodes)))
-    trees = placed(numbers, width).trees
+    numbers = torch.from_numpy(np.asarray(row_numbers(rows, offsets, width, nodes)))
+    trees = read_numbers(numbers, width).trees
     parts = [(3, heads, width, size), (3, kv, columns, size), (3, kv, columns, wide)]
     tensors = [torch.randn(part, generator=generator, dtype=torch.float64).to(dtype) for part in parts]
     tensors[0] = tensors[0].transpose(1, 2).contiguous().transpose(1, 2)  # as models make it

@@ -114,7 +114,6 @@ class KnnTarget(AroundTarget):
         if not 0 < temperature < math.inf:
             raise OutpaceError(f"temperature must be above 0 and finite, not {temperature}")
         self.wrap(inner)
-        self.model = inner.model  # for drafters that load or build one like it
         self.plan = replace(inner.plan, exact=False, inexact="several rows are searched together")
         self.store, self.neighbours, self.weight, self.temperature = store, neighbours, weight, temperature
 

@@ -153,15 +153,14 @@ class ContrastiveTarget(AroundTarget):
         empty = [model.new_cache(1, 1) for model in (expert, amateur)]
         if empty[0].static != empty[1].static:
             raise OutpaceError("make both targets with static=True, or neither")
-        self.expert = self.inner = expert
-        self.amateur = amateur
-        self.model = expert.model  # for drafters that load or build one like it
+        self.wrap(expert)
+        self.expert, self.amateur = expert, amateur
         self.alpha = alpha
         self.beta = beta
-        self.vocabulary = expert.vocabulary
         contexts = [model.context for model in (expert, amateur) if model.context is not None]
         self.context = min(contexts, default=None)
-        self.eos_token_ids = expert.eos_token_ids
+        leaves = [model.max_leaves for model in (expert, amateur) if model.max_leaves is not None]
+        self.max_leaves = min(leaves, default=None)
         inexact = expert.inexact or (f"the amateur: {amateur.inexact}" if amateur.inexact else "")
         exact = expert.bit_exact and amateur.bit_exact
         self.plan = replace(expert.plan, exact=exact, inexact=inexact)

@@ -69,14 +69,8 @@ class SplitTarget(AroundTarget):
                 f"the model has {target.layers} layers: the lower ones are 1 to {target.layers - 1} of them, "
                 f"not {depth}"
             )
-        self.inner = target
+        self.wrap(target)
         self.depth = depth
-        self.model = target.model
-        self.vocabulary = target.vocabulary
-        self.context = target.context
-        self.eos_token_ids = target.eos_token_ids
-        self.plan, self.quantised, self.stock = target.plan, target.quantised, target.stock
-        self.chains_only = target.chains_only
         self._lower = target.some_layers(range(depth), bare=True)
         self._upper = target.some_layers(range(depth, target.layers))
         self._held: dict[Slot, Held] = {}

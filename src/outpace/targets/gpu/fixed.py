@@ -14,7 +14,7 @@ from outpace.cache import FixedRows, FixedWindow, Slot, StaticCache
 from outpace.cache.lanes import power_of_two
 from outpace.targets.base import HiddenStates, Rows
 from outpace.targets.gpu.graphs import Made, Runner
-from outpace.targets.inputs.masks import packed
+from outpace.targets.inputs.device_rows import row_numbers
 
 # Forwards with more rows are bound by arithmetic, so that a graph gains nothing.
 _MOST_ROWS = 512
@@ -34,7 +34,7 @@ class FixedInputs:
 
     Attributes:
         rows: the rows of the cache that are written and read.
-        numbers: the array of ``masks.packed`` for a forward's rows, on the device.
+        numbers: the array of ``row_numbers`` for a forward's rows, on the device.
         states: inputs of the first layer, [B, width, size]; None if the inputs are tokens.
     """
 
@@ -49,7 +49,7 @@ class FixedInputs:
 
     def fill(self, rows: Sequence[Rows], window: FixedWindow, states: Mapping[Slot, Tensor] | None) -> None:
         """Write a forward's rows, and the states given for them, [n, size] by slot."""
-        numbers = torch.from_numpy(packed(rows, window.offsets, self.width, self.nodes))
+        numbers = torch.from_numpy(row_numbers(rows, window.offsets, self.width, self.nodes))
         # Memory that is not pinned has been read when this returns, and nothing waits for the device.
         self.numbers.copy_(numbers, non_blocking=True)
         if self.states is not None:

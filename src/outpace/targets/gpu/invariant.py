@@ -102,9 +102,9 @@ def invariant_attention(
     s_aux: Tensor | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """An attention function of transformers' ``AttentionInterface``; its mask is one of ``masks.in_order``.
+    """An attention function of transformers' ``AttentionInterface``.
 
-    The other arguments are those of ``tree_attention``.
+    Its mask is one of ``device_rows.in_order``. The other arguments are those of ``tree_attention``.
 
     Raises:
         UnsupportedModel: the model needs other features, or makes its own masks.

@@ -214,7 +214,7 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Compute ``tree_attention.reference``; ``paths`` is a mask of ``masks.in_order``.
+    """Compute ``tree_attention.reference``; ``paths`` is a mask of ``device_rows.in_order``.
 
     A row's sums run over the positions of its own text in their order, in tiles and stretches that begin at
     multiples of fixed numbers, whatever the columns that hold them.

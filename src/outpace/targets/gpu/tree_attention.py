@@ -1,4 +1,4 @@
-"""Attention over committed columns and a tree, described by compact masks (``masks.compact``).
+"""Attention over committed columns and a tree, described by compact masks (``device_rows.compact``).
 
 No mask over columns is made: a row has the column where its tree begins, the first one before it that it
 attends to, and a bit mask of nodes. These are read on the device, so one graph serves every length. Supports
@@ -16,7 +16,8 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.core import UnsupportedModel
-from outpace.targets.inputs.masks import TREE, WORD
+from outpace.targets.inputs.device_rows import WORD
+from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.surgery import exchange
 
 _TRITON = find_spec("triton") is not None

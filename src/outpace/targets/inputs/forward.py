@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import Cache as ModelCache
 
-from outpace.cache import FixedRows, LayerShape, RowShape, Slot, Window
+from outpace.cache import FixedRows, Slot, Window
 from outpace.targets.base import Rows
 from outpace.targets.inputs.line import Line
 from outpace.targets.inputs.shared import Shared
@@ -63,34 +63,6 @@ class CacheAdapter(ModelCache):
     @property
     def is_initialized(self) -> bool:
         return True
-
-
-class Probe(CacheAdapter):
-    """Recorder of each layer's rows, which it returns unchanged: a first token without a cache.
-
-    Attributes:
-        rows: layer of the model -> its keys and values, each [1, heads, width, size].
-    """
-
-    def __init__(self) -> None:
-        ModelCache.__init__(self, layers=[])
-        self._columns = self._width = 1
-        self.rows: dict[int, tuple[Tensor, Tensor]] = {}
-
-    @property
-    def shapes(self) -> dict[int, LayerShape]:
-        """Layer of the model -> shape of its rows."""
-        shapes = {}
-        for layer, pair in sorted(self.rows.items()):
-            keys, values = (RowShape(s.shape[1], s.shape[3], s.dtype, s.device) for s in pair)
-            shapes[layer] = LayerShape(keys, values)
-        return shapes
-
-    def update(
-        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Tensor]:
-        self.rows[layer_idx] = (key_states, value_states)
-        return key_states, value_states
 
 
 def embeddings_of(part: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,11 +14,11 @@ from torch import Tensor
 from outpace.cache import Window
 from outpace.core import UnsupportedModel
 from outpace.targets.base import Rows
+from outpace.targets.inputs.device_rows import Trees, compact, dense, in_order, to_device
 from outpace.tree import ancestor_mask, chain_mask, depths, is_chain
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
-WORD = 64  # nodes in a word of a compact mask
 
 # Attention over compact masks (``gpu/tree_attention.py``), and over masks in the order of the text
 # (``gpu/invariant.py``).
@@ -78,17 +78,17 @@ class MaskMaker:
         """Number of kinds of masks that the layers need; a model without a dict can have only one."""
         return max(len(self._kinds), 1)
 
-    def one(self, device: torch.device) -> Mask:
+    def token_mask(self, device: torch.device) -> Mask:
         """The mask of a single token that attends to itself."""
         seen = torch.ones((1, 1, 1), dtype=torch.bool, device=device)
-        return self.given(seen, torch.zeros((1, 1), dtype=torch.long, device=device))
+        return self.whole_mask(seen, torch.zeros((1, 1), dtype=torch.long, device=device))
 
-    def given(self, seen: Tensor, positions: Tensor) -> Mask:
+    def whole_mask(self, seen: Tensor, positions: Tensor) -> Mask:
         """The mask of a forward without a cache. ``seen``: [B, N, N]; ``positions`` of the rows: [B, N]."""
         base, real = torch.zeros_like(positions[:, :1]), torch.ones_like(positions, dtype=torch.bool)
-        return self.of(Trees(base, real, seen, positions, positions), seen.shape[2])
+        return self.tree_mask(Trees(base, real, seen, positions, positions), seen.shape[2])
 
-    def of(self, trees: Trees, columns: int) -> Mask:
+    def tree_mask(self, trees: Trees, columns: int) -> Mask:
         """The mask or masks of a forward whose rows are on the device."""
         if self._encode is not None:
             return self._form(*self._encode(trees, self._sliding))
@@ -101,10 +101,10 @@ class MaskMaker:
         if self._window is not None and max(window.offsets) > sum(self._window):
             made = tree_masks(rows, window, positions, self._sliding)
             for mask in made:
-                _hide(mask, window.offsets, *self._window)
+                hide(mask, window.offsets, *self._window)
             return self._form(*(mask.to(device) for mask in made))
         if self._encode is not None or (device.type != "cpu" and not self._is_plain(rows, window)):
-            return self.of(placed_on(rows, window, device).trees, window.columns)
+            return self.tree_mask(to_device(rows, window, device).trees, window.columns)
         if self._is_plain(rows, window):
             return dict.fromkeys(self._kinds) if self.by_kind else None
         if self._fused and self._are_chains(rows, window):
@@ -162,10 +162,10 @@ class OwnMasks(MaskMaker):
             "committed rows; use another drafter"
         )
 
-    def one(self, device: torch.device) -> Mask:
+    def token_mask(self, device: torch.device) -> Mask:
         return None
 
-    def of(self, trees: Trees, columns: int) -> Mask:
+    def tree_mask(self, trees: Trees, columns: int) -> Mask:
         raise UnsupportedModel(
             "this target takes chains only, with the model's own mask, so it cannot be trained through; use "
             "a drafter without trained parts"
@@ -219,182 +219,28 @@ def tree_masks(
     excludes the columns whose position is ``sliding`` or more before the row's own.
     """
     mask = np.zeros((len(rows), 1, window.width, window.columns), dtype=np.bool_)
-    for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
+    for sequence, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
         size, fed = len(row.tokens), len(row.fed)
         base = offset - fed
-        mask[place, 0, :size, :base] = True
-        mask[place, 0, :size, base : offset + size] = _ancestors(row)
-        mask[place, 0, size:, 0] = True
+        mask[sequence, 0, :size, :base] = True
+        mask[sequence, 0, :size, base : offset + size] = _ancestors(row)
+        mask[sequence, 0, size:, 0] = True
     full = torch.from_numpy(mask)
     at = np.asarray(positions)
     if sliding is None or at.max() < sliding:
         return full, full
     near = mask.copy()
     columns = column_positions(rows, window, at)
-    for place, row in enumerate(rows):
+    for sequence, row in enumerate(rows):
         size = len(row.tokens)
-        near[place, 0, :size] &= columns[place, None, :] > at[place, :size, None] - sliding
+        near[sequence, 0, :size] &= columns[sequence, None, :] > at[sequence, :size, None] - sliding
     return full, torch.from_numpy(near)
 
 
-def _hide(mask: Tensor, offsets: Sequence[int], sinks: int, recent: int) -> None:
+def hide(mask: Tensor, offsets: Sequence[int], sinks: int, recent: int) -> None:
     """Hide the committed rows after the first ones and before the most recent ones, in place."""
-    for own, offset in zip(mask, offsets, strict=True):
-        own[..., sinks : max(offset - recent, sinks)] = False
-
-
-def placed_on(rows: Sequence[Rows], window: Window, device: torch.device) -> Placed:
-    """A forward's rows on a device, to which only tokens, lengths and parents are copied."""
-    nodes = window.width + max(len(row.fed) for row in rows)
-    numbers = torch.from_numpy(packed(rows, window.offsets, window.width, nodes))
-    return placed(numbers.to(device, non_blocking=True), window.width)
-
-
-def packed(rows: Sequence[Rows], offsets: Sequence[int], width: int, nodes: int) -> NDArray[np.int64]:
-    """Pack the data of a forward's rows that a device needs into one array [B, 3 + width + nodes].
-
-    Per sequence: the number of rows before the tree, of the tree's rows fed before and of those fed now, the
-    tokens of the latter, and the parents of all.
-
-    Args:
-        offsets: number of committed rows of each sequence.
-        nodes: maximum number of rows of a tree, including those fed before.
-    """
-    numbers = np.full((len(rows), 3 + width + nodes), -1, dtype=np.int64)
-    numbers[:, : 3 + width] = 0
-    for place, (row, offset) in enumerate(zip(rows, offsets, strict=True)):
-        size, fed = len(row.tokens), len(row.fed)
-        numbers[place, :3] = offset - fed, fed, size
-        numbers[place, 3 : 3 + size] = row.tokens
-        numbers[place, 3 + width : 3 + width + fed + size] = row.tree
-    return numbers
-
-
-class Trees(NamedTuple):
-    """Rows that each row of a forward attends to: the columns before its tree, and nodes of the tree.
-
-    Attributes:
-        base: the column of a tree's first node, [B, 1].
-        real: True for rows that are not padding, [B, width].
-        sees: the nodes that each row attends to, boolean [B, width, nodes].
-        positions: positions of the rows, [B, width]; legal ones for padding.
-        node_positions: positions of the nodes, [B, nodes].
-    """
-
-    base: Tensor
-    real: Tensor
-    sees: Tensor
-    positions: Tensor
-    node_positions: Tensor
-
-
-class Placed(NamedTuple):
-    """The rows of a forward, on a device.
-
-    Attributes:
-        tokens: [B, width]; 0 in padding.
-        rows: the cache row that each is written to, [B, width]; undefined for padding.
-        trees: the rows that they attend to.
-    """
-
-    tokens: Tensor
-    rows: Tensor
-    trees: Trees
-
-
-def placed(numbers: Tensor, width: int) -> Placed:
-    """Unpack the array of ``packed`` on its device, without reading it on the host."""
-    base, fed, size = numbers[:, :3].split(1, dim=1)
-    tokens, parents = numbers[:, 3 : 3 + width], numbers[:, 3 + width :]
-    nodes = parents.shape[1]
-    own = torch.arange(width, device=numbers.device)[None]
-    node = (fed + own).clamp(max=nodes - 1)  # [B, width]: each row's place in its tree
-    tree = ancestors(parents)
-    at = base + tree.sum(dim=-1) - 1
-    sees = tree.gather(1, node[..., None].expand(-1, -1, nodes))
-    return Placed(tokens, base + fed + own, Trees(base, own < size, sees, at.gather(1, node), at))
-
-
-def dense(trees: Trees, columns: int, sliding: int | None) -> tuple[Tensor, Tensor]:
-    """Make the masks of ``tree_masks`` on a device."""
-    width, nodes = trees.sees.shape[1:]
-    column = torch.arange(columns, device=trees.base.device)[None]
-    held = column - trees.base  # [B, columns]: the node that a column holds; below 0 before the tree
-    inside = (held >= 0) & (held < nodes)
-    index = held.clamp(0, nodes - 1)
-    seen = trees.sees.gather(2, index[:, None].expand(-1, width, -1)) & inside[:, None]
-    seen = seen | (held < 0)[:, None]
-    first = (column == 0)[:, None]
-    full = near = torch.where(trees.real[..., None], seen, first)[:, None]
-    if sliding is not None and sliding < columns:
-        column_at = torch.where(inside, trees.node_positions.gather(1, index), column)
-        seen = seen & (column_at[:, None, :] > trees.positions[..., None] - sliding)
-        near = torch.where(trees.real[..., None], seen, first)[:, None]
-    return full, near
-
-
-def compact(trees: Trees, sliding: int | None) -> tuple[Tensor, Tensor]:
-    """Make the masks of ``dense`` in a form without columns, int64 [B, 1, width, 2 + words].
-
-    Per row: the column of its tree's first node, the first column before it that the row attends to, and a
-    bit mask of the nodes that it attends to, 64 per word. Padding attends to no row.
-    """
-    sees = trees.sees & trees.real[..., None]
-    base = trees.base.expand(-1, sees.shape[1])
-    full = near = _words(base, torch.where(trees.real, 0, base), sees)
-    if sliding is not None:
-        low = torch.where(trees.real, (trees.positions - sliding + 1).clamp(min=0), base)
-        sees = sees & (trees.node_positions[:, None, :] > trees.positions[..., None] - sliding)
-        near = _words(base, low, sees)
-    return full, near
-
-
-def _words(base: Tensor, low: Tensor, sees: Tensor) -> Tensor:
-    nodes = sees.shape[2]
-    bits = torch.nn.functional.pad(sees, (0, -nodes % WORD)).unflatten(2, (-1, WORD)).long()
-    words = (bits << torch.arange(WORD, device=sees.device)).sum(dim=-1)
-    return torch.cat([base[..., None], low[..., None], words], dim=-1)[:, None]
-
-
-def in_order(trees: Trees, sliding: int | None) -> tuple[Tensor, Tensor]:
-    """Make the masks of ``dense`` in the order of each row's text, int32 [B, 1, width, 4 + nodes].
-
-    Per row: the first position that it attends to; the position of its tree's first node; a position up to
-    which each is in the column of the same number; the position after the last one; the columns of the
-    positions from the tree on. Padding attends to no row.
-    """
-    count = torch.where(trees.real, trees.sees.sum(dim=-1), 0)
-    base = trees.base.expand_as(count)
-    # The nodes that a row attends to, in their order, and then the others.
-    path = (~trees.sees).to(torch.uint8).sort(dim=-1, stable=True).indices
-    straight = (path == torch.arange(path.shape[-1], device=path.device)).to(torch.uint8)
-    whole = base + torch.minimum(straight.cummin(dim=-1).values.sum(dim=-1), count)
-    end = torch.where(trees.real, base + count, 0)
-    columns = base[..., None] + path
-
-    def mask(low: Tensor) -> Tensor:
-        fields = torch.stack([torch.where(trees.real, low, 0), base, whole, end], dim=-1)
-        return torch.cat([fields, columns], dim=-1)[:, None].int()
-
-    full = near = mask(torch.zeros_like(base))
-    if sliding is not None:
-        near = mask((trees.positions - sliding + 1).clamp(min=0))
-    return full, near
-
-
-def ancestors(parents: Tensor) -> Tensor:
-    """``tree.ancestor_mask`` of trees on a device: parents [B, n] -> [B, n, n].
-
-    Each round doubles the number of ancestors that a node has found.
-    """
-    size = parents.shape[1]
-    above = torch.arange(size, device=parents.device)[None]
-    above = torch.where(parents < 0, above, parents)
-    seen = torch.eye(size, dtype=torch.bool, device=parents.device).expand(len(parents), -1, -1)
-    for _ in range((size - 1).bit_length()):
-        seen = seen | seen.gather(1, above[..., None].expand(-1, -1, size))
-        above = above.gather(1, above)
-    return seen
+    for rows, offset in zip(mask, offsets, strict=True):
+        rows[..., sinks : max(offset - recent, sinks)] = False
 
 
 def _ancestors(row: Rows) -> NDArray[np.bool_]:
@@ -405,9 +251,9 @@ def _ancestors(row: Rows) -> NDArray[np.bool_]:
 def column_positions(rows: Sequence[Rows], window: Window, positions: NDArray[np.int64]) -> NDArray[np.int64]:
     """Positions of the columns, [B, columns]: the index of a committed row, the position of a tree's node."""
     columns = np.tile(np.arange(window.columns), (len(rows), 1))
-    for place, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
+    for sequence, (row, offset) in enumerate(zip(rows, window.offsets, strict=True)):
         size, fed = len(row.tokens), len(row.fed)
         if fed:
-            columns[place, offset - fed : offset] = [offset - fed + depth for depth in depths(row.fed)]
-        columns[place, offset : offset + size] = positions[place, :size]
+            columns[sequence, offset - fed : offset] = [offset - fed + depth for depth in depths(row.fed)]
+        columns[sequence, offset : offset + size] = positions[sequence, :size]
     return columns

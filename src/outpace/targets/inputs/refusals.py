@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.util import find_spec
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
-from outpace.core import UnsupportedModel, described, out_of_memory
+from outpace.core import UnsupportedModel, described
 from outpace.targets.inputs.config import GPU, cache_argument, config_of, family, runs_on_gpu, takes_no_tree
 from outpace.targets.inputs.masks import TREE, unknown_kinds
 
@@ -87,9 +87,18 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
             f"{name} picks columns of outliers from all rows (LLM.int8()), so rows change each other; "
             "load it with BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)"
         )
+    refuse_training(model)
+
+
+def refuse_training(model: Any) -> None:
+    """Refuse a model in training mode, before it is tested and in each forward.
+
+    Raises:
+        UnsupportedModel: it is.
+    """
     if model.training:
         raise UnsupportedModel(
-            f"{name} is in training mode, where dropout changes every forward; call model.eval()"
+            f"{family(model)} is in training mode, where dropout changes every forward; call model.eval()"
         )
 
 
@@ -280,27 +289,3 @@ def _mappings(tree: Any) -> Iterator[Mapping[str, Any]]:
     if isinstance(tree, list | tuple):
         for branch in tree:
             yield from _mappings(branch)
-
-
-def refuse_unprobed(model: Any, taken: str, error: Exception, plain: Callable[[], Any]) -> NoReturn:
-    """Refuse a model whose first forward with outpace's inputs failed.
-
-    Args:
-        taken: what those inputs are.
-        error: that of the forward.
-        plain: the model's own forward without them. If it fails too, the reason is the model itself.
-
-    Raises:
-        UnsupportedModel: named by family, with the reason. The error itself, if it means out of memory.
-    """
-    try:
-        if out_of_memory(error):
-            raise error
-        plain()
-    except Exception as own:
-        if out_of_memory(own):
-            raise
-        raise UnsupportedModel(
-            f"{family(model)} cannot run on a single token by itself, without outpace: {described(own)}"
-        ) from own
-    raise UnsupportedModel(f"{family(model)} does not take {taken}: {described(error)}") from error

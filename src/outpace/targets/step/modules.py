@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,9 +18,9 @@ from outpace.targets.cpu.linear import Packer, release
 from outpace.targets.gpu.graphs import Made
 from outpace.targets.inputs.changes import Structure, Weights
 from outpace.targets.inputs.config import cache_argument, family
-from outpace.targets.inputs.forward import CacheAdapter, Probe, device_of, inputs_of, rows_of
+from outpace.targets.inputs.forward import CacheAdapter, device_of, inputs_of, rows_of
 from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
-from outpace.targets.inputs.refusals import refuse_unprobed
+from outpace.targets.inputs.probe import Probe, probed
 from outpace.targets.inputs.surgery import keep_layers
 
 
@@ -120,8 +119,7 @@ class Modules:
         part.line, part.line_untried = None, False
         part.model = keep_layers(self.model, layers, bare)
         part.step = part.model if self.step is self.model else keep_layers(self.step, layers, bare)
-        probe = Probe()
-        part._first_token(probe)
+        probe, _ = part._first_token()
         if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
             raise UnsupportedModel(
                 f"{family(self.model)} runs layers {list(probe.shapes)} when asked for {list(layers)}; load "
@@ -179,39 +177,37 @@ class Modules:
         return {} if self._chains else {"attention_mask": mask, "position_ids": positions}
 
     @torch.inference_mode()
-    def _first_token(self, probe: Probe) -> Any:
-        """The step's output for a token without a cache."""
-        device = device_of(self.model.get_input_embeddings())
-        token = torch.zeros((1, 1), dtype=torch.long, device=device)
-        return self.step(
+    def _first_token(self) -> tuple[Probe, Any]:
+        """The rows, and the output, of the step for a token without a cache."""
+        token = self._some_token()
+        probe = Probe()
+        output = self.step(
             input_ids=token,
             use_cache=True,
-            **self.placing(self.masks.one(device), token),
+            **self.placing(self.masks.token_mask(token.device), token),
             **{self.cache_argument: probe},
         )
+        return probe, output
+
+    def _some_token(self) -> Tensor:
+        return torch.zeros((1, 1), dtype=torch.long, device=device_of(self.model.get_input_embeddings()))
 
     @torch.inference_mode()
     def _probe(self) -> None:
         """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary."""
-        while True:
-            probe = Probe()
+
+        def run() -> tuple[Probe, Any]:
             try:
-                output = self._first_token(probe)
-                break
+                return self._first_token()
             except UnsupportedModel:
-                raise  # it names the reason itself
-            except Exception as error:
-                if self.masks.by_kind and self.masks.kinds == 1:
-                    self.masks.by_kind = False
-                    continue
-                device = device_of(self.model.get_input_embeddings())
-                token = torch.zeros((1, 1), dtype=torch.long, device=device)
-                taken = "a 4-D mask, positions and a cache object"
-                refuse_unprobed(self.model, taken, error, partial(self.model, input_ids=token))
-        if not probe.rows:
-            raise UnsupportedModel(
-                f"{family(self.model)} does not keep its keys and values in the cache it is given"
-            )
-        self.places = {layer: place for place, layer in enumerate(probe.shapes)}
-        self.shapes = list(probe.shapes.values())
+                raise
+            except Exception:
+                if not (self.masks.by_kind and self.masks.kinds == 1):
+                    raise
+                self.masks.by_kind = False
+                return self._first_token()
+
+        taken = "a 4-D mask, positions and a cache object"
+        probe, output = probed(self.model, taken, run, lambda: self.model(input_ids=self._some_token()))
+        self.places, self.shapes = probe.layout(self.model)
         self.vocabulary: int = output.logits.shape[-1]

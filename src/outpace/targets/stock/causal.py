@@ -38,7 +38,7 @@ from outpace.targets.inputs.changes import Places, Weights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
 from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.line import apart
-from outpace.targets.inputs.refusals import check_stock, refuse_by_config, why_chains_only
+from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
@@ -277,8 +277,7 @@ class CausalTarget(TargetModel):
             states: slot -> [its rows, hidden size], instead of the tokens' embeddings; the tokens are then
                 ignored.
         """
-        if self.model.training:
-            raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        refuse_training(self.model)
         check_chains(self, feeds)
         own = own_cache(self, cache, KVCache)
         self._follow(begins=not all(map(own.length, feeds)))
@@ -415,7 +414,7 @@ class CausalTarget(TargetModel):
 
     def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:
         """Arguments of a forward without a cache, except its inputs."""
-        mask = self._modules.own_masks.given(seen, positions)
+        mask = self._modules.own_masks.whole_mask(seen, positions)
         return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
 
     @property

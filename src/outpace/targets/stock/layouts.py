@@ -20,9 +20,9 @@ from outpace.targets.cpu.line_attention import line_attention
 from outpace.targets.gpu.fixed import FixedInputs
 from outpace.targets.gpu.graphs import Made
 from outpace.targets.inputs.config import family
+from outpace.targets.inputs.device_rows import read_numbers
 from outpace.targets.inputs.forward import CacheAdapter, padded_states, rows_of
 from outpace.targets.inputs.line import WINDOW, Line
-from outpace.targets.inputs.masks import placed
 from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.step.agreement import agree
@@ -157,14 +157,14 @@ def _compute_line(target: CausalTarget, call: Call, own: Line) -> Output:
 def _compute_fixed(target: CausalTarget, inputs: FixedInputs, hidden_layers: tuple[int, ...]) -> Made:
     """A forward of the model from the data in the inputs, without any data from the host."""
     rows, modules = inputs.rows, target._modules
-    at = placed(inputs.numbers, rows.width)
+    at = read_numbers(inputs.numbers, rows.width)
     rows.rows = torch.where(at.trees.real, at.rows, rows.scratch)
     given = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
     assert target._fixed is not None
     return modules.run(
         target._fixed.compiled(modules.step),
         given,
-        modules.masks.of(at.trees, rows.columns),
+        modules.masks.tree_mask(at.trees, rows.columns),
         at.trees.positions,
         CacheAdapter(rows, modules.places),
         rows.width,

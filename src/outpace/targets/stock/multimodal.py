@@ -22,6 +22,7 @@ from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel, i
 from outpace.targets.base import Rows
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.forward import positions_of
+from outpace.targets.inputs.refusals import refuse_training
 from outpace.targets.step.agreement import agree, shaken
 from outpace.targets.stock.causal import CausalTarget
 
@@ -88,8 +89,7 @@ class MultimodalTarget(CausalTarget):
         Raises:
             OutpaceError, UnsupportedModel: as ``encode``.
         """
-        if self.model.training:
-            raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        refuse_training(self.model)
         if self.options.static:
             raise OutpaceError("forwards of fixed shapes take no images; make the target without static=True")
         name = family(self.model)

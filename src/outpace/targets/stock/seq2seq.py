@@ -26,10 +26,11 @@ from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, check_chains, own_cache
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family, size_in
-from outpace.targets.inputs.forward import CacheAdapter, Probe, device_of, embeddings_of, inputs_of, rows_of
+from outpace.targets.inputs.forward import CacheAdapter, device_of, embeddings_of, inputs_of, rows_of
 from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
 from outpace.targets.inputs.positions import ByBias, Placement, placement_of
-from outpace.targets.inputs.refusals import refuse_by_config, refuse_unprobed, why_chains_only
+from outpace.targets.inputs.probe import Probe, probed
+from outpace.targets.inputs.refusals import refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.plan import StepPlan
 from outpace.targets.step.record import Record, answer
@@ -174,8 +175,7 @@ class Seq2SeqTarget(TargetModel):
         name = family(self.model)
         if source is None:
             raise OutpaceError(f"{name} is an encoder-decoder model: it needs a source besides the prompt")
-        if self.model.training:
-            raise OutpaceError(f"{name} is in training mode; call model.eval()")
+        refuse_training(self.model)
         if isinstance(source, Source):
             if source.states.dim() != 2 or source.states.shape[1] != self._size or not len(source.states):
                 found = list(source.states.shape)
@@ -279,7 +279,7 @@ class Seq2SeqTarget(TargetModel):
         """Decode a first token from a source: rows of self-attention and of cross-attention, and logits."""
         own, cross = Probe(), Probe()
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
-        mask = self._masks.one(self.device)
+        mask = self._masks.token_mask(self.device)
         with self._placement.during(token, token, mask):
             output = self.model(
                 encoder_outputs=_Encoded(last_hidden_state=states),
@@ -359,8 +359,7 @@ class Seq2SeqTarget(TargetModel):
         Raises:
             OutpaceError: the encoder cannot read a source.
         """
-        if self.model.training:
-            raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        refuse_training(self.model)
         if self.reads_features:
             raise OutpaceError(f"{family(self.model)} reads features, of which texts have none")
         each = [torch.tensor(self._ids(source)) for source, _ in texts]
@@ -393,8 +392,7 @@ class Seq2SeqTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        if self.model.training:
-            raise OutpaceError(f"{family(self.model)} is in training mode; call model.eval()")
+        refuse_training(self.model)
         check_chains(self, feeds)
         own = own_cache(self, cache, Seq2SeqCache)
         widths = {slot: len(row.tokens) for slot, row in feeds.items()}
@@ -457,22 +455,20 @@ class Seq2SeqTarget(TargetModel):
     @torch.inference_mode()
     def _probe(self) -> None:
         """Determine the shape of each layer's rows, and the vocabulary."""
-        name, config = family(self.model), config_of(self._encoder, self.model)
+        config = config_of(self._encoder, self.model)
         self._size = size_in(config.get_text_config(), "hidden_size", self.model)
         states = torch.zeros((1, 1, self._size), dtype=self.model.dtype, device=self.device)
-        try:
-            own, cross, logits = self._start_of(states)
-        except UnsupportedModel:
-            raise
-        except Exception as error:
-            source, token = Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device)
-            taken = "a 4-D mask, an encoder's states and a cache object"
-            refuse_unprobed(self.model, taken, error, partial(self._run, self.model, source, token))
-        if not own.rows or list(cross.shapes) != list(range(len(cross.rows))):
-            raise UnsupportedModel(f"{name} does not keep its keys and values in the cache it is given")
-        self._places = {layer: place for place, layer in enumerate(own.shapes)}
-        self._layers = list(own.shapes.values())
-        self._cross = list(cross.shapes.values())
+        source, token = Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device)
+        rows, cross, logits = probed(
+            self.model,
+            "a 4-D mask, an encoder's states and a cache object",
+            partial(self._start_of, states),
+            partial(self._run, self.model, source, token),
+        )
+        self._places, self._layers = rows.layout(self.model)
+        order, self._cross = cross.layout(self.model)
+        if any(layer != number for layer, number in order.items()):
+            raise UnsupportedModel(f"{family(self.model)} reads its source in some of its layers only")
         self.vocabulary: int = logits.shape[-1]
 
     @staticmethod
