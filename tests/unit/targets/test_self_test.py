@@ -20,8 +20,9 @@ from outpace.targets.cpu import exact_attention, fused
 from outpace.targets.inputs import forward, masks
 from outpace.targets.inputs.shared import shared_here
 from outpace.targets.step.agreement import difference
+from outpace.targets.step.reference import Imprecise
 from outpace.targets.step.replay import Replay, layers_of
-from outpace.targets.step.self_test import Imprecise, self_test
+from outpace.targets.step.self_test import self_test
 from outpace.targets.step.tame import WINDOW, tame
 from zoo.families import FAMILIES, randomise
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES

@@ -48,7 +48,8 @@ from outpace.targets.step.bit_test import bit_test
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked, choose
 from outpace.targets.step.record import Record, answer
-from outpace.targets.step.self_test import Stock, tested
+from outpace.targets.step.reference import Stock
+from outpace.targets.step.self_test import tested
 from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
 
 

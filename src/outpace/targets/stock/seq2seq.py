@@ -34,7 +34,8 @@ from outpace.targets.inputs.refusals import refuse_by_config, refuse_training, w
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.plan import StepPlan
 from outpace.targets.step.record import Record, answer
-from outpace.targets.step.self_test import Stock, tested
+from outpace.targets.step.reference import Stock
+from outpace.targets.step.self_test import tested
 
 _TEXT, _FEATURES = "input_ids", "input_features"
 _TEST_LENGTHS = (7, 4)  # lengths of the self-test's two sources
