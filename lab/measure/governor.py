@@ -154,7 +154,7 @@ def over_plain(rows: list[list[float]], plain: list[list[float]]) -> dict[str, o
     }
 
 
-def parts_of(
+def buffer_layouts(
     engine: Engine, prompt: list[int], text: list[int], ends: list[int], clock: Clock
 ) -> Callable[[], list[float]]:
     """Decode a dictated text; the seconds of each part, which ends with the step that reaches its end."""
@@ -194,7 +194,7 @@ def dictated(
         **{str(nodes): Engine(target, spec, adaptive=Pinned(nodes)) for nodes in widths},
     }
     found = interleaved(
-        {name: parts_of(e, prompt, text, ends, clock) for name, e in engines.items()}, max(2, rounds)
+        {name: buffer_layouts(e, prompt, text, ends, clock) for name, e in engines.items()}, max(2, rounds)
     )
     parts = {name: medians(rows) for name, rows in found.items()}
     best = best_choices(found)

@@ -10,7 +10,7 @@ import torch
 from lossless.conftest import lab_on
 from lossless.test_matrix import SPECS
 from outpace.native.layers import functions
-from outpace.targets.cpu.kernels import using_threads
+from outpace.targets.cpu.trials import using_threads
 from outpace.testing.matrix import SAMPLINGS
 
 pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reason="nothing is compiled here")

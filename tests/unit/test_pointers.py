@@ -13,12 +13,12 @@ import torch
 from torch import Tensor, nn
 
 import outpace
-from outpace.cache.lanes import Lane, LayerShape, RowShape, parts_of
+from outpace.cache.lanes import Lane, LayerShape, RowShape, buffer_layouts
 from outpace.core import OutpaceError, SamplingParams
 from outpace.draws import many_rows
 from outpace.native import draw, layers, move
 from outpace.native.pointers import address, pointer, pointer_or_null, rows_pointer
-from outpace.targets.cpu import fused, kernels, linear
+from outpace.targets.cpu import fused_layer, fused_rows, kernels, linear
 
 HERE = layers.functions(torch.float32)
 compiled_here = pytest.mark.skipif(isinstance(HERE, str), reason=f"nothing is compiled here: {HERE}")
@@ -130,7 +130,7 @@ def test_rows_that_a_norm_does_not_take_are_refused() -> None:
 @pytest.mark.parametrize("moves", [([2], [0], [1]), ([0], [5], [1]), ([0], [1], [-1]), ([-1], [1], [1])])
 def test_moves_outside_of_a_lane_are_refused(moves: tuple[list[int], list[int], list[int]]) -> None:
     shape = RowShape(heads=2, size=3, dtype=torch.float32, device=torch.device("cpu"))
-    lane = Lane(parts_of([LayerShape(shape, shape)]), places=2, room=4)
+    lane = Lane(buffer_layouts([LayerShape(shape, shape)]), places=2, room=4)
     lane.move([], [], [])
     lane.move([1], [4], [0])
     with pytest.raises(OutpaceError, match="rows 0 to 4 of 2 slots"):
@@ -169,7 +169,9 @@ def test_rows_outside_of_a_forward_are_refused(
     rotation = (torch.zeros(batch, width, 32),) * 2
     seen = None if mask is None else torch.ones(mask, dtype=torch.bool)
     with pytest.raises(OutpaceError, match="a compiled function"):
-        fused._Rows(layer, HERE, seen, None if line is None else torch.tensor(line), window, rotation)
+        fused_rows.LayerRows(
+            layer, HERE, seen, None if line is None else torch.tensor(line), window, rotation
+        )
 
 
 def test_products_that_a_fused_layer_does_not_take_are_refused() -> None:
@@ -179,9 +181,9 @@ def test_products_that_a_fused_layer_does_not_take_are_refused() -> None:
     attention: Any = SimpleNamespace(config=config, head_dim=32)
     sizes = [(32, 128), (64, 32), (32, 96), (48, 32)]
     products = [nn.Linear(*size, device="meta") for size in sizes]
-    fused._check_sizes(attention, products, torch.float32)
+    fused_layer._check_sizes(attention, products, torch.float32)
     for place, (inputs, outputs) in enumerate(sizes):
         for size in ((inputs, outputs - 1), (inputs + 1, outputs)):
             wrong = [*products[:place], nn.Linear(*size, device="meta"), *products[place + 1 :]]
             with pytest.raises(OutpaceError, match="products with inputs and outputs"):
-                fused._check_sizes(attention, wrong, torch.float32)
+                fused_layer._check_sizes(attention, wrong, torch.float32)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from torch import Tensor
 
 from outpace.cache.base import Cache, CacheFull, Slot, first_room, next_slot
-from outpace.cache.lanes import Lane, LayerShape, Seat, Window, parts_of, power_of_two
+from outpace.cache.lanes import Lane, LayerShape, Seat, Window, buffer_layouts, power_of_two
 
 _LEAST_ROOM = 256  # rows of the smallest length class
 
@@ -58,7 +58,7 @@ class KVCache(Cache):
         self._first = first_room(slots, length, capacity)  # places and room of the initial lane
         self.capacity = capacity
         self.spread = spread
-        self._layout = parts_of(self.layers)
+        self._layout = buffer_layouts(self.layers)
         self._lanes = [Lane(self._layout, *self._first)]
         self._seats: dict[Slot, Seat] = {}
         self._windows: Sequence[Window] | None = None  # the open forward's

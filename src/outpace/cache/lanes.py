@@ -48,7 +48,7 @@ class LayerShape:
     values: RowShape
 
 
-class Part(NamedTuple):
+class BufferLayout(NamedTuple):
     """Rows of one shape that share a buffer: pairs of a layer, and 0 for its keys or 1 for its values."""
 
     shape: RowShape
@@ -81,12 +81,12 @@ class Lane:
         room: rows per slot.
     """
 
-    def __init__(self, parts: list[Part], places: int, room: int) -> None:
+    def __init__(self, layouts: list[BufferLayout], places: int, room: int) -> None:
         self.seats: list[Seat] = []
         self.places = places
         self.room = room
-        self._parts = parts
-        self.buffers = [_zeros(part, places, room) for part in parts]
+        self._layouts = layouts
+        self.buffers = [_zeros(layout, places, room) for layout in layouts]
 
     @property
     def rows(self) -> int:
@@ -97,9 +97,9 @@ class Lane:
         if (places, room) == (self.places, self.room):
             return
         used, rows = len(self.seats), max((seat.written for seat in self.seats), default=0)
-        for index, part in enumerate(self._parts):
+        for index, layout in enumerate(self._layouts):
             old = self.buffers[index]
-            self.buffers[index] = _zeros(part, places, room)
+            self.buffers[index] = _zeros(layout, places, room)
             self.buffers[index][:, :used, :, :rows] = old[:, :used, :, :rows]
         self.places, self.room = places, room
 
@@ -141,7 +141,7 @@ class Lane:
 
     def move(self, places: list[int], sources: list[int], targets: list[int]) -> None:
         """Copy rows within their slots, one by one: no target is the source of a later move."""
-        devices = {part.shape.device for part in self._parts}
+        devices = {layout.shape.device for layout in self._layouts}
         if devices == {torch.device("cpu")} and not isinstance(functions := move.functions(), str):
             moves = np.array([places, sources, targets], np.int64)
             moved, last = (moves[0], self.places - 1), (moves[1:], self.room)
@@ -150,50 +150,50 @@ class Lane:
             )
             check(inside, f"rows 0 to {self.room} of {self.places} slots")
             given = [address(each, np.int64, len(places)) for each in moves]
-            for part, buffer in zip(self._parts, self.buffers, strict=True):
-                layers, heads = len(part.members), part.shape.heads
+            for layout, buffer in zip(self._layouts, self.buffers, strict=True):
+                layers, heads = len(layout.members), layout.shape.heads
                 start = pointer(
-                    buffer, part.shape.dtype, layers, self.places, heads, self.room + 1, part.shape.size
+                    buffer, layout.shape.dtype, layers, self.places, heads, self.room + 1, layout.shape.size
                 )
                 strides = [stride * buffer.itemsize for stride in buffer.stride()[:4]]
                 functions.move_rows(start, layers, heads, *strides, len(places), *given)
             return
         made = torch.tensor([places, sources, targets])
         indices = {device: made.to(device, non_blocking=True) for device in devices}
-        for part, buffer in zip(self._parts, self.buffers, strict=True):
-            place, source, target = indices[part.shape.device].unbind()
+        for layout, buffer in zip(self._layouts, self.buffers, strict=True):
+            place, source, target = indices[layout.shape.device].unbind()
             buffer[:, place, :, target] = buffer[:, place, :, source]
 
     def by_layer(self, places: slice, rows: slice) -> list[tuple[Tensor, Tensor]]:
         """Views of each layer's keys and values, slices of its [places, heads, room + 1, size]."""
         views: dict[tuple[int, int], Tensor] = {}
-        for part, buffer in zip(self._parts, self.buffers, strict=True):
+        for layout, buffer in zip(self._layouts, self.buffers, strict=True):
             # One slice and one unbind for all layers: a slice per layer would cost more than the write.
-            views.update(zip(part.members, buffer[:, places, :, rows].unbind(), strict=True))
+            views.update(zip(layout.members, buffer[:, places, :, rows].unbind(), strict=True))
         return [(views[layer, 0], views[layer, 1]) for layer in range(len(views) // 2)]
 
 
-def _zeros(part: Part, places: int, room: int) -> Tensor:
+def _zeros(layout: BufferLayout, places: int, room: int) -> Tensor:
     # Outside inference mode, so that it can be written in and outside of it. The last row is scratch.
     with torch.inference_mode(False):
-        size = (len(part.members), places, part.shape.heads, room + 1, part.shape.size)
-        count = math.prod(size) * part.shape.dtype.itemsize
-        if part.shape.device.type != "cpu" or count < _LARGE or sys.platform == "win32":
-            return torch.zeros(size, dtype=part.shape.dtype, device=part.shape.device)
+        size = (len(layout.members), places, layout.shape.heads, room + 1, layout.shape.size)
+        count = math.prod(size) * layout.shape.dtype.itemsize
+        if layout.shape.device.type != "cpu" or count < _LARGE or sys.platform == "win32":
+            return torch.zeros(size, dtype=layout.shape.dtype, device=layout.shape.device)
         # The system zeroes a page when it is first used. torch.zeros would write all of them now, while other
         # sequences wait: 20 ms for 50 MB.
         memory = mmap.mmap(-1, count, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        return torch.frombuffer(memory, dtype=part.shape.dtype).view(size)
+        return torch.frombuffer(memory, dtype=layout.shape.dtype).view(size)
 
 
-def parts_of(layers: Sequence[LayerShape]) -> list[Part]:
+def buffer_layouts(layers: Sequence[LayerShape]) -> list[BufferLayout]:
     """Group the layers' keys and values by shape, at most ``_TOGETHER`` per buffer."""
     groups: dict[RowShape, list[tuple[int, int]]] = {}
     for layer, shape in enumerate(layers):
         groups.setdefault(shape.keys, []).append((layer, 0))
         groups.setdefault(shape.values, []).append((layer, 1))
     return [
-        Part(shape, group[first : first + _TOGETHER])
+        BufferLayout(shape, group[first : first + _TOGETHER])
         for shape, group in groups.items()
         for first in range(0, len(group), _TOGETHER)
     ]

@@ -11,7 +11,7 @@ from outpace.loading.shared import load_shared
 from outpace.loading.weights import Encoders, needs_of_name, shown_name
 from outpace.spec import load as load_spec
 from outpace.targets import is_gguf
-from outpace.targets.cpu.linear import check_rounding
+from outpace.targets.cpu.packing import check_rounding
 
 __all__ = ["Loaded", "load"]
 

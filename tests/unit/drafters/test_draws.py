@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.core import SamplingParams
 from outpace.drafters.support.draws import Draws
-from outpace.drafters.support.vocabulary import Intersection, Part, Vocabulary
+from outpace.drafters.support.vocabulary import Intersection, Subset, Vocabulary
 from outpace.draws.sampling import Key
 from outpace.sequence import Sequence
 
@@ -74,7 +74,7 @@ def shared() -> Vocabulary:
 @pytest.mark.parametrize("counts", [[1, 1], [2, 3]])
 @pytest.mark.parametrize(
     ("vocabulary", "width"),
-    [(Vocabulary(), 9), (Part(torch.tensor([0, 3, 4, 8]), 9), 4), (shared(), 5)],
+    [(Vocabulary(), 9), (Subset(torch.tensor([0, 3, 4, 8]), 9), 4), (shared(), 5)],
 )
 def test_the_best_of_the_drafted_ids_are_those_of_all(
     vocabulary: Vocabulary, width: int, counts: list[int], weigh: bool
@@ -98,7 +98,7 @@ def test_the_best_of_the_drafted_ids_are_those_of_all(
 )
 def test_draws_among_the_drafted_ids_are_those_among_all(draws: Draws, count: int, coupled: bool) -> None:
     ids = torch.tensor([7, 2, 30, 11, 21])
-    part = Part(ids, 40)
+    part = Subset(ids, 40)
     row = torch.randn(1, 5, generator=torch.Generator().manual_seed(0))
     for seed in range(30):
         params = SamplingParams(temperature=0.9, top_p=0.9, seed=seed)

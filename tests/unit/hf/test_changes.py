@@ -11,7 +11,8 @@ from transformers import Qwen3ForCausalLM
 
 import outpace
 from changing import WRITES, by_adding, by_new_parameter, made
-from outpace.targets.cpu.kernels import KERNELS, Compiled, OneDNN, unavailable
+from outpace.targets.cpu.kernels import KERNELS, Compiled, OneDNN
+from outpace.targets.cpu.trials import unavailable
 
 CALL = {"input_ids": torch.tensor([[3, 6, 7, 11, 6, 7]]), "max_new_tokens": 12}
 

@@ -24,8 +24,9 @@ from outpace.learned.learned import (
 from outpace.native.layers import functions
 from outpace.targets import Target
 from outpace.targets.base import Rows
-from outpace.targets.cpu.kernels import Compiled, Trial
+from outpace.targets.cpu.kernels import Compiled
 from outpace.targets.cpu.linear import Linear
+from outpace.targets.cpu.trials import Trial
 from outpace.targets.kernel import Stock
 from outpace.testing import ToyTarget
 

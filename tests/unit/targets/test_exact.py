@@ -22,19 +22,11 @@ from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
 from outpace.targets.cpu import exact_attention as attention
-from outpace.targets.cpu import kernels
+from outpace.targets.cpu import kernels, trials
 from outpace.targets.cpu.exact_attention import exact_attention
-from outpace.targets.cpu.kernels import (
-    KERNELS,
-    QUANTISED,
-    HalfFBGEMM,
-    Trial,
-    best_kernel,
-    row_step,
-    unavailable,
-    using_threads,
-)
+from outpace.targets.cpu.kernels import KERNELS, QUANTISED, HalfFBGEMM
 from outpace.targets.cpu.linear import Linear, Packer, piecewise
+from outpace.targets.cpu.trials import Trial, best_kernel, row_step, unavailable, using_threads
 from outpace.targets.kernel import Stock
 from paths import random_tree
 
@@ -299,8 +291,8 @@ def test_without_compiled_products_a_kernel_that_is_exact_is_taken(monkeypatch: 
 def test_of_two_kernels_that_are_about_as_fast_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     stock, first, second = three = Stock(), Exactly(), Exactly()
     seconds = dict(zip(three, (1.0, 0.6, 0.5), strict=True))
-    monkeypatch.setattr(kernels, "KERNELS", three)
-    monkeypatch.setattr(kernels, "_race", lambda calls, _: {one: [seconds[one]] * 3 for one in calls})
+    monkeypatch.setattr(trials, "KERNELS", three)
+    monkeypatch.setattr(trials, "_race", lambda calls, _: {one: [seconds[one]] * 3 for one in calls})
     trial = best_kernel.__wrapped__  # not what was found before
     assert trial(torch.bfloat16, 1).kernel is first
     seconds[second] = 0.3
@@ -324,7 +316,7 @@ def test_weights_in_bfloat16_fit_into_float16_or_are_left() -> None:
 @pytest.fixture(params=["compiled", "torch's own"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """The products of int8 weights."""
-    monkeypatch.setattr(kernels, "_row_step", kernels._row_step.__wrapped__)  # not the other's
+    monkeypatch.setattr(trials, "_row_step", trials._row_step.__wrapped__)  # not the other's
     if request.param != "compiled":
         monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
 

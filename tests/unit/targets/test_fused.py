@@ -22,9 +22,10 @@ from outpace.native import build
 from outpace.native import layers as native_module
 from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows
-from outpace.targets.cpu.fused import why_not_fused
-from outpace.targets.cpu.kernels import OneDNN, unavailable, using_threads
+from outpace.targets.cpu.fusible import why_not_fused
+from outpace.targets.cpu.kernels import OneDNN
 from outpace.targets.cpu.linear import linears_of
+from outpace.targets.cpu.trials import unavailable, using_threads
 from paths import random_tree
 
 HERE = not isinstance(functions(torch.float32), str)

@@ -23,8 +23,8 @@ from models import tiny_llama
 from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
-from outpace.targets.cpu.kernels import row_step
 from outpace.targets.cpu.linear import Linear
+from outpace.targets.cpu.trials import row_step
 from outpace.targets.gpu.graphs import Eager, Made
 from outpace.targets.gpu.invariant import Norm, Triton, invariant_attention, invariant_norm
 from outpace.targets.inputs.device_rows import in_order, read_numbers, row_numbers

@@ -12,8 +12,9 @@ from torch import Tensor, nn
 
 from outpace.learned.layers import FeedForward, LayerConfig
 from outpace.native import build, layers
-from outpace.targets.cpu import kernels, linear
-from outpace.targets.cpu.kernels import Compiled, Int8, Panels, row_step
+from outpace.targets.cpu import kernels, linear, trials
+from outpace.targets.cpu.kernels import Compiled, Int8, Panels
+from outpace.targets.cpu.trials import row_step
 from outpace.targets.kernel import Stock
 
 HERE = layers.functions(torch.float32)
@@ -141,7 +142,7 @@ def test_a_row_that_is_not_finite_spoils_no_other(kernel: Compiled, dtype: torch
 
 def test_without_compiled_functions_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
-    found = kernels.best_kernel.__wrapped__(torch.float32, 1).found
+    found = trials.best_kernel.__wrapped__(torch.float32, 1).outcomes
     assert found["compiled"] == "not available here: there is no C compiler"
 
 
@@ -150,7 +151,7 @@ def test_without_compiled_functions_it_is_not_available(monkeypatch: pytest.Monk
 def test_a_packed_drafter_is_nearly_the_drafter(
     size: int, rounds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = kernels.Trial(Compiled() if rounds else Stock(), single=False, rows=1, found={})
+    trial = trials.Trial(Compiled() if rounds else Stock(), single=False, rows=1, outcomes={})
     monkeypatch.setattr(linear, "best_kernel", lambda dtype, threads: trial)
     torch.manual_seed(0)
     drafter = nn.ModuleDict(

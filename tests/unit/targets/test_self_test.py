@@ -16,7 +16,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outpace import Target
 from outpace.core import UnsupportedModel
-from outpace.targets.cpu import exact_attention, fused
+from outpace.targets.cpu import exact_attention, fused, fusible
 from outpace.targets.inputs import forward, masks
 from outpace.targets.inputs.shared import shared_here
 from outpace.targets.step.agreement import difference
@@ -238,14 +238,14 @@ def test_a_wrong_scale_in_compiled_layers(
     dtype: torch.dtype, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention with sharper scores than the model's; the error names what loads."""
-    if why := fused.why_not_fused(wide_llama(dtype, scale)):
+    if why := fusible.why_not_fused(wide_llama(dtype, scale)):
         pytest.skip(why)
     Target(wide_llama(dtype, scale), check=True, fuse=True)
-    right = fused._layer
+    right = fused.layer_of
     monkeypatch.setattr(
         fused,
-        "_layer",
-        lambda own, products: right(own, products)._replace(scale=1.1 * own.self_attn.scaling),
+        "layer_of",
+        lambda module, products: right(module, products)._replace(scale=1.1 * module.self_attn.scaling),
     )
     with pytest.raises(Imprecise, match=r"layer 0.*rounding.*it loads with fuse=False$"):
         Target(wide_llama(dtype, scale), check=True, fuse=True, exact=False)

@@ -88,8 +88,8 @@ class _SameReader:
         self._read = min(self._read, unchanged)
 
 
-class Part(Vocabulary):
-    """A part of the target's vocabulary, over which a module's logits are.
+class Subset(Vocabulary):
+    """A subset of the target's vocabulary, over which a module's logits are.
 
     Args:
         ids: the target's ids.
@@ -112,7 +112,7 @@ class Part(Vocabulary):
 
 def part_of(ids: Tensor | None, size: int) -> Vocabulary:
     """The vocabulary of a module that drafts these of the target's ids; None is all of them."""
-    return Vocabulary() if ids is None else Part(ids, size)
+    return Vocabulary() if ids is None else Subset(ids, size)
 
 
 class Intersection(Vocabulary):

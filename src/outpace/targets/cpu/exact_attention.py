@@ -28,7 +28,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.core import UnsupportedModel
-from outpace.targets.cpu.kernels import using_threads
+from outpace.targets.cpu.trials import using_threads
 from outpace.targets.inputs.shared import shared_here
 
 _log = logging.getLogger(__name__)
@@ -41,7 +41,7 @@ _THREADS = (1, 3)  # in trials of the flash kernel
 _ROOM = 1 << 24  # scores that are in memory at once, about
 
 
-class _Part(NamedTuple):
+class _RowGroup(NamedTuple):
     """Rows that have the same far columns.
 
     Attributes:
@@ -80,8 +80,8 @@ def flash_is_exact(dtype: torch.dtype, size: int) -> bool:
         order = torch.randperm(columns // 2, generator=generator)
         opposite = torch.cat([half := value[:, :, : columns // 2], -half[:, :, order]], dim=2)
         for rows, values in ((query, value), (query * 0, opposite)):
-            given = rows.to(dtype), key.to(dtype), values.to(dtype)
-            if not _even(given):
+            inputs = rows.to(dtype), key.to(dtype), values.to(dtype)
+            if not _even(inputs):
                 _log.warning(
                     "torch's attention gives a row in %s other bits among other rows on this processor: "
                     "bit-exact steps compute it in float64, which takes longer; exact=False avoids it",
@@ -91,9 +91,9 @@ def flash_is_exact(dtype: torch.dtype, size: int) -> bool:
     return True
 
 
-def _even(given: tuple[Tensor, Tensor, Tensor]) -> bool:
+def _even(inputs: tuple[Tensor, Tensor, Tensor]) -> bool:
     """True if the flash kernel gives the first rows the same bits whatever their number."""
-    rows, key, value = given
+    rows, key, value = inputs
 
     def flash(part: Tensor) -> Tensor:
         result, logarithm = _flash(part.contiguous(), key, value, 1.0 / rows.shape[-1] ** 0.5)
@@ -114,7 +114,7 @@ def _flash(rows: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tens
     count = len(rows)
     if count * rows.shape[1] == 1 and torch.get_num_threads() > 1:
         # Threads share the products of a single head, but not those of two.
-        rows, key, value = (one.expand(2, -1, -1, -1) for one in (rows, key, value))
+        rows, key, value = (tensor.expand(2, -1, -1, -1) for tensor in (rows, key, value))
     result, logarithm = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         rows, key, value, scale=scale
     )
@@ -148,24 +148,24 @@ def exact_attention(
         raise UnsupportedModel(f"attention with {', '.join(more) or 'dropout'} has no bit-exact form here")
     heads, kv = query.shape[1], key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    parts = _parts(attention_mask, query, key, heads // kv, flash=value.shape[3] == query.shape[3])
-    if len(parts) == 1 and parts[0].rows is None:
-        return _attend(query, key, value, parts[0], scale).transpose(1, 2).contiguous(), None
+    row_groups = _row_groups(attention_mask, query, key, heads // kv, flash=value.shape[3] == query.shape[3])
+    if len(row_groups) == 1 and row_groups[0].rows is None:
+        return _attend(query, key, value, row_groups[0], scale).transpose(1, 2).contiguous(), None
     result = query.new_zeros((*query.shape[:3], value.shape[-1]))
-    for part in parts:
-        some = query[part.slots] if part.rows is None else query[part.slots, :, part.rows]
-        found = _attend(some, key[part.slots], value[part.slots], part, scale)
-        if part.rows is None:
-            result[part.slots] = found
+    for group in row_groups:
+        some = query[group.slots] if group.rows is None else query[group.slots, :, group.rows]
+        attended = _attend(some, key[group.slots], value[group.slots], group, scale)
+        if group.rows is None:
+            result[group.slots] = attended
         else:
-            result[part.slots, :, part.rows] = found
+            result[group.slots, :, group.rows] = attended
     return result.transpose(1, 2).contiguous(), None
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, part: _Part, scale: float) -> Tensor:
-    """Attention of one part: [b, heads, n, size]."""
+def _attend(query: Tensor, key: Tensor, value: Tensor, group: _RowGroup, scale: float) -> Tensor:
+    """Attention of one group of rows: [b, heads, n, size]."""
     slots, heads, count, _ = query.shape
-    kv, far = key.shape[1], part.far
+    kv, far = key.shape[1], group.far
     # Heads that share keys become rows: [b, kv, heads / kv * n, size].
     rows = query.reshape(slots, kv, heads // kv * count, -1)
     early = None
@@ -175,7 +175,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, part: _Part, scale: float
     close, near = key[:, :, far:].double(), value[:, :, far:].double()
     most = max(1, _ROOM // (slots * kv * close.shape[2]))
     parts = [
-        _near(rows, close, near, part.bias, early, scale, slice(start, start + most))
+        _near(rows, close, near, group.bias, early, scale, slice(start, start + most))
         for start in range(0, rows.shape[2], most)
     ]
     result = parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
@@ -197,13 +197,13 @@ def _near(
         scores += bias[:, :, some]
     if early is None:
         return torch.matmul(scores.softmax(dim=-1), near)
-    result, logarithm = (one[:, :, : rows.shape[2]][:, :, some] for one in early)
+    result, logarithm = (tensor[:, :, : rows.shape[2]][:, :, some] for tensor in early)
     weights = torch.cat([logarithm[..., None], scores], dim=-1).softmax(dim=-1)
     return torch.matmul(weights[..., 1:], near) + weights[..., :1] * result
 
 
-def _parts(mask: Tensor | None, query: Tensor, key: Tensor, groups: int, flash: bool) -> list[_Part]:
-    """The parts of a forward; they are shared by all layers with this mask.
+def _row_groups(mask: Tensor | None, query: Tensor, key: Tensor, groups: int, flash: bool) -> list[_RowGroup]:
+    """The groups of a forward's rows; they are shared by all layers with this mask.
 
     Args:
         flash: the flash kernel takes heads of these sizes.
@@ -212,22 +212,22 @@ def _parts(mask: Tensor | None, query: Tensor, key: Tensor, groups: int, flash: 
     # Tried in the first forward, so that no later one waits for it.
     splits = flash and flash_is_exact(query.dtype, query.shape[3]) and columns > _BLOCK
     if mask is None and width == 1:
-        return [_Part(slice(None), None, _far(columns - 1) if splits else 0, None)]
+        return [_RowGroup(slice(None), None, _far(columns - 1) if splits else 0, None)]
     if mask is None:  # the first rows of a text
         mask = torch.ones((1, 1, width, columns), dtype=torch.bool).tril(columns - width)
         return _split(mask.expand(len(query), -1, -1, -1), groups, splits)
     shared = shared_here()
-    kept: dict[bool, list[_Part]] = shared.get(mask, {})
+    kept: dict[bool, list[_RowGroup]] = shared.get(mask, {})
     if splits not in kept:
         kept[splits] = _split(mask.expand(len(query), -1, -1, -1), groups, splits)
         shared.put(mask, kept)
     return kept[splits]
 
 
-def _split(mask: Tensor, groups: int, splits: bool) -> list[_Part]:
+def _split(mask: Tensor, groups: int, splits: bool) -> list[_RowGroup]:
     """Group rows by their far columns, if they have some. ``mask``: [B, 1, width, columns], boolean."""
     if not splits:
-        return [_Part(slice(None), None, 0, _bias(mask, groups))]
+        return [_RowGroup(slice(None), None, 0, _bias(mask, groups))]
     seen = mask[:, 0].sum(dim=-1)
     # Number of columns before the first that a row does not attend to.
     whole = torch.where(mask[:, 0].all(dim=-1), mask.shape[-1], mask[:, 0].to(torch.uint8).argmin(dim=-1))
@@ -236,15 +236,15 @@ def _split(mask: Tensor, groups: int, splits: bool) -> list[_Part]:
         for both in zip(seen.tolist(), whole.tolist(), strict=True)
     ]
     if not any(map(any, far)):
-        return [_Part(slice(None), None, 0, _bias(mask, groups))]
-    parts = []
+        return [_RowGroup(slice(None), None, 0, _bias(mask, groups))]
+    row_groups = []
     for slot, lengths in enumerate(far):
-        own = slice(slot, slot + 1)
+        slots = slice(slot, slot + 1)
         for length in sorted(set(lengths)):
-            rows = torch.tensor([row for row, one in enumerate(lengths) if one == length])
-            bias = _bias(mask[own, :, rows, length:], groups)
-            parts.append(_Part(own, None if len(rows) == len(lengths) else rows, length, bias))
-    return parts
+            rows = torch.tensor([row for row, far_columns in enumerate(lengths) if far_columns == length])
+            bias = _bias(mask[slots, :, rows, length:], groups)
+            row_groups.append(_RowGroup(slots, None if len(rows) == len(lengths) else rows, length, bias))
+    return row_groups
 
 
 def _bias(mask: Tensor, groups: int) -> Tensor:

@@ -23,31 +23,17 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2CLS
 
-from outpace.core import OutpaceError, UnsupportedModel
+from outpace.core import UnsupportedModel
 from outpace.native.layers import LANES, functions
 from outpace.native.pointers import check, pointer
-from outpace.targets.cpu.kernels import (
-    COMPILED,
-    KERNELS,
-    QUANTISED,
-    STOCK,
-    UNAVAILABLE,
-    Compiled,
-    best_kernel,
-    row_step,
-    unavailable,
-)
-from outpace.targets.hardware import free_bytes
-from outpace.targets.inputs.config import family, is_multimodal
-from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Compiled
+from outpace.targets.cpu.trials import UNAVAILABLE, best_kernel, row_step
+from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.kernel import Kernel
 
 # Elements that fill two vectors of any processor, and elements that one thread computes: torch shares 2^15.
 _VECTORS, _PIECE = 64, 1 << 14
-_ACTIVATIONS = frozenset(one[0] if isinstance(one, tuple) else one for one in ACT2CLS.values())
-_PACKED = {kernel.name: kernel for kernel in KERNELS if kernel.copies}
-_SHARE = 0.5  # share of the free memory that copies of weights may use by default
-NO_MEMORY = "too little memory is free for copies of its weights"
+_ACTIVATIONS = frozenset(kind[0] if isinstance(kind, tuple) else kind for kind in ACT2CLS.values())
 
 
 class Linear(nn.Module):
@@ -70,11 +56,11 @@ class Linear(nn.Module):
         self.train(linear.training)
 
     def forward(self, states: Tensor) -> Tensor:
-        product = self.of_rows(states.reshape(-1, self.in_features))
+        product = self.multiply(states.reshape(-1, self.in_features))
         return product.view(*states.shape[:-1], self.out_features)
 
-    def of_rows(self, rows: Tensor) -> Tensor:
-        """``forward`` for rows [n, inputs]."""
+    def multiply(self, rows: Tensor) -> Tensor:
+        """Products of rows, [n, inputs] -> [n, outputs]."""
         count = len(rows)
         if count == 1 and self._single is not None:
             return nn.functional.linear(rows, self._single, self.bias)
@@ -100,12 +86,12 @@ class Norm(nn.Module):
         self.weight, self.epsilon = weight, epsilon
 
     def forward(self, states: Tensor) -> Tensor:
-        given, out = states.contiguous(), torch.empty_like(states, memory_format=torch.contiguous_format)
+        inputs, out = states.contiguous(), torch.empty_like(states, memory_format=torch.contiguous_format)
         dtype, shape, size = self.weight.dtype, states.shape, self.weight.numel()
-        read, weight = pointer(given, dtype, *shape[:-1], size), pointer(self.weight, dtype, size)
-        found: Any = functions(dtype)
-        found.norm(
-            given.numel() // size, size, read, None, weight, self.epsilon, None, pointer(out, dtype, *shape)
+        read, weight = pointer(inputs, dtype, *shape[:-1], size), pointer(self.weight, dtype, size)
+        library: Any = functions(dtype)
+        library.norm(
+            inputs.numel() // size, size, read, None, weight, self.epsilon, None, pointer(out, dtype, *shape)
         )
         return out
 
@@ -285,90 +271,6 @@ def pack_drafter(module: nn.Module) -> None:
                 setattr(parent, name, Norm(child.weight, child.eps))
 
 
-def check_pack(pack: bool | str, quantise: str | None) -> None:
-    """Refuse an unknown way to pack weights.
-
-    Raises:
-        OutpaceError: there is no such kernel, or ``quantise`` chooses another.
-    """
-    if not isinstance(pack, bool) and pack != "auto" and pack not in _PACKED:
-        raise OutpaceError(
-            f"pack must be True, False, 'auto' or the name of a kernel, {', '.join(_PACKED)}; not {pack!r}"
-        )
-    if quantise is not None and pack in _PACKED:
-        raise OutpaceError(f"quantise={quantise!r} has kernels of its own; leave pack={pack!r} out")
-
-
-def packing_refused(model: Any, pack: bool | str, exact: bool) -> str:
-    """The reason not to pack a model's weights; empty to pack them.
-
-    Args:
-        exact: for a bit-exact step, whether it is faster or not.
-    """
-    if pack is False:
-        return "pack is off"
-    if isinstance(pack, str) and (kernel := _PACKED.get(pack)):
-        return untouchable(model) or _not_for(kernel, model)
-    why = untouchable(model) or _none_to_pack(model, exact)
-    return why or ("" if pack is True or copies_fit(model) else NO_MEMORY)
-
-
-def packing_wanted(model: Any, pack: bool | str, exact: bool) -> bool | Kernel:
-    """Decide whether to pack a model, or with which kernel; ``exact`` as for ``packing_refused``.
-
-    Raises:
-        UnsupportedModel: ``pack`` is True, or a kernel's name, but the model cannot be packed.
-    """
-    why = packing_refused(model, pack, exact)
-    if why and pack not in (False, "auto"):
-        by = "" if pack is True else f" by {pack}"
-        raise UnsupportedModel(f"{family(model)} cannot be packed{by}: {why}; leave pack out")
-    return _PACKED[str(pack)] if pack in _PACKED else not why
-
-
-def copies_fit(model: Any) -> bool:
-    """True if the free memory allows a copy of the weights of a model's linear layers."""
-    free = free_bytes(torch.device("cpu"))
-    return free is None or sum(layer.weight.nbytes for layer in linears_of(model)) <= free * _SHARE
-
-
-def check_rounding(quantise: str | None) -> None:
-    """Refuse an unknown way to round weights.
-
-    Raises:
-        OutpaceError: it is unknown.
-    """
-    if quantise is not None and quantise not in QUANTISED:
-        raise OutpaceError(f"quantise must be {' or '.join(QUANTISED)}, not {quantise!r}")
-
-
-def check_quantise(model: Any, quantise: str | None) -> None:
-    """Refuse a model whose weights cannot be rounded.
-
-    Raises:
-        OutpaceError: there is no such way to round. UnsupportedModel: the model does not allow it.
-    """
-    check_rounding(quantise)
-    if quantise is not None and (why := untouchable(model) or _not_to_round(model, QUANTISED[quantise])):
-        raise UnsupportedModel(f"{family(model)} cannot be quantised to {quantise}: {why}")
-
-
-def _not_to_round(model: Any, kernel: Kernel) -> str:
-    """The reason not to round a model's weights for a kernel; empty if there is none."""
-    if model.dtype not in kernel.dtypes:
-        return f"the kernel is for bfloat16, and the model is in {model.dtype}; load it in bfloat16"
-    if is_multimodal(model.config):
-        return "it reads more than text; leave quantise out"
-    known = set(linears_of(model))
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear) and module not in known:
-            what = "has hooks" if _has_hooks(module) else "is quantised or replaced already"
-            return f"{name} ({type(module).__name__}) {what}; leave quantise out"
-    if not known:
-        return "it has no linear layers"
-    return ""
-
-
 def _stepped(model: Any) -> Iterator[tuple[str, nn.Module]]:
     """The modules that a step runs, by name: all, or, if the model reads images too, those that decode."""
     if not is_multimodal(getattr(model, "config", None)):
@@ -389,7 +291,7 @@ def linears_of(model: Any) -> list[nn.Linear]:
         if type(module) is nn.Linear
         and type(module.weight) in (nn.Parameter, Tensor)
         and module.weight.dtype in KERNELS[0].dtypes
-        and not _has_hooks(module)
+        and not has_hooks(module)
     ]
 
 
@@ -406,39 +308,13 @@ def unproven(step: nn.Module) -> str:
     known = set(linears_of(step))
     for name, module in _stepped(step):
         if not isinstance(module, Linear | nn.Embedding) and module not in known:
-            own = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
-            if any(weight.dim() > 1 for weight in own):
+            weights = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            if any(weight.dim() > 1 for weight in weights):
                 return f"{name} ({type(module).__name__}) multiplies rows in another way"
     return ""
 
 
-def _not_for(kernel: Kernel, model: Any) -> str:
-    """The reason why a kernel takes none of a model's layers; empty if it takes some."""
-    dtypes = {layer.weight.dtype for layer in linears_of(model)} & kernel.dtypes
-    if not dtypes:
-        names = sorted(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
-        return f"it has no plain linear layers in {' or '.join(names)}"
-    return next(filter(None, (unavailable(kernel, dtype) for dtype in dtypes)), "")
-
-
-def _none_to_pack(model: Any, exact: bool) -> str:
-    """The reason why none of a model's layers would be packed; empty if some would."""
-    layers = linears_of(model)
-    if not layers:
-        return "it has no plain linear layers in float32, bfloat16 or float16"
-    if exact:
-        return ""
-    largest = max((layer.weight for layer in layers), key=Tensor.numel)
-    dtype = largest.dtype
-    if not any(kernel.takes(largest) for kernel in KERNELS if kernel.copies and dtype in kernel.dtypes):
-        return "its layers are too small to gain from it"
-    trial = best_kernel(dtype, torch.get_num_threads())
-    if trial.kernel.takes(largest) and trial.kernel.copies:
-        return ""
-    return "; ".join(f"{name}: {what}" for name, what in trial.found.items())
-
-
-def _has_hooks(module: nn.Module) -> bool:
+def has_hooks(module: nn.Module) -> bool:
     return any(vars(module)[name] for name in ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks"))
 
 

@@ -2,7 +2,7 @@
 
 In a batch of uneven drafts most rows of a padded forward are padding, and on a CPU each costs about as much
 as a real one. In a line the model's layers compute the real rows alone, as one sequence; its attention gets
-them back in their places, [B, width], so that it is unchanged. The windows of a forward (of
+them back where they were, [B, width], so that it is unchanged. The windows of a forward (of
 several lanes of the cache, or of a prompt's rows beside drafts) adjoin in the line, so the weights are read
 once, and each window is padded for itself.
 """
@@ -23,7 +23,7 @@ from outpace.targets.inputs.masks import Mask
 from outpace.targets.inputs.shared import Shared
 
 _WORTH = 0.8  # a line of one window must have at most this share of the rows of the padded forward
-WINDOW = 48  # rows of padding that cost as much as the attention of a further window
+WINDOW_COST = 48  # rows of padding that cost as much as the attention of a further window
 
 
 def apart(widths: Mapping[Slot, int]) -> list[Slot]:
@@ -31,7 +31,8 @@ def apart(widths: Mapping[Slot, int]) -> list[Slot]:
     slots = sorted(widths, key=lambda slot: widths[slot], reverse=True)
     wide = [widths[slot] for slot in slots]
     costs = [
-        sum(wide[:count]) + WINDOW * count + wide[count] * (len(wide) - count) for count in range(len(wide))
+        sum(wide[:count]) + WINDOW_COST * count + wide[count] * (len(wide) - count)
+        for count in range(len(wide))
     ]
     return slots[: costs.index(min(costs))]
 
@@ -70,8 +71,8 @@ class Line:
     def inputs(self, padded: Sequence[Tensor]) -> Tensor:
         """Put the windows' inputs, each [n, B, width], in a line: [n, 1, size]."""
         rows = [
-            part.flatten(1) if cells is None else part.flatten(1)[:, cells]
-            for part, cells in zip(padded, self._cells, strict=True)
+            inputs.flatten(1) if cells is None else inputs.flatten(1)[:, cells]
+            for inputs, cells in zip(padded, self._cells, strict=True)
         ]
         line = torch.cat(rows, dim=1)
         return nn.functional.pad(line, (0, self.size - line.shape[1]))[:, None]
@@ -87,8 +88,8 @@ class Line:
 
     def _token(self, masks: Sequence[Any], shared: Shared) -> Tensor:
         token = torch.empty((1, 1, 1, 1), dtype=torch.bool)
-        parts = zip(self.windows, self._spans, self._cells, masks, strict=True)
-        shared.put(token, [Part(*part) for part in parts])
+        windows = zip(self.windows, self._spans, self._cells, masks, strict=True)
+        shared.put(token, [WindowRows(*rows) for rows in windows])
         return token
 
     def append(self, layer: int, keys: Tensor, values: Tensor, shared: Shared) -> tuple[Tensor, Tensor]:
@@ -106,12 +107,12 @@ class Line:
         return views[0]
 
 
-class Part(NamedTuple):
+class WindowRows(NamedTuple):
     """A window's rows in a line.
 
     Attributes:
         span: their range in the line.
-        cells: their places in the padded forward, as indices into [B * width]; None if they are all of it.
+        cells: where they are in the padded forward, as indices into [B * width]; None if they are all of it.
     """
 
     window: Window
@@ -120,20 +121,20 @@ class Part(NamedTuple):
     mask: Tensor | None
 
 
-def parts_in(mask: Tensor, shared: Shared) -> list[Part]:
-    """The parts of a line, of which ``Line.mask`` made this mask.
+def windows_in(mask: Tensor, shared: Shared) -> list[WindowRows]:
+    """The windows of a line, of which ``Line.mask`` made this mask.
 
     Raises:
         UnsupportedModel: it did not, since the model makes another.
     """
-    found: list[Part] | None = shared.get(mask)
-    if found is None:
+    windows: list[WindowRows] | None = shared.get(mask)
+    if windows is None:
         raise UnsupportedModel("the model makes a mask of its own, which says nothing of rows in a line")
-    return found
+    return windows
 
 
 def _cells_of(window: Window) -> Tensor | None:
     if window.widths == [window.width]:
         return None
-    rows = [place * window.width + row for place, own in enumerate(window.widths) for row in range(own)]
+    rows = [sequence * window.width + row for sequence, fed in enumerate(window.widths) for row in range(fed)]
     return torch.tensor(rows)

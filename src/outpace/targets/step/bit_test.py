@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.base import Rows, TargetModel
-from outpace.targets.cpu.kernels import using_threads
+from outpace.targets.cpu.trials import using_threads
 
 # For the bit test: rows of a text fed as a prompt, rows after them, and a tree with these as a path.
 _PROMPT, _AFTER = 29, 6

@@ -107,11 +107,11 @@ def _traces(target: TargetModel, stock: Stock, texts: Texts, layers: Sequence[in
     """The rows of all paths of a tree, in plain steps and in the tree itself."""
     cache, slots = target.new_cache(slots=2, length=64), []
     read = []
-    for prompt, source in zip(texts.prompts, stock.sources, strict=True):
+    for text, source in zip(texts.prompts, stock.sources, strict=True):
         slots.append(slot := target.open(cache, source))
-        output = target.forward(cache, {slot: Rows(prompt)}, hidden_layers=layers)
-        read.append(_rows(output, slot, range(len(prompt)), layers))
-        cache.keep({slot: range(len(prompt))})
+        output = target.forward(cache, {slot: Rows(text)}, hidden_layers=layers)
+        read.append(_rows(output, slot, range(len(text)), layers))
+        cache.keep({slot: range(len(text))})
     traces = []
     for prompt, nodes, text in texts.paths():
         slot, start = slots[prompt], len(texts.prompts[prompt])

@@ -17,15 +17,10 @@ from torch import nn
 
 from outpace.core import TargetOptions, UnsupportedModel
 from outpace.targets.cpu.exact_attention import EXACT
-from outpace.targets.cpu.fused import fuse_layers, fused_linears, fusing_refused, norms_of
-from outpace.targets.cpu.linear import (
-    Packer,
-    packing_refused,
-    packing_wanted,
-    piecewise,
-    tail_step,
-    unproven,
-)
+from outpace.targets.cpu.fused import fuse_layers
+from outpace.targets.cpu.fusible import fused_linears, fusing_refused, norms_of
+from outpace.targets.cpu.linear import Packer, piecewise, tail_step, unproven
+from outpace.targets.cpu.packing import packing_refused, packing_wanted
 from outpace.targets.gpu.invariant import TRITON, invariant_norm, unproven_norm
 from outpace.targets.inputs.config import family, runs_on_gpu
 from outpace.targets.inputs.masks import INVARIANT

@@ -30,7 +30,7 @@ from outpace.targets.base import (
     own_cache,
 )
 from outpace.targets.cpu.kernels import QUANTISED
-from outpace.targets.cpu.linear import check_pack, check_quantise
+from outpace.targets.cpu.packing import check_pack, check_quantise
 from outpace.targets.gpu.fixed import FixedShapes, width_of
 from outpace.targets.gpu.graphs import runner_for
 from outpace.targets.gpu.tree_attention import with_trees

@@ -22,7 +22,7 @@ from outpace.targets.gpu.graphs import Made
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.device_rows import read_numbers
 from outpace.targets.inputs.forward import CacheAdapter, padded_states, rows_of
-from outpace.targets.inputs.line import WINDOW, Line
+from outpace.targets.inputs.line import WINDOW_COST, Line
 from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.step.agreement import agree
@@ -185,10 +185,10 @@ def try_lines(target: CausalTarget) -> None:
     copied = exchange(modules.step, lambda _: None, attention)
     nodes = max(5, 4 * modules.row_step)
     tree = Rows([node % 2 for node in range(nodes)], (-1, 0, 0, 1, 2, *range(4, nodes - 1)))
-    prompt = Rows([node % 2 for node in range(nodes + WINDOW)], unread=nodes)
+    prompt = Rows([node % 2 for node in range(nodes + WINDOW_COST)], unread=nodes)
     for feeds in ([tree, Rows([1]), prompt], [tree, Rows([1])]):
         modules.line, modules.mixes = None, prompt in feeds
-        cache = target.new_cache(slots=3, length=nodes + WINDOW)
+        cache = target.new_cache(slots=3, length=nodes + WINDOW_COST)
         rows = {cache.allocate(): own for own in feeds}
         try:
             beside = target.forward(cache, rows)

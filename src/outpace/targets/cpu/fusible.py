@@ -1,0 +1,112 @@
+"""Which models' layers can be fused, and the modules of a layer by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+from torch import nn
+
+from outpace.core import UnsupportedModel
+from outpace.native.layers import (
+    DTYPES,
+    LANES,
+    functions,
+)
+from outpace.targets.cpu.linear import linears_of
+from outpace.targets.cpu.packing import NO_MEMORY, copies_fit
+from outpace.targets.inputs.changes import hooks_of
+from outpace.targets.inputs.config import is_multimodal
+from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.inputs.surgery import stack_of
+
+# Classes of one structure, by name, since importing them all would take long; a subclass may differ.
+_KNOWN = {
+    f"transformers.models.{family}.modeling_{family}.{name}{part}"
+    for family, name in (("llama", "Llama"), ("mistral", "Mistral"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3"))
+    for part in ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm")
+}
+# Names of a layer's linear layers; those in one group have the same inputs.
+GROUPS = (
+    ("self_attn", ("q_proj", "k_proj", "v_proj")),
+    ("self_attn", ("o_proj",)),
+    ("mlp", ("gate_proj", "up_proj")),
+    ("mlp", ("down_proj",)),
+)
+HEAD_NORMS = ("q_norm", "k_norm")
+_HEAD_SIZE = 32  # the size of heads is a multiple of this, the hidden size of ``LANES``
+
+
+def fusing_refused(model: Any, pack: bool | str, fuse: bool | Literal["auto"]) -> str:
+    """The reason not to fuse a model's layers; empty to fuse them."""
+    if fuse is False:
+        return "fuse is off"
+    if fuse == "auto" and pack is False:
+        return "pack is off"
+    why = why_not_fused(model)
+    return why or (NO_MEMORY if fuse == "auto" and not copies_fit(model) else "")
+
+
+def why_not_fused(model: Any) -> str:
+    """The reason why a model's layers cannot be fused; empty if they can."""
+    if why := untouchable(model):
+        return why
+    if model.dtype not in DTYPES:
+        return f"there are no compiled steps in {model.dtype}"
+    if {weight.dtype for weight in model.parameters()} != {model.dtype}:
+        return "its weights have several dtypes"
+    if is_multimodal(model.config):
+        return "it reads more than text"
+    try:
+        stack = stack_of(model)
+    except UnsupportedModel as error:
+        return str(error)
+    if any(map(hooks_of, stack.modules())):
+        return "modules in it have hooks"
+    linears = set(linears_of(model))
+    if why := _unknown((model, stack, *stack.layers)):  # before the parts that only known layers have
+        return why
+    inner = [part for layer in stack.layers for part in (layer.self_attn, layer.mlp)]
+    if why := _unknown((*inner, *norms_of(model))):
+        return why
+    for layer in stack.layers:
+        if not linears.issuperset(_linears(layer)):
+            return "some of its linear layers are quantised or replaced already"
+    config = stack.config
+    heads = stack.layers[0].self_attn.head_dim
+    if config.hidden_act not in ("silu", "swish"):
+        return f"its activation is {config.hidden_act}"
+    between = getattr(config, "intermediate_size", None) or 0
+    if config.hidden_size % LANES or between < LANES or heads % _HEAD_SIZE:
+        return f"its hidden size is not a multiple of {LANES}, or that of its heads of {_HEAD_SIZE}"
+    library = functions(model.dtype)
+    return library if isinstance(library, str) else ""
+
+
+def _unknown(parts: Iterable[Any]) -> str:
+    """The reason why these modules cannot be fused, by their classes; empty if they can."""
+    for part in parts:
+        kind = type(part)
+        if f"{kind.__module__}.{kind.__qualname__}" not in _KNOWN:
+            return f"there are no compiled steps for a {kind.__name__}"
+    return ""
+
+
+def fused_linears(model: Any) -> list[nn.Linear]:
+    """The linear layers of a model whose layers are to be fused."""
+    return [linear for layer in stack_of(model).layers for linear in _linears(layer)]
+
+
+def norms_of(model: Any) -> list[nn.Module]:
+    """The norms of a model whose layers are to be fused."""
+    stack = stack_of(model)
+    norms = [stack.norm]
+    for layer in stack.layers:
+        norms += [layer.input_layernorm, layer.post_attention_layernorm]
+        norms += [norm for name in HEAD_NORMS if (norm := getattr(layer.self_attn, name, None)) is not None]
+    return norms
+
+
+def _linears(layer: Any) -> list[nn.Linear]:
+    """A layer's linear layers, in the order of ``GROUPS``."""
+    return [getattr(getattr(layer, part), name) for part, names in GROUPS for name in names]

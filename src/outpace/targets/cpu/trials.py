@@ -1,0 +1,202 @@
+"""Trials of kernels on this machine: which is fastest, and in which numbers of rows each is exact."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import UnsupportedModel, first_line
+from outpace.targets.cpu.kernels import KERNELS
+from outpace.targets.kernel import Kernel
+
+# Outputs of the layers that rows are tried on: of kernels that sum all outputs alike, and of the others.
+_TRIED_ALIKE, _TRIED_OUTPUTS = 64, 576
+_TRIED_THREADS = (1, 2, 3, 4)  # and torch's number
+# Errors of a kernel that this processor, or this torch, does not support.
+UNAVAILABLE = (RuntimeError, AttributeError, NotImplementedError)
+_CPU = torch.device("cpu")
+_TRIED = (2048, 1024)  # outputs and inputs of the layers of a trial: larger than a processor's nearest cache
+_LAYERS = 4
+_ROWS = (1, 4, 8)
+_WINS = 0.9  # a kernel is chosen if it needs at most this share of the stock layer's time
+# The same against an earlier one of KERNELS: the choice between two similarly fast ones must not depend on
+# chance, since their bits differ.
+_WINS_CLEARLY = 0.7
+
+
+def row_step(
+    kernel: Kernel,
+    dtype: torch.dtype,
+    inputs: int,
+    outputs: int = _TRIED_ALIKE,
+    device: torch.device = _CPU,
+) -> int:
+    """The smallest step such that any multiple of it gives a row the same bits, for any other rows.
+
+    And for any number of threads, on a CPU: most kernels of libraries split the sums of some shapes among
+    threads, or treat the rows of each thread as another forward.
+
+    Kernels treat the last one or two rows of a forward differently, or split the sum of a single row with
+    many inputs. The step is found by trial, of at most a few hundred of the outputs.
+
+    Raises:
+        UnsupportedModel: no step tried has this property.
+    """
+    most = _TRIED_ALIKE if kernel.alike else _TRIED_OUTPUTS
+    # With as many left over after whole tiles, which some kernels compute in another way.
+    tried = outputs if outputs <= most else most + (0 if kernel.alike else outputs % 64)
+    threads = (1,) if device.type != "cpu" else (*_TRIED_THREADS, torch.get_num_threads())
+    return _row_step(kernel, dtype, inputs, tried, device, tuple(dict.fromkeys(threads)))
+
+
+@lru_cache(maxsize=64)
+def _row_step(
+    kernel: Kernel,
+    dtype: torch.dtype,
+    inputs: int,
+    outputs: int,
+    device: torch.device,
+    threads: tuple[int, ...],
+) -> int:
+    """``row_step`` for a number of outputs, by trials with these numbers of threads."""
+    weight, rows = _cancelling(inputs, outputs)
+    if kernel.rounds:
+        # Weights that it holds exactly, or the products would not cancel. Such products have few bits, so
+        # their sums are rounded only if they differ much in size.
+        weight, rows = weight.sign() * 7.5, rows.pow(7)
+    weight, rows = weight.to(device, dtype), rows.to(device, torch.float32 if kernel.wide else dtype)
+    packed = kernel.pack(weight)
+    with using_threads(threads[0]):
+        expected = torch.cat([kernel.multiply(part, packed, None) for part in rows.split(24)])
+    for step in (1, 2, 3, 4, 6, 8, 12, 24):
+        counts = dict.fromkeys(
+            [*range(step, 38, step), *(count // step * step for count in (62, 80, 127, 144))]
+        )
+        if all(_same(kernel, packed, rows, expected, counts, count) for count in threads):
+            return step
+    raise UnsupportedModel(
+        f"{kernel.name}: a row's bits depend on the other rows, or on the number of threads, in every shape "
+        "tried"
+    )
+
+
+def _same(
+    kernel: Kernel, packed: Any, rows: Tensor, expected: Tensor, counts: Iterable[int], threads: int
+) -> bool:
+    """True if the first rows give the expected products, for each of these numbers of rows."""
+    with using_threads(threads):
+        return all(
+            torch.equal(kernel.multiply(rows[:count].contiguous(), packed, None), expected[:count])
+            for count in counts
+        )
+
+
+@contextmanager
+def using_threads(count: int) -> Iterator[None]:
+    """Run torch with a number of threads."""
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(count)
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _cancelling(inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+    """Weights [outputs, inputs] and rows [144, inputs] whose products are 0 except for rounding.
+
+    Every product of a weight and a row's element also occurs with the opposite sign in the sum. So only the
+    rounding of the sums remains, which reveals any other order of summation, even if the result is rounded to
+    a half dtype, which hides nearly all differences between ordinary sums.
+    """
+    generator, half = torch.Generator().manual_seed(0), inputs // 2
+    order = torch.randperm(half, generator=generator)
+    weight, rows = (torch.randn(count, half, generator=generator) for count in (outputs, 144))
+    odd = (0, inputs % 2)
+    return (
+        nn.functional.pad(torch.cat([weight, -weight[:, order]], dim=1), odd),
+        nn.functional.pad(torch.cat([rows, rows[:, order]], dim=1), odd),
+    )
+
+
+class Trial(NamedTuple):
+    """The fastest kernel for a dtype on this machine.
+
+    Attributes:
+        kernel: the fastest one by the total time of forwards of few rows.
+        single: the stock layer is faster than it for a single row.
+        rows: 4 if it is faster for 4 rows than for one, otherwise 1.
+        outcomes: kernel's name -> its time relative to the stock layer's, or why it is not available.
+    """
+
+    kernel: Kernel
+    single: bool
+    rows: int
+    outcomes: dict[str, str]
+
+
+@lru_cache(maxsize=8)
+def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
+    """Find the fastest kernel for a dtype on this machine by a short trial, whose result is cached.
+
+    Args:
+        threads: torch's number of threads, part of the cache's key.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(*_TRIED, generator=generator).to(dtype) for _ in range(_LAYERS)]
+    inputs = [torch.randn(rows, _TRIED[1], generator=generator).to(dtype) for rows in _ROWS]
+    outcomes: dict[str, str] = {}
+    calls: dict[Kernel, Callable[[Tensor], Any]] = {}
+    for kernel in KERNELS:
+        if why := unavailable(kernel, dtype):
+            outcomes[kernel.name] = f"not available here: {why}"
+        elif dtype in kernel.dtypes:
+            calls[kernel] = _call(kernel, weights)
+    seconds = _race(calls, inputs)
+    total = {kernel: sum(each) for kernel, each in seconds.items()}
+    stock = best = KERNELS[0]
+    for kernel, time_taken in total.items():
+        if time_taken <= total[best] * (_WINS if best is stock else _WINS_CLEARLY):
+            best = kernel
+        outcomes[kernel.name] = f"{time_taken / total[stock]:.2f} of the stock layer's time"
+    single, four, _ = seconds[best]
+    return Trial(best, seconds[stock][0] < single, 4 if four <= single * _WINS else 1, outcomes)
+
+
+def unavailable(kernel: Kernel, dtype: torch.dtype) -> str:
+    """The reason why this machine does not run a kernel for a dtype; empty if it does, or is not for it."""
+    if dtype not in kernel.dtypes:
+        return ""
+    try:
+        kernel.multiply(torch.ones(1, 64, dtype=dtype), kernel.pack(torch.ones(64, 64, dtype=dtype)), None)
+    except UNAVAILABLE as error:
+        return first_line(error)
+    return ""
+
+
+def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:
+    packed = [kernel.pack(weight) for weight in weights]
+    return lambda rows: [kernel.multiply(rows, weight, None) for weight in packed]
+
+
+def _race(
+    calls: Mapping[Kernel, Callable[[Tensor], Any]], inputs: Sequence[Tensor]
+) -> dict[Kernel, list[float]]:
+    """Seconds of each kernel for each input, the best of five interleaved rounds."""
+    # With one thread, measure processor time, which excludes other programs.
+    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
+    # Kernels in turn, so that each finds its weights in the same caches, for any input.
+    best = {(kernel, number): math.inf for number in range(len(inputs)) for kernel in calls}
+    for _ in range(5):
+        for kernel, number in best:
+            began = clock()
+            calls[kernel](inputs[number])
+            best[kernel, number] = min(best[kernel, number], clock() - began)
+    return {kernel: [best[kernel, number] for number in range(len(inputs))] for kernel in calls}
