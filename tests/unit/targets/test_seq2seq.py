@@ -20,7 +20,8 @@ from outpace.drafters.models.draft_model import DraftModel
 from outpace.targets import CausalTarget, Rows, Seq2SeqTarget
 from outpace.targets.inputs import positions, refusals
 from outpace.targets.inputs.config import CACHE
-from outpace.targets.stock.seq2seq import Seq2SeqCache, _Encoded
+from outpace.targets.stock.encoder import EncodedStates
+from outpace.targets.stock.seq2seq_cache import Seq2SeqCache
 from outpace.testing import ToyTarget
 from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES, START
 
@@ -228,7 +229,7 @@ def test_a_pad_in_a_draft(name: str) -> None:
     """Tables that skip pads are asked as in plain decoding, where a pad is alone in its forward."""
     target = target_of(name)
     source, text = target.encode([4, 5, 6, 7]), [START, 9, 0, 8, 0, 7]
-    given: dict[str, Any] = {"encoder_outputs": _Encoded(last_hidden_state=source.states[None])}
+    given: dict[str, Any] = {"encoder_outputs": EncodedStates(last_hidden_state=source.states[None])}
     with torch.inference_mode():
         for token in text:
             output = target.model(decoder_input_ids=torch.tensor([[token]]), use_cache=True, **given)

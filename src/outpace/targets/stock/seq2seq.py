@@ -7,25 +7,20 @@ Cross-attention keys and values are computed once per slot and move with it.
 
 from __future__ import annotations
 
-import math
-import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
-from transformers import Cache as ModelCache
 from transformers import EncoderDecoderCache, PreTrainedModel
-from transformers.modeling_outputs import BaseModelOutput
 
-from outpace.cache import Cache, KVCache, LayerShape, Slot, Window
-from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
+from outpace.cache import Cache, Slot, Window
+from outpace.core import OutpaceError, Source, UnsupportedModel
 from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, check_chains, own_cache
 from outpace.targets.inputs.changes import Structure
-from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family, size_in
+from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, embeddings_of, inputs_of, rows_of
 from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
 from outpace.targets.inputs.positions import ByBias, Placement, placement_of
@@ -36,72 +31,10 @@ from outpace.targets.plan import StepPlan
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested
+from outpace.targets.stock.encoder import TEXT, EncodedStates, Encoder, refuse_unread
+from outpace.targets.stock.seq2seq_cache import CrossRows, Seq2SeqCache
 
-_TEXT, _FEATURES = "input_ids", "input_features"
 _TEST_LENGTHS = (7, 4)  # lengths of the self-test's two sources
-
-
-class Seq2SeqCache(KVCache):
-    """The decoder's rows, and for each slot the keys and values of its source.
-
-    ``sources`` is a separate cache, whose slots are allocated and freed together with these; its rows are
-    cross-attention keys and values. Both have all slots in one lane, so that a slot has the same place in
-    both. ``capacity`` counts the decoder's rows.
-
-    Args:
-        layers: shape of each decoder layer's rows.
-        cross: shape of each decoder layer's rows of cross-attention.
-    """
-
-    # Rows depend on the source too, so those of another sequence with the same tokens may differ.
-    copies_rows = False
-
-    def __init__(
-        self,
-        layers: list[LayerShape],
-        cross: list[LayerShape],
-        slots: int,
-        length: int,
-        capacity: int | None = None,
-    ) -> None:
-        super().__init__(layers, slots, length, capacity=capacity, spread=math.inf)
-        self.sources = KVCache(cross, slots, spread=math.inf)
-        self.beside: dict[Slot, Slot] = {}
-
-    @property
-    def bytes(self) -> int:
-        return super().bytes + self.sources.bytes
-
-    def allocate(self, rows: int = 0) -> Slot:
-        slot = super().allocate(rows)
-        self.beside[slot] = self.sources.allocate(1)
-        return slot
-
-    def free(self, slot: Slot) -> None:
-        super().free(slot)
-        self.sources.free(self.beside.pop(slot))
-
-
-@dataclass
-class _Encoded(BaseModelOutput):
-    """An encoder's output, with what models with experts read of it besides."""
-
-    router_logits: Any = None
-
-
-class _Cross(ModelCache):
-    """Views of cross-attention keys and values as a filled transformers cache."""
-
-    class Layer:
-        def __init__(self, keys: Tensor, values: Tensor) -> None:
-            self.keys, self.values = keys, values
-
-    def __init__(self, views: list[tuple[Tensor, Tensor]]) -> None:
-        super().__init__(layers=[])
-        self.layers: list[Any] = [_Cross.Layer(keys, values) for keys, values in views]
-
-    def get_seq_length(self, layer_idx: int = 0) -> int:
-        return int(self.layers[layer_idx].keys.shape[2])
 
 
 class Seq2SeqTarget(TargetModel):
@@ -130,12 +63,8 @@ class Seq2SeqTarget(TargetModel):
         warn_of_untested()
         refuse_by_config(model, seq2seq=True)
         self._cache_argument = cache_argument(model)
-        if model.main_input_name not in (_TEXT, _FEATURES):
-            raise UnsupportedModel(
-                f"{family(model)} reads {model.main_input_name}; supported are {_TEXT} and {_FEATURES}"
-            )
+        refuse_unread(model)
         self.model = model
-        self._encoder: Any = model.get_encoder()
         self._decoder: Any = model.get_decoder()
         self._structure = Structure(model)
         found = placement_of(model)
@@ -147,8 +76,9 @@ class Seq2SeqTarget(TargetModel):
         self.context = next(filter(None, limits), context_of(config))
         self.eos_token_ids = end_tokens(model)
         self.start = _start(model)
-        self.shares_ids = self._one_vocabulary()
         self.device = device_of(embeddings_of(self._decoder))
+        self._encoder = Encoder(model, self.device)
+        self.shares_ids = self._encoder.shares_ids
         self._probe()
         if check:
             record = Record(model, {}) if check == "auto" else None
@@ -162,36 +92,14 @@ class Seq2SeqTarget(TargetModel):
 
     # -- the source --------------------------------------------------------------------------------------
 
-    @torch.inference_mode()
     def encode(self, source: Any) -> Source:
-        """Run the encoder over a source.
-
-        Args:
-            source: token ids; a tensor of features [bins, frames]; or a Source, which is returned unchanged.
-
-        Raises:
-            ContextOverflow: the source has more tokens than the encoder has positions.
-            OutpaceError: there is no source, or the encoder cannot read it.
-        """
-        name = family(self.model)
-        if source is None:
-            raise OutpaceError(f"{name} is an encoder-decoder model: it needs a source besides the prompt")
-        refuse_training(self.model)
-        if isinstance(source, Source):
-            if source.states.dim() != 2 or source.states.shape[1] != self._size or not len(source.states):
-                found = list(source.states.shape)
-                raise OutpaceError(f"{name} takes encoded sources [length, {self._size}], not {found}")
-            return source
-        if self.reads_features:
-            return Source(self._read(self._features(source)))
-        ids = self._ids(source)
-        states = self._read(torch.tensor([ids], device=device_of(embeddings_of(self._encoder))))
-        return self.source(states, ids)
+        """Run the encoder over a source; see ``Encoder.encode``."""
+        return self._encoder.encode(source)
 
     @property
     def reads_features(self) -> bool:
         """True if the encoder reads features; the decoder then attends to all of its output."""
-        return bool(self.model.main_input_name == _FEATURES)
+        return self._encoder.reads_features
 
     @property
     def relative(self) -> bool:
@@ -200,51 +108,7 @@ class Seq2SeqTarget(TargetModel):
 
     def source(self, states: Tensor, tokens: Sequence[int]) -> Source:
         """The encoder's output [length, size] for these tokens as a source."""
-        return Source(states, tuple(tokens) if self.shares_ids else ())
-
-    def _one_vocabulary(self) -> bool:
-        """True if encoder and decoder share their token ids."""
-        sizes = {len(embeddings_of(part).weight) for part in (self._encoder, self._decoder)}
-        # Some Marian models have two vocabularies, possibly of one size; their config states it.
-        return len(sizes) == 1 and bool(getattr(self.model.config, "share_encoder_decoder_embeddings", True))
-
-    def _ids(self, source: Any) -> list[int]:
-        """Token ids of a source as plain integers."""
-        name = family(self.model)
-        try:
-            ids = [operator.index(token) for token in source]
-        except TypeError as error:
-            raise OutpaceError(f"{name} reads text: a source is a list of token ids: {error}") from error
-        vocabulary = embeddings_of(self._encoder).weight.shape[0]
-        outside = [token for token in ids if not 0 <= token < vocabulary]
-        if outside:
-            raise OutpaceError(f"source: token {outside[0]} is outside its vocabulary of {vocabulary}")
-        if not ids:
-            raise OutpaceError("the source is empty: it needs at least one token")
-        limit = getattr(self._encoder, "max_source_positions", None)
-        if limit is not None and len(ids) > limit:
-            raise ContextOverflow(
-                f"the source has {len(ids)} tokens, the encoder {limit} positions; shorten the source"
-            )
-        return ids
-
-    def _features(self, source: Any) -> Tensor:
-        """Check features, [bins, frames], and add a batch axis."""
-        if not isinstance(source, Tensor) or source.dim() != 2 or not source.is_floating_point():
-            known = isinstance(source, Tensor)
-            found = f"{source.dtype} {list(source.shape)}" if known else f"a {type(source).__name__}"
-            raise OutpaceError(
-                f"{family(self.model)} reads features: a source is floats [bins, frames], not {found}"
-            )
-        return source[None].to(self.device, self.model.dtype)
-
-    def _read(self, given: Tensor) -> Tensor:
-        """The encoder's output [length, size] for one source with a batch axis."""
-        try:
-            states: Tensor = self._encoder(**{self.model.main_input_name: given})[0]
-        except ValueError as error:
-            raise OutpaceError(f"{family(self.model)} cannot encode this source: {error}") from error
-        return states[0]
+        return self._encoder.source(states, tokens)
 
     @torch.inference_mode()
     def open(self, cache: Cache, source: Source | None = None, rows: int = 0) -> Slot:
@@ -283,7 +147,7 @@ class Seq2SeqTarget(TargetModel):
         mask = self._masks.token_mask(self.device)
         with self._placement.during(token, token, mask):
             output = self.model(
-                encoder_outputs=_Encoded(last_hidden_state=states),
+                encoder_outputs=EncodedStates(last_hidden_state=states),
                 decoder_input_ids=token,
                 use_cache=True,
                 **self._masked(mask),
@@ -325,9 +189,9 @@ class Seq2SeqTarget(TargetModel):
         """
         with torch.inference_mode():
             output = self.model(
-                encoder_outputs=_Encoded(
+                encoder_outputs=EncodedStates(
                     last_hidden_state=torch.zeros(
-                        (1, 1, self._size), dtype=self.model.dtype, device=self.device
+                        (1, 1, self._encoder.size), dtype=self.model.dtype, device=self.device
                     )
                 ),
                 decoder_input_ids=torch.zeros((1, 1), dtype=torch.long, device=self.device),
@@ -363,7 +227,7 @@ class Seq2SeqTarget(TargetModel):
         refuse_training(self.model)
         if self.reads_features:
             raise OutpaceError(f"{family(self.model)} reads features, of which texts have none")
-        each = [torch.tensor(self._ids(source)) for source, _ in texts]
+        each = [torch.tensor(self._encoder.ids(source)) for source, _ in texts]
         # Some encoders derive positions from the model's own pad.
         pad = self.model.config.pad_token_id or 0
         ids = pad_sequence(each, batch_first=True, padding_value=pad).to(self.device)
@@ -375,7 +239,7 @@ class Seq2SeqTarget(TargetModel):
             output = self.model(input_ids=ids, attention_mask=real, decoder_input_ids=decoded, **more)
             found, logits = output.decoder_hidden_states, output.logits
         else:  # without the head
-            read = self._encoder(input_ids=ids, attention_mask=real)[0]
+            read = self._encoder.module(input_ids=ids, attention_mask=real)[0]
             given = {"encoder_hidden_states": read, "encoder_attention_mask": real}
             found, logits = self._decoder(input_ids=decoded, **given, **more).hidden_states, None
         # Pads follow a text, so its places do not attend to them.
@@ -439,14 +303,14 @@ class Seq2SeqTarget(TargetModel):
         count, lengths, longest = len(own), torch.tensor(own, device=self.device), max(own)
         # Only the shape of these states is used, since their keys and values are in the cache.
         states = torch.zeros((), dtype=self.model.dtype, device=self.device).expand(
-            count, longest, self._size
+            count, longest, self._encoder.size
         )
         rows = CacheAdapter(window, self._places)
         return {
-            "encoder_outputs": _Encoded(last_hidden_state=states),
+            "encoder_outputs": EncodedStates(last_hidden_state=states),
             "attention_mask": (torch.arange(longest, device=self.device) < lengths[:, None]).long(),
             self._cache_argument: EncoderDecoderCache(
-                rows, _Cross(cache.sources.views(window.start, window.stop))
+                rows, CrossRows(cache.sources.views(window.start, window.stop))
             ),
             "use_cache": True,
         }
@@ -456,9 +320,7 @@ class Seq2SeqTarget(TargetModel):
     @torch.inference_mode()
     def _probe(self) -> None:
         """Determine the shape of each layer's rows, and the vocabulary."""
-        config = config_of(self._encoder, self.model)
-        self._size = size_in(config.get_text_config(), "hidden_size", self.model)
-        states = torch.zeros((1, 1, self._size), dtype=self.model.dtype, device=self.device)
+        states = torch.zeros((1, 1, self._encoder.size), dtype=self.model.dtype, device=self.device)
         source, token = Source(states[0]), torch.zeros((1, 1), dtype=torch.long, device=self.device)
         rows, cross, logits = probed(
             self.model,
@@ -477,15 +339,13 @@ class Seq2SeqTarget(TargetModel):
         """A plain forward over texts [B, n] decoded from one source."""
         assert source is not None
         more: dict[str, Any] = {}
-        if (
-            model.main_input_name == _TEXT
-        ):  # without a cache FSMT masks later tokens only if it has the source
+        if model.main_input_name == TEXT:  # without a cache FSMT masks later tokens only if it has the source
             more["input_ids"] = torch.zeros(
                 (len(ids), len(source.states)), dtype=torch.long, device=ids.device
             )
         states = source.states.expand(len(ids), -1, -1)
         return model(
-            encoder_outputs=_Encoded(last_hidden_state=states),
+            encoder_outputs=EncodedStates(last_hidden_state=states),
             decoder_input_ids=ids,
             use_cache=False,
             **more,
@@ -504,7 +364,7 @@ class Seq2SeqTarget(TargetModel):
     def _test_sources(self) -> tuple[Source, Source]:
         """Sources of noise, of different lengths unless the encoder reads features."""
         generator = torch.Generator().manual_seed(0)
-        noise = torch.randn((_TEST_LENGTHS[0], self._size), generator=generator)
+        noise = torch.randn((_TEST_LENGTHS[0], self._encoder.size), generator=generator)
         noise = noise.to(self.device, self.model.dtype)
         other = noise.flip(0) if self.reads_features else noise[: _TEST_LENGTHS[1]]
         return Source(noise), Source(other)
