@@ -11,7 +11,8 @@ from contextlib import contextmanager
 import torch
 
 from outpace.cache import Cache, Slot
-from outpace.targets.base import Output, Rows, TargetModel, own_cache
+from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.rows import Output, Rows
 from outpace.tree import depths
 
 Vector = list[float]

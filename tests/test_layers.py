@@ -40,7 +40,7 @@ LAYERS: list[set[str]] = [
 ]
 # The rooms of targets, bottom to top.
 ROOMS: list[set[str]] = [
-    {"hardware", "kernel", "plan"},
+    {"hardware", "kernel", "plan", "rows"},
     {"base"},
     {"around"},
     {"inputs", "ranks", "ties"},

@@ -23,9 +23,9 @@ from outpace.engine.batch import Batch
 from outpace.engine.engine import Engine
 from outpace.engine.memory import Memory
 from outpace.targets import Target
-from outpace.targets.base import Rows
 from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.library import library
+from outpace.targets.rows import Rows
 from outpace.testing.gguf import FILE_TYPES
 
 # Files, and whether their weights are repacked: kernels are named, so that no race decides what is tested.

@@ -26,7 +26,7 @@ from outpace.drafters import SequenceDrafter
 from outpace.draws.sampling import Key, Stream, uniform
 from outpace.engine.engine import Engine
 from outpace.sequence import KeyedDraw, Sequence
-from outpace.targets.base import Rows
+from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget
 from outpace.tree import children, path_to
 from outpace.verify import rejection

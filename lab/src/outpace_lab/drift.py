@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from outpace.core import OutpaceError
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Rows
 
 _CHUNK = 512  # tokens fed in one forward
 

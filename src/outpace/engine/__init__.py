@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from outpace.engine.aio import AsyncEngine, QueueFull
+from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
+from outpace.engine.handles import QueueFull
 
 __all__ = ["AsyncEngine", "Engine", "QueueFull"]

@@ -6,163 +6,20 @@ import asyncio
 import queue
 import threading
 import weakref
-from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from outpace.core import Generation, OutpaceError, SamplingParams, StreamedToken, TokenLogprobs
+from outpace.core import Generation, OutpaceError, SamplingParams, TokenLogprobs
 from outpace.engine.engine import Engine
 from outpace.engine.guards import whole_number
+from outpace.engine.handles import Add, Cancel, Handle, News, QueueFull, Stop, call_in, deliver_all, wake
 from outpace.engine.reader import Reader
 from outpace.engine.scoring import Score, Scores
 from outpace.sequence import Sequence
-
-
-class QueueFull(OutpaceError):
-    """The queue of waiting requests is full (``max_waiting``)."""
-
-
-class Handle:
-    """One request: an async iterator of its tokens, read by one task.
-
-    Dropping the last reference to a handle, or cancelling the task that awaits it, cancels the request.
-    """
-
-    # For the destructor of a handle whose construction was interrupted.
-    _key: object = None
-    _generation: Generation | None = None
-    _error: Exception | None = None
-
-    def __init__(
-        self, inbox: queue.SimpleQueue[Any], loop: asyncio.AbstractEventLoop, collects: bool
-    ) -> None:
-        self._inbox = inbox
-        self._key = object()  # used in the engine's thread, which must not keep the handle alive
-        self._accepted: asyncio.Future[None] = loop.create_future()
-        self._joined = asyncio.Event()
-        self._unread: deque[StreamedToken] = deque()
-        self._delivered = 0  # number of tokens, read ones included
-        self._collects = collects  # only the result is read, so `max_unread` does not apply
-        self._changed = asyncio.Event()
-
-    @property
-    def ended(self) -> bool:
-        """True if the request has ended; tokens may still be unread."""
-        return self._generation is not None or self._error is not None
-
-    def cancel(self) -> None:
-        """End the request; its slot is free by the next step. No effect on a request that has ended."""
-        self._inbox.put(_Cancel(self._key))
-
-    async def joined(self) -> None:
-        """Wait until the request is in the batch, or has ended."""
-        await self._joined.wait()
-
-    async def result(self) -> Generation:
-        """Wait for the end; a cancelled request has the ``finish_reason`` ``"removed"``.
-
-        Raises:
-            Exception: the error that ended the request.
-        """
-        self._collects = True
-        while not self.ended:
-            await self._change()
-        if self._error is not None:
-            raise self._error
-        assert self._generation is not None
-        return self._generation
-
-    def __aiter__(self) -> Handle:
-        return self
-
-    async def __anext__(self) -> StreamedToken:
-        if not self._unread:
-            self._unread.extend(await self.read())
-        if not self._unread:
-            raise StopAsyncIteration
-        return self._unread.popleft()
-
-    async def read(self) -> list[StreamedToken]:
-        """Wait for new tokens and return all since the last call; an empty list once the request has ended.
-
-        Raises:
-            Exception: the error that ended the request, once its tokens have been read.
-        """
-        while not self._unread and not self.ended:
-            await self._change()
-        if not self._unread and self._error is not None:
-            raise self._error
-        tokens = list(self._unread)
-        self._unread.clear()
-        return tokens
-
-    async def _change(self) -> None:
-        self._changed.clear()
-        try:
-            await self._changed.wait()
-        except asyncio.CancelledError:
-            self.cancel()
-            raise
-
-    def _deliver(self, news: _News) -> None:
-        """Take the results of a step; called in the event loop."""
-        self._delivered += len(news.tokens)
-        self._unread.extend(news.tokens)
-        if news.joined or news.ends:
-            self._joined.set()
-        if not self.ended:
-            self._generation, self._error = news.generation, news.error
-        if not self._accepted.done():
-            if news.refusal is None:
-                self._accepted.set_result(None)
-            else:
-                self._accepted.set_exception(news.refusal)
-        self._changed.set()
-
-    def __del__(self) -> None:
-        if self._key is not None and not self.ended:
-            self.cancel()  # SimpleQueue.put may be called from a destructor
-
-
-@dataclass(frozen=True)
-class _Add:
-    """A request on its way to the engine's thread; ``arguments`` are those of ``Engine.add``."""
-
-    handle: weakref.ref[Handle]
-    key: object
-    loop: asyncio.AbstractEventLoop
-    arguments: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class _Cancel:
-    key: object
-
-
-@dataclass(frozen=True)
-class _Stop:
-    drain: bool
-
-
-@dataclass
-class _News:
-    """Results of a step for one handle."""
-
-    handle: weakref.ref[Handle]
-    key: object
-    joined: bool = False
-    tokens: list[StreamedToken] = field(default_factory=list)
-    generation: Generation | None = None
-    error: Exception | None = None
-    refusal: BaseException | None = None
-
-    @property
-    def ends(self) -> bool:
-        return self.generation is not None or self.error is not None
 
 
 @dataclass(eq=False)
@@ -214,10 +71,10 @@ class AsyncEngine:
         self._max_waiting = whole_number("max_waiting", max_waiting, 1)
         self._max_unread = None if max_unread is None else whole_number("max_unread", max_unread, 1)
         self._on_failure = on_failure
-        self._inbox: queue.SimpleQueue[_Add | _Cancel | Score | _Stop] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Add | Cancel | Score | Stop] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the next six
         # What has not ended, wherever it is: what an interrupt may lose on its way is found here.
-        self._requests: dict[object, _Add] = {}  # by their handles' keys, until their loops know of the end
+        self._requests: dict[object, Add] = {}  # by their handles' keys, until their loops know of the end
         self._asked: dict[Score, None] = {}
         self._queue: set[object] = set()  # keys of accepted requests that have not joined the batch
         self._closed = False
@@ -226,8 +83,8 @@ class AsyncEngine:
         self._running: dict[object, _Running] = {}  # by their handle's key; the engine's thread only
         self._scores = Scores()  # the engine's thread only
         self._memory_use: float | None = None
-        self._news: list[tuple[asyncio.AbstractEventLoop, _News]] = []
-        self._stop: _Stop | None = None
+        self._news: list[tuple[asyncio.AbstractEventLoop, News]] = []
+        self._stop: Stop | None = None
         self._torch_threads = torch.get_num_threads()
         self._thread = threading.Thread(target=self._run, name="outpace-engine", daemon=True)
         self._thread.start()
@@ -295,7 +152,7 @@ class AsyncEngine:
         loop = asyncio.get_running_loop()
         handle = Handle(self._inbox, loop, collects)
         arguments = {"prompt": prompt, "params": params, **more}
-        request = _Add(weakref.ref(handle), handle._key, loop, arguments)
+        request = Add(weakref.ref(handle), handle._key, loop, arguments)
         while (room := self._let_in(request, loop, wait)) is not None:
             await room
         try:
@@ -306,7 +163,7 @@ class AsyncEngine:
         return handle
 
     def _let_in(
-        self, request: _Add, loop: asyncio.AbstractEventLoop, wait: bool
+        self, request: Add, loop: asyncio.AbstractEventLoop, wait: bool
     ) -> asyncio.Future[None] | None:
         """Put a request into the inbox; if the queue is full, return a future to wait for."""
         with self._lock:
@@ -342,7 +199,7 @@ class AsyncEngine:
                 future.set_result(found)
 
         def deliver(found: list[TokenLogprobs] | Exception) -> None:
-            _call(loop, settle, found)
+            call_in(loop, settle, found)
             self._asked.pop(score, None)
 
         score = Score(deliver, future.cancelled, tokens, top)
@@ -368,11 +225,11 @@ class AsyncEngine:
         with self._lock:
             self._closed = True
             waiters, self._waiters = self._waiters, []
-        _wake(waiters)
-        self._inbox.put(_Stop(drain))
+        wake(waiters)
+        self._inbox.put(Stop(drain))
         await asyncio.to_thread(self._thread.join, timeout)
         if self._thread.is_alive():
-            self._inbox.put(_Stop(drain=False))
+            self._inbox.put(Stop(drain=False))
             await asyncio.to_thread(self._thread.join)
 
     async def __aenter__(self) -> AsyncEngine:
@@ -405,7 +262,7 @@ class AsyncEngine:
                 engine.remove(sequence)
             self._end(OutpaceError("the engine was interrupted, which ended all requests; send it again"))
             if self._closed and self._stop is None:  # the message may be lost
-                self._stop = _Stop(drain=False)
+                self._stop = Stop(drain=False)
             return False
 
     def _serve(self, engine: Engine) -> bool:
@@ -428,20 +285,20 @@ class AsyncEngine:
         self._publish()
         return bool(self._running or self._scores) or self._stop is None
 
-    def _take(self, engine: Engine, message: _Add | _Cancel | Score | _Stop) -> None:
-        if isinstance(message, _Stop):
+    def _take(self, engine: Engine, message: Add | Cancel | Score | Stop) -> None:
+        if isinstance(message, Stop):
             self._stop = message
         elif isinstance(message, Score):
             if message in self._asked:
                 self._scores.add(message)
-        elif isinstance(message, _Cancel):
+        elif isinstance(message, Cancel):
             if message.key in self._running:
                 self._remove(engine, message.key)
             else:
                 self._leave_queue(message.key)
                 self._requests.pop(message.key, None)
         elif message.key in self._requests:
-            news = _News(message.handle, message.key)
+            news = News(message.handle, message.key)
             try:
                 sequence = engine.add(**message.arguments)
             except Exception as error:
@@ -458,7 +315,7 @@ class AsyncEngine:
 
     def _report(self, engine: Engine, key: object, running: _Running) -> None:
         """Collect the news of a request, and drop it if it has ended."""
-        sequence, news = running.sequence, _News(running.handle, key)
+        sequence, news = running.sequence, News(running.handle, key)
         try:
             news.tokens = running.reader.new()
             if sequence.finish_reason is not None:
@@ -493,15 +350,15 @@ class AsyncEngine:
         with self._lock:
             self._queue.discard(key)
             waiters, self._waiters = self._waiters, []  # wake all, since one may have been cancelled
-        _wake(waiters)
+        wake(waiters)
 
     def _publish(self) -> None:
         """Pass the news to the event loops, once per loop."""
-        by_loop: dict[asyncio.AbstractEventLoop, list[_News]] = {}
+        by_loop: dict[asyncio.AbstractEventLoop, list[News]] = {}
         for loop, news in self._news:
             by_loop.setdefault(loop, []).append(news)
         for loop, all_news in by_loop.items():
-            _call(loop, _deliver, all_news)
+            call_in(loop, deliver_all, all_news)
             for news in all_news:
                 if news.ends:
                     self._requests.pop(news.key, None)
@@ -518,10 +375,10 @@ class AsyncEngine:
             asked, self._asked = list(self._asked), {}
             self._queue.clear()
             waiters, self._waiters = self._waiters, []
-        _wake(waiters)
+        wake(waiters)
         self._running.clear()
         self._news = [
-            (request.loop, _News(request.handle, key, error=cause, refusal=cause))
+            (request.loop, News(request.handle, key, error=cause, refusal=cause))
             for key, request in requests.items()
         ]
         self._publish()
@@ -536,30 +393,3 @@ class AsyncEngine:
         self._end(cause, close=False)
         if self._on_failure is not None:
             self._on_failure(error)
-
-
-def _deliver(all_news: Seq[_News]) -> None:
-    for news in all_news:
-        handle = news.handle()
-        if handle is not None:
-            handle._deliver(news)
-
-
-def _wake(waiters: Seq[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]]) -> None:
-    for loop, future in waiters:
-        _call(loop, _set, future)
-
-
-def _set(future: asyncio.Future[None]) -> None:
-    if not future.done():
-        future.set_result(None)
-
-
-def _call(loop: asyncio.AbstractEventLoop, function: Callable[[Any], None], argument: Any) -> None:
-    """Run a function in an event loop; a closed loop is ignored, since it has no readers."""
-    if not loop.is_closed():
-        try:
-            loop.call_soon_threadsafe(function, argument)
-        except RuntimeError:
-            if not loop.is_closed():
-                raise

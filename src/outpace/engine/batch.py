@@ -17,7 +17,8 @@ from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.scheduler import Scheduler
 from outpace.sequence import Sequence
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Output, Rows
 
 
 class Batch:

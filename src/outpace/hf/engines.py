@@ -24,7 +24,7 @@ from outpace.engine.parts import Adaptive, usual_drafter
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
-from outpace.targets.stock.seq2seq import Seq2SeqCache
+from outpace.targets.stock.seq2seq_cache import Seq2SeqCache
 from outpace.verify import Verifier, load_verifier
 
 LayerRows = tuple[Tensor, Tensor]

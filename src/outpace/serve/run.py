@@ -11,7 +11,8 @@ from typing import TypeVar
 import anyio
 
 from outpace.core import Generation, StreamedToken
-from outpace.engine.aio import AsyncEngine, Handle
+from outpace.engine.aio import AsyncEngine
+from outpace.engine.handles import Handle
 from outpace.serve.admission import Admission, Ticket
 from outpace.serve.errors import Refused, refusal
 from outpace.serve.metrics import Metrics

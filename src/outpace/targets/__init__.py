@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core import OutpaceError, TargetOptions, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import is_multimodal
+from outpace.targets.rows import Output, Rows
 from outpace.targets.stock.causal import CausalTarget
 from outpace.targets.stock.multimodal import MultimodalTarget
 from outpace.targets.stock.seq2seq import Seq2SeqTarget

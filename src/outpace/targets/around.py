@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Cache, Slot
-from outpace.targets.base import HiddenStates, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import HiddenStates
 
 
 class WrappedTarget(TargetModel):

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Seq
 from typing import Any
 
 from outpace.core import OutpaceError
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Rows
 
 _CHUNK = 512  # tokens fed in one forward
 

@@ -6,7 +6,8 @@ from collections.abc import Sequence as Seq
 
 from outpace.core import Generation, SamplingParams
 from outpace.draws.sampling import Key, Processor, gumbel
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Rows
 
 
 def margin(

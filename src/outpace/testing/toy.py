@@ -12,9 +12,10 @@ from torch import Tensor
 
 from outpace.cache import Cache, KVCache, LayerShape, RowShape, Slot, Window
 from outpace.core import OutpaceError
-from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, extra_rows, own_cache
+from outpace.targets.base import TargetModel, own_cache
 from outpace.targets.inputs.forward import inputs_of, rows_of
 from outpace.targets.inputs.masks import hide, tree_masks
+from outpace.targets.rows import HiddenStates, Output, Rows, extra_rows
 
 _SIZE = 16
 _HEADS = 2

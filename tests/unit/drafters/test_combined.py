@@ -24,7 +24,8 @@ from outpace.draws.sampling import Key
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned, Plan
 from outpace.sequence import Sequence, Step
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to, select
 

@@ -23,7 +23,8 @@ from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Governor, Outcome, Pinned, Plan
 from outpace.sequence import Sequence
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Output, Rows
 from outpace.testing import ToyTarget
 from outpace.tree import chain
 

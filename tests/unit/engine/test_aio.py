@@ -14,8 +14,9 @@ import pytest
 import torch
 
 from outpace.core import OutpaceError, SamplingParams, StreamedToken
-from outpace.engine.aio import AsyncEngine, Handle, QueueFull
+from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
+from outpace.engine.handles import Handle, QueueFull
 from outpace.testing import ToyTarget
 
 T = TypeVar("T")

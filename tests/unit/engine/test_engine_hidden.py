@@ -19,7 +19,7 @@ from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Outcome, Pinned
 from outpace.sequence import Sequence, Step
-from outpace.targets.base import Rows
+from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget
 
 LAYERS = (0, 2, -1)

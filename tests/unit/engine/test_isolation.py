@@ -24,7 +24,7 @@ from outpace.drafters.none import NoDraft
 from outpace.engine.clock import Clock
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
-from outpace.targets.base import Output
+from outpace.targets.rows import Output
 from outpace.testing import ToyTarget
 from outpace.tree import chain
 

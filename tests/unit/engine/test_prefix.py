@@ -11,7 +11,7 @@ import pytest
 from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.prefix import BLOCK, PrefixCache
-from outpace.targets.base import Rows
+from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget
 
 PARAMS = [

@@ -15,8 +15,8 @@ from outpace.engine.chunks import Pace
 from outpace.engine.engine import Engine
 from outpace.engine.memory import capacity_of
 from outpace.sequence import Sequence
-from outpace.targets.base import Output
 from outpace.targets.hardware import free_bytes
+from outpace.targets.rows import Output
 from outpace.testing import ToyTarget
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 8), *range(1, 8), *range(1, 4)]]

@@ -14,7 +14,7 @@ from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
-from outpace.targets.base import Output
+from outpace.targets.rows import Output
 from outpace.testing import ToyTarget
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 8), *range(1, 8), *range(1, 4)]]

@@ -20,7 +20,7 @@ from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
 from outpace.engine.prefix import PrefixCache
 from outpace.sequence import Sequence
-from outpace.targets.base import Output
+from outpace.targets.rows import Output
 from outpace.testing import ToyTarget
 
 DRAFTERS = {"copy": "prompt_lookup:branches=2", "window": "lookahead:window=3,ngram=3"}

@@ -23,11 +23,11 @@ from outpace.learned.learned import (
 )
 from outpace.native.layers import functions
 from outpace.targets import Target
-from outpace.targets.base import Rows
 from outpace.targets.cpu.kernels import Compiled
 from outpace.targets.cpu.linear import Linear
 from outpace.targets.cpu.trials import Trial
 from outpace.targets.kernel import Stock
+from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget
 
 

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from outpace.cache import KVCache, LayerShape, RowShape, StaticCache, Window
 from outpace.core import UnsupportedModel
-from outpace.targets.base import Rows
 from outpace.targets.gpu.tree_attention import visible
 from outpace.targets.inputs import forward
 from outpace.targets.inputs.device_rows import compact, dense, read_numbers, row_numbers, to_device
 from outpace.targets.inputs.masks import MaskMaker, tree_masks, unknown_kinds
+from outpace.targets.rows import Rows
 from outpace.tree import depths
 
 CPU = torch.device("cpu")

@@ -21,7 +21,8 @@ import torch
 
 from outpace.cache import KVCache
 from outpace.core import OutpaceError
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Rows
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
 _ROUNDS = 7

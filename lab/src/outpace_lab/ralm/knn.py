@@ -25,7 +25,8 @@ from typing_extensions import Self
 from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.around import AroundTarget
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Output, Rows
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,8 @@ from torch import Tensor
 from outpace.cache import Cache, CacheFull, Slot
 from outpace.core import PROMISES, OutpaceError, Promise, UnsupportedModel
 from outpace.targets.around import AroundTarget
-from outpace.targets.base import Output, Rows, TargetModel, own_cache
+from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.rows import Output, Rows
 
 
 class PairCache(Cache):

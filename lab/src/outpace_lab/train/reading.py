@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Rows
 from outpace.targets.stock.seq2seq import Seq2SeqTarget
 from outpace_lab.train.batch import padded
 from outpace_lab.train.data import Document

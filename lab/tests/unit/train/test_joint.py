@@ -21,7 +21,7 @@ from outpace.drafters.eagle.eagle_module import EagleConfig
 from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
-from outpace.targets.base import Rows
+from outpace.targets.rows import Rows
 from outpace.targets.weights.adapters import base_of, merge
 from outpace.testing import ToyTarget
 from outpace_lab.drafters.layers.early_exit import EarlyExit

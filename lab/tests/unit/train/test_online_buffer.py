@@ -15,7 +15,7 @@ from outpace.drafters import load_drafter
 from outpace.draws.logits import Logits
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
-from outpace.targets.base import Rows
+from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget
 from outpace_lab.train.buffer import Buffer, Record, Recording, batch_of
 

@@ -13,7 +13,7 @@ import torch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.heads.medusa import MedusaConfig
-from outpace.targets.base import Output, Rows
+from outpace.targets.rows import Output, Rows
 from outpace.targets.stock.causal import CausalTarget
 from outpace.testing import ToyTarget
 from outpace_lab.train.data import Document, pack

@@ -20,7 +20,7 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
 from outpace.targets import Target
-from outpace.targets.base import Rows
+from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget
 from outpace_lab.train import data
 from outpace_lab.train.data import Document

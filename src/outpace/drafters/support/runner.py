@@ -10,7 +10,8 @@ from torch import Tensor
 
 from outpace.cache import Slot
 from outpace.learned.head import PartialHead
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Rows
 
 _CHUNK = 512  # tokens of a text fed in one forward
 

@@ -15,9 +15,10 @@ from torch import Tensor
 from outpace.cache import Cache, KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.around import AroundTarget
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.surgery import stack_of
+from outpace.targets.rows import Output, Rows
 from outpace.targets.step.agreement import agree
 from outpace.targets.stock.causal import CausalTarget
 

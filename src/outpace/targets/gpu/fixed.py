@@ -12,9 +12,9 @@ from torch import Tensor
 
 from outpace.cache import FixedRows, FixedWindow, Slot, StaticCache
 from outpace.cache.lanes import power_of_two
-from outpace.targets.base import HiddenStates, Rows
 from outpace.targets.gpu.graphs import Made, Runner
 from outpace.targets.inputs.device_rows import row_numbers
+from outpace.targets.rows import HiddenStates, Rows
 
 # Forwards with more rows are bound by arithmetic, so that a graph gains nothing.
 _MOST_ROWS = 512

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import Window
-from outpace.targets.base import Rows
+from outpace.targets.rows import Rows
 
 WORD = 64  # nodes in a word of a compact mask
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from transformers import Cache as ModelCache
 
 from outpace.cache import FixedRows, Slot, Window
-from outpace.targets.base import Rows
 from outpace.targets.inputs.line import Line
 from outpace.targets.inputs.shared import Shared
+from outpace.targets.rows import Rows
 from outpace.tree import depths
 
 _NOTHING = Rows(())

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from outpace.cache import Slot, Window
 from outpace.core import UnsupportedModel
-from outpace.targets.base import Rows
 from outpace.targets.inputs.masks import Mask
 from outpace.targets.inputs.shared import Shared
+from outpace.targets.rows import Rows
 
 _WORTH = 0.8  # a line of one window must have at most this share of the rows of the padded forward
 WINDOW_COST = 48  # rows of padding that cost as much as the attention of a further window

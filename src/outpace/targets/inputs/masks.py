@@ -13,8 +13,8 @@ from torch import Tensor
 
 from outpace.cache import Window
 from outpace.core import UnsupportedModel
-from outpace.targets.base import Rows
 from outpace.targets.inputs.device_rows import Trees, compact, dense, in_order, to_device
+from outpace.targets.rows import Rows
 from outpace.tree import ancestor_mask, chain_mask, depths, is_chain
 
 _FULL = "full_attention"

@@ -21,8 +21,8 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Window
 from outpace.core import in_progress
-from outpace.targets.base import Rows
 from outpace.targets.inputs.masks import Mask, column_positions
+from outpace.targets.rows import Rows
 
 _ARGUMENT = "decoder_position_ids"
 # Names of a table's argument for the number of rows in the cache, from which it counts, by version.

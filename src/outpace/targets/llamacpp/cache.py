@@ -27,8 +27,8 @@ from numpy.typing import NDArray
 from outpace.cache import Cache, CacheFull, Slot
 from outpace.cache.base import first_room, next_slot
 from outpace.core import OutpaceError
-from outpace.targets.base import Rows
 from outpace.targets.llamacpp.library import LlamaContext
+from outpace.targets.rows import Rows
 from outpace.tree import depths, is_chain, path_to
 
 _ENDED = 1  # the sequence of the rows of texts that have ended

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from outpace.cache import Slot
 from outpace.core import UnsupportedModel
-from outpace.targets.base import Rows
 from outpace.targets.llamacpp.cache import LlamaCache
+from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import difference
 
 if TYPE_CHECKING:

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.base import Output, Rows, TargetModel, own_cache
+from outpace.targets.base import TargetModel, own_cache
 from outpace.targets.hardware import free_bytes, processor
 from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.cache import LlamaCache
@@ -32,6 +32,7 @@ from outpace.targets.llamacpp.library import ROWS, LlamaContext, LlamaModel, che
 from outpace.targets.llamacpp.self_test import NEAR_TIE, SelfTest, Widths
 from outpace.targets.llamacpp.tokenizer import LlamaTokenizer
 from outpace.targets.plan import StepPlan
+from outpace.targets.rows import Output, Rows
 
 _log = logging.getLogger("outpace.llamacpp")
 

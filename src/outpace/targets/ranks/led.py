@@ -19,7 +19,8 @@ from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.draws.own_tokens import Tree
 from outpace.draws.sampling import Key, Processor
 from outpace.targets.around import WrappedCache, WrappedTarget
-from outpace.targets.base import Output, Rows, TargetModel, own_cache
+from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.rows import Output, Rows
 
 _PLAIN = Processor(SamplingParams(), ())
 _PLAIN_KEY = Key(0)

@@ -30,7 +30,8 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.draws.logits import Told, tokens_only
 from outpace.draws.own_tokens import Tree, told_columns
 from outpace.targets.around import WrappedCache, WrappedTarget
-from outpace.targets.base import Output, Rows, TargetModel, own_cache
+from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.rows import Output, Rows
 from outpace.tree import children, path_to
 
 _UNTOLD = -2  # less than every token, and than NO_TOKEN

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
 from outpace.targets.cpu.trials import using_threads
+from outpace.targets.rows import Rows
 
 # For the bit test: rows of a text fed as a prompt, rows after them, and a tree with these as a path.
 _PROMPT, _AFTER = 29, 6

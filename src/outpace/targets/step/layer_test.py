@@ -22,9 +22,10 @@ from torch import Tensor, nn
 
 from outpace.cache import Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
-from outpace.targets.base import Output, Rows, TargetModel
+from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.surgery import keep_layers
+from outpace.targets.rows import Output, Rows
 from outpace.targets.step.agreement import difference, hooks_restored, largest_difference, shaken
 from outpace.targets.step.reference import SHORT, Imprecise, Stock, Texts, dtype_name
 from outpace.targets.step.replay import Replay, layers_of, wider

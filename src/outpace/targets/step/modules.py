@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from outpace.cache import Slot, Window
 from outpace.core import UnsupportedModel
-from outpace.targets.base import Rows
 from outpace.targets.cpu.linear import Packer, release
 from outpace.targets.gpu.graphs import Made
 from outpace.targets.inputs.changes import Structure, Weights
@@ -22,6 +21,7 @@ from outpace.targets.inputs.forward import CacheAdapter, device_of, inputs_of, r
 from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
 from outpace.targets.inputs.probe import Probe, probed
 from outpace.targets.inputs.surgery import keep_layers
+from outpace.targets.rows import Rows
 
 
 class Modules:

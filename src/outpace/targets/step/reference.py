@@ -11,8 +11,9 @@ import torch
 
 from outpace.cache import Cache, Slot
 from outpace.core import Source, UnsupportedModel
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
+from outpace.targets.rows import Rows
 from outpace.targets.step.bit_test import distinct_ids
 from outpace.targets.step.tame import WINDOW
 

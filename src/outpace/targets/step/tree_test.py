@@ -20,8 +20,9 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
+from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import difference, largest_difference
 from outpace.targets.step.reference import CHANGED, PAST_WINDOW, Stock, Texts, dtype_name
 from outpace.targets.step.tame import ROWS, tame

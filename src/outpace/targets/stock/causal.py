@@ -19,16 +19,7 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Cache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
-from outpace.targets.base import (
-    HiddenStates,
-    Output,
-    Reading,
-    Rows,
-    TargetModel,
-    check_chains,
-    extra_rows,
-    own_cache,
-)
+from outpace.targets.base import TargetModel, check_chains, own_cache
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.packing import check_pack, check_quantise
 from outpace.targets.gpu.fixed import FixedShapes, width_of
@@ -43,6 +34,7 @@ from outpace.targets.inputs.surgery import exchange
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
 from outpace.targets.plan import StepPlan
+from outpace.targets.rows import HiddenStates, Output, Reading, Rows, extra_rows
 from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import bit_test
 from outpace.targets.step.modules import Modules

@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from outpace.cache import FixedWindow, KVCache, Slot, StaticCache, Window
-from outpace.targets.base import Output, Rows
 from outpace.targets.cpu.line_attention import line_attention
 from outpace.targets.gpu.fixed import FixedInputs
 from outpace.targets.gpu.graphs import Made
@@ -25,6 +24,7 @@ from outpace.targets.inputs.forward import CacheAdapter, padded_states, rows_of
 from outpace.targets.inputs.line import WINDOW_COST, Line
 from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.inputs.surgery import exchange
+from outpace.targets.rows import Output, Rows
 from outpace.targets.step.agreement import agree
 
 if TYPE_CHECKING:

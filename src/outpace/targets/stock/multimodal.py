@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from outpace.cache import Cache, Slot, Window
 from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel, in_progress
-from outpace.targets.base import Rows
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.forward import positions_of
 from outpace.targets.inputs.refusals import refuse_training
+from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import agree, shaken
 from outpace.targets.stock.causal import CausalTarget
 

@@ -18,7 +18,7 @@ from transformers import EncoderDecoderCache, PreTrainedModel
 
 from outpace.cache import Cache, Slot, Window
 from outpace.core import OutpaceError, Source, UnsupportedModel
-from outpace.targets.base import HiddenStates, Output, Rows, TargetModel, check_chains, own_cache
+from outpace.targets.base import TargetModel, check_chains, own_cache
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, embeddings_of, inputs_of, rows_of
@@ -28,6 +28,7 @@ from outpace.targets.inputs.probe import Probe, probed
 from outpace.targets.inputs.refusals import refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.plan import StepPlan
+from outpace.targets.rows import HiddenStates, Output, Rows
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested

@@ -15,7 +15,8 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Growing
 from outpace.sequence import Sequence
-from outpace.targets.base import Rows, TargetModel
+from outpace.targets.base import TargetModel
+from outpace.targets.rows import Rows
 
 
 @dataclass
