@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import torch
 
 from outpace.cache import Cache, Slot
-from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.base import TargetModel, checked_cache
 from outpace.targets.rows import Output, Rows
 from outpace.tree import depths
 
@@ -133,7 +133,7 @@ class ListTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        own = own_cache(self, cache, ListCache)
+        own = checked_cache(self, cache, ListCache)
         assert not hidden_layers
         own.fed = {slot: [] for slot in feeds}
         lines: list[Vector] = []

@@ -58,10 +58,10 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     if config is None or not callable(model):
         raise UnsupportedModel(f"a {type(model).__name__} is not a transformers model; pass a loaded model")
     if getattr(config, "is_encoder_decoder", False):
-        given = TargetOptions(**options)
-        if names := [name for name in given.named if name != "check"]:
+        asked = TargetOptions(**options)
+        if names := [name for name in asked.named if name != "check"]:
             raise OutpaceError(f"{names[0]} is for decoder-only models: leave it out")
-        return Seq2SeqTarget(model, given.check)
+        return Seq2SeqTarget(model, asked.check)
     if is_multimodal(config):
         return MultimodalTarget(model, **options)
     return CausalTarget(model, **options)

@@ -146,10 +146,10 @@ class TargetModel(ABC):
             return f"{type(self).__name__}, {self.vocabulary} token ids"
         weights = list(model.parameters())
         devices = {weight.device for weight in weights if not weight.is_meta}  # without released ones
-        places = [*sorted(map(str, devices)), *hardware(devices)]
+        machine = [*sorted(map(str, devices)), *hardware(devices)]
         dtypes = sorted({str(weight.dtype).removeprefix("torch.") for weight in weights})
         numbers = sum(weight.numel() for weight in weights)
-        return ", ".join([type(model).__name__, f"{numbers} parameters", *dtypes, *places])
+        return ", ".join([type(model).__name__, f"{numbers} parameters", *dtypes, *machine])
 
     @abstractmethod
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Cache:
@@ -341,10 +341,10 @@ class TargetModel(ABC):
         """
 
 
-Own = TypeVar("Own", bound=Cache)
+Checked = TypeVar("Checked", bound=Cache)
 
 
-def own_cache(target: TargetModel, cache: Cache, kind: type[Own]) -> Own:
+def checked_cache(target: TargetModel, cache: Cache, kind: type[Checked]) -> Checked:
     """The cache, checked to be of the class of a target's caches.
 
     Raises:

@@ -40,9 +40,9 @@ def total_bytes(device: torch.device) -> int | None:
     return _bytes(device, 1, "MemTotal")
 
 
-def _bytes(device: torch.device, place: int, name: str) -> int | None:
+def _bytes(device: torch.device, index: int, name: str) -> int | None:
     if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[place])
+        return int(torch.cuda.mem_get_info(device)[index])
     if device.type == "cpu" and _MEMINFO.exists():
         lines = dict(line.split(":", 1) for line in _MEMINFO.read_text("ascii").splitlines())
         found = lines.get(name, "").split()

@@ -57,14 +57,14 @@ class StepPlan:
 
     def why_not(self, name: str) -> str:
         """The reason why a plan was passed over; empty if it was not."""
-        reasons = [one.reason for one in self.passed_over if one.name == name]
+        reasons = [passed.reason for passed in self.passed_over if passed.name == name]
         return "" if name == self.name or not reasons else reasons[-1]
 
     def __str__(self) -> str:
         bits = "bit-exact" if self.exact else f"not bit-exact: {self.inexact}"
         layers = (f"{count} layers packed by {kernel}" for kernel, count in self.packed.items())
         rows = [
-            *((_label(one.name, one.exact), f"no: {one.reason}") for one in self.passed_over),
+            *((_label(passed.name, passed.exact), f"no: {passed.reason}") for passed in self.passed_over),
             (_label(self.name, self.exact), "; ".join(["runs here", *layers, bits])),
             ("forwards", ", ".join(f"{n} {name}" for name, n in self.layouts.most_common()) or "none yet"),
         ]

@@ -122,7 +122,7 @@ class Output:
         return {layer: states[first : first + count] for layer, states in self.hidden.get(slot, {}).items()}
 
     @classmethod
-    def of(
+    def padded(
         cls,
         slots: Sequence[Slot | None],
         feeds: Mapping[Slot, Rows],
@@ -139,17 +139,17 @@ class Output:
         states: dict[Slot, dict[int, Tensor]] = {}
         spans: dict[Slot, slice] = {}
         parts, end = [], 0
-        for place, slot in enumerate(slots):
+        for index, slot in enumerate(slots):
             if slot is None or slot not in feeds:
                 continue
             if hidden:
-                states[slot] = {layer: rows[place] for layer, rows in hidden.items()}
+                states[slot] = {layer: rows[index] for layer, rows in hidden.items()}
             if logits is not None and logits_from is not None:
                 first = feeds[slot].unread
                 count = max(len(feeds[slot].tokens) - logits_from - first, 0)
                 spans[slot] = slice(end, end + count)
                 end += count
-                parts.append(logits[place, first : first + count])
+                parts.append(logits[index, first : first + count])
         if logits is None or logits_from is None:
             return cls(None, {}, states)
         # One slot's rows need no copy, nor do those of all slots without padding.
@@ -159,7 +159,7 @@ class Output:
         return cls(line.cpu() if line.device.type == "mps" else line, spans, states)
 
     @classmethod
-    def of_line(
+    def in_line(
         cls,
         slots: Sequence[Slot],
         feeds: Mapping[Slot, Rows],

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from outpace.cache import Cache, KVCache, LayerShape, RowShape, Slot, Window
 from outpace.core import OutpaceError
-from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.base import TargetModel, checked_cache
 from outpace.targets.inputs.forward import inputs_of, rows_of
 from outpace.targets.inputs.masks import hide, tree_masks
 from outpace.targets.rows import HiddenStates, Output, Rows, extra_rows
@@ -126,7 +126,7 @@ class ToyTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Seq[int] = (),
     ) -> Output:
-        windows = own_cache(self, cache, KVCache).begin(
+        windows = checked_cache(self, cache, KVCache).begin(
             {slot: len(row.tokens) for slot, row in feeds.items()}
         )
         return Output.join([self._pass(window, feeds, logits_from, hidden_layers) for window in windows])
@@ -145,7 +145,7 @@ class ToyTarget(TargetModel):
             hidden.append(states)
         found = {layer: hidden[layer] for layer in hidden_layers}
         logits = None if logits_from is None else (self._habit[tokens] + self.head(states))[:, logits_from:]
-        return Output.of(window.slots, feeds, logits, logits_from, found)
+        return Output.padded(window.slots, feeds, logits, logits_from, found)
 
     def _attend(self, window: Window, layer: int, states: Tensor, mask: Tensor) -> Tensor:
         """[B, width, size]: a chaotic function of every row that the mask [B, width, columns] allows."""

@@ -17,7 +17,7 @@ from outpace.targets import CausalTarget, Rows, Target
 from outpace.targets.cpu.kernels import KERNELS, QUANTISED
 from outpace.targets.cpu.trials import unavailable
 from outpace.targets.gpu.graphs import Eager
-from outpace.targets.inputs.changes import Places, Structure, Weights, sample
+from outpace.targets.inputs.changes import Addresses, Structure, Weights, sample
 from outpace.targets.kernel import Kernel
 
 PROMPT = [3, 6, 7, 11]
@@ -156,13 +156,13 @@ def test_weights_made_in_inference_mode_and_others_without_memory_can_be_watched
 
 def test_other_memory_another_shape_and_a_bias_that_was_none_are_seen() -> None:
     layer = nn.Linear(64, 64, bias=False)
-    places = Places([layer])
+    places = Addresses([layer])
     layer.weight.data = layer.weight.data.t()  # at the same address
     assert places.moved()
-    places = Places([layer])
+    places = Addresses([layer])
     layer.bias = nn.Parameter(torch.zeros(64))
     assert places.moved()
-    places = Places([layer])
+    places = Addresses([layer])
     layer.weight.data.neg_()
     assert not places.moved()
 

@@ -167,9 +167,9 @@ def test_slots_keep_their_sources() -> None:
 def test_the_self_test_decides(monkeypatch: pytest.MonkeyPatch, name: str, kind: type) -> None:
     """Each way to place rows is there because without it the family would be refused."""
     model = SEQ2SEQ_FAMILIES[name].build()
-    assert isinstance(Target(model)._placement, kind)  # type: ignore[attr-defined]
+    assert isinstance(Target(model)._positioning, kind)  # type: ignore[attr-defined]
     for part in ("arguments", "during", "mask"):
-        monkeypatch.setattr(kind, part, getattr(positions.Placement, part))
+        monkeypatch.setattr(kind, part, getattr(positions.Positioning, part))
     with pytest.raises(UnsupportedModel, match=f"{model.config.model_type}.*paths"):
         Target(model)
 
@@ -215,7 +215,7 @@ def test_the_hook_lets_other_threads_pass(name: str) -> None:
     expected = plain(target, source, [START, 9, 8])
     found: list[Tensor] = []
     given = torch.tensor([[START, 9, 8]]), torch.tensor([[30, 30, 30]])
-    with target._placement.during(*given, mask=None):
+    with target._positioning.during(*given, mask=None):
         thread = threading.Thread(target=lambda: found.append(plain(target, source, [START, 9, 8])))
         thread.start()
         thread.join()
@@ -382,8 +382,8 @@ def test_right_families_in_less_precision(name: str, dtype: torch.dtype) -> None
     """The self-test lets them pass, and still finds that a way to place rows is missing."""
     model = SEQ2SEQ_FAMILIES[name].build(dtype)
     with pytest.MonkeyPatch.context() as patch:
-        kind = type(Target(model)._placement)  # type: ignore[attr-defined]
+        kind = type(Target(model)._positioning)  # type: ignore[attr-defined]
         for part in ("arguments", "during", "mask"):
-            patch.setattr(kind, part, getattr(positions.Placement, part))
+            patch.setattr(kind, part, getattr(positions.Positioning, part))
         with pytest.raises(UnsupportedModel, match="paths"):
             Target(model)

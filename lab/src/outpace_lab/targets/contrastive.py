@@ -26,7 +26,7 @@ from torch import Tensor
 from outpace.cache import Cache, CacheFull, Slot
 from outpace.core import PROMISES, OutpaceError, Promise, UnsupportedModel
 from outpace.targets.around import AroundTarget
-from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.base import TargetModel, checked_cache
 from outpace.targets.rows import Output, Rows
 
 
@@ -191,7 +191,7 @@ class ContrastiveTarget(AroundTarget):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        pair = own_cache(self, cache, PairCache)
+        pair = checked_cache(self, cache, PairCache)
         expert = self.expert.forward(pair.expert, feeds, logits_from, hidden_layers)
         theirs = {pair.beside[slot]: rows for slot, rows in feeds.items()}
         amateur = self.amateur.forward(pair.amateur, theirs, logits_from)

@@ -50,7 +50,7 @@ class Clairvoyant(ToyTarget):
                 random = torch.Generator().manual_seed(offset + depth)
                 logits[place, node] = 3 * torch.randn(self.vocabulary, generator=random, dtype=torch.float64)
         wanted = None if logits_from is None else logits[:, logits_from:]
-        return Output.of(window.slots, feeds, wanted, logits_from, {})
+        return Output.padded(window.slots, feeds, wanted, logits_from, {})
 
 
 @pytest.mark.parametrize("behind", ["all", "root"])

@@ -39,8 +39,8 @@ class Held:
         if row.fed:
             return 0
         count = 0
-        for token, own, parent in zip(row.tokens, self.tokens, row.tree, strict=False):
-            if token != own or parent != count - 1:
+        for token, held, parent in zip(row.tokens, self.tokens, row.tree, strict=False):
+            if token != held or parent != count - 1:
                 break
             count += 1
         return count
@@ -135,8 +135,8 @@ class SplitTarget(AroundTarget):
             slot: _rest(row, counts[slot]) for slot, row in feeds.items() if counts[slot] < len(row.tokens)
         }
         parts: dict[Slot, list[Tensor]] = {
-            slot: [torch.stack(own.states[: counts[slot]])] if counts[slot] else []
-            for slot, own in held.items()
+            slot: [torch.stack(chain.states[: counts[slot]])] if counts[slot] else []
+            for slot, chain in held.items()
         }
         if rest:
             with cache.provisional(counts):
@@ -144,9 +144,9 @@ class SplitTarget(AroundTarget):
                 cache.keep({slot: range(len(row.tokens)) for slot, row in rest.items()})
             for slot in rest:
                 parts[slot].append(late.logits_of(slot))
-        states = {slot: torch.cat(own) for slot, own in parts.items() if own}
+        states = {slot: torch.cat(pieces) for slot, pieces in parts.items() if pieces}
         output = self._upper.run(cache, feeds, logits_from, states=states)
-        hidden = {slot: dict.fromkeys(hidden_layers, own) for slot, own in states.items()}
+        hidden = {slot: dict.fromkeys(hidden_layers, rows) for slot, rows in states.items()}
         return Output(output.logits, output.spans, hidden)
 
     # -- construction ------------------------------------------------------------------------------------
@@ -154,7 +154,7 @@ class SplitTarget(AroundTarget):
     @torch.inference_mode()
     def _check(self) -> None:
         """Compare the parts' logits with the whole's, for a prompt and a tree that begins with a draft."""
-        ids = [1 + place % (self.vocabulary - 1) for place in range(12)]
+        ids = [1 + number % (self.vocabulary - 1) for number in range(12)]
         prompts, tree = [ids[:3], ids[3:5]], Rows(ids[5:9], (-1, 0, 1, 0))
         answers: list[list[Tensor]] = []
         for target in (self.inner, self):

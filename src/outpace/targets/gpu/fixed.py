@@ -30,7 +30,7 @@ class FixedInputs:
         window: the window of the first such forward.
         nodes: maximum number of rows of a tree, including those fed before.
         like: size, dtype and device of hidden states.
-        given: rows are given as inputs of the first layer, not as tokens.
+        by_states: rows are given as inputs of the first layer, not as tokens.
 
     Attributes:
         rows: the rows of the cache that are written and read.
@@ -38,14 +38,14 @@ class FixedInputs:
         states: inputs of the first layer, [B, width, size]; None if the inputs are tokens.
     """
 
-    def __init__(self, window: FixedWindow, nodes: int, like: HiddenStates, given: bool) -> None:
+    def __init__(self, window: FixedWindow, nodes: int, like: HiddenStates, by_states: bool) -> None:
         self.width, self.nodes = window.width, nodes
         self.rows = FixedRows(window, like.device)
         self.numbers = torch.zeros(
             (window.stop, 3 + self.width + nodes), dtype=torch.long, device=like.device
         )
         shape = window.stop, window.width, like.size
-        self.states = torch.zeros(shape, dtype=like.dtype, device=like.device) if given else None
+        self.states = torch.zeros(shape, dtype=like.dtype, device=like.device) if by_states else None
 
     def fill(self, rows: Sequence[Rows], window: FixedWindow, states: Mapping[Slot, Tensor] | None) -> None:
         """Write a forward's rows, and the states given for them, [n, size] by slot."""
@@ -53,9 +53,9 @@ class FixedInputs:
         # Memory that is not pinned has been read when this returns, and nothing waits for the device.
         self.numbers.copy_(numbers, non_blocking=True)
         if self.states is not None:
-            for place, slot in enumerate(window.slots):
+            for sequence, slot in enumerate(window.slots):
                 if slot is not None and states is not None and slot in states:
-                    self.states[place, : len(states[slot])] = states[slot]
+                    self.states[sequence, : len(states[slot])] = states[slot]
 
 
 # Shape of a forward -> its inputs, and the function that runs it.
@@ -121,10 +121,10 @@ class FixedShapes:
         if self._compiled is None:
             compiled: Any = torch.compile(model, dynamic=False, **self._options)
 
-            def run(**given: Any) -> Any:
+            def run(**arguments: Any) -> Any:
                 # Beyond its limit the compiler would not compile further shapes, and only warn.
                 with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES):
-                    return compiled(**given)
+                    return compiled(**arguments)
 
             self._compiled = run
         return self._compiled

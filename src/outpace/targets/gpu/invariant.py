@@ -47,16 +47,16 @@ TRITON = Triton()
 class Norm(nn.Module):
     """A root mean square norm; see ``invariant_kernels.norm``."""
 
-    def __init__(self, weight: Tensor, epsilon: float, one: bool, rounds: bool) -> None:
+    def __init__(self, weight: Tensor, epsilon: float, adds_one: bool, rounds: bool) -> None:
         super().__init__()
         self.weight = weight
         self.epsilon = epsilon
-        self.one, self.rounds = one, rounds
+        self.adds_one, self.rounds = adds_one, rounds
 
     def forward(self, states: Tensor) -> Tensor:
         from outpace.targets.gpu.invariant_kernels import norm
 
-        return norm(states, self.weight, self.epsilon, self.one, self.rounds)
+        return norm(states, self.weight, self.epsilon, self.adds_one, self.rounds)
 
 
 def invariant_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
@@ -71,7 +71,9 @@ def invariant_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
     rows = torch.randn(4, len(weight), generator=generator).to(weight.device, dtype)
     with torch.inference_mode():
         expected = module(rows)
-        found = [Norm(weight, epsilon, one, rounds) for one in (False, True) for rounds in (True, False)]
+        found = [
+            Norm(weight, epsilon, adds_one, rounds) for adds_one in (False, True) for rounds in (True, False)
+        ]
         off = [float((norm(rows).double() - expected.double()).abs().max()) for norm in found]
     best = min(range(len(off)), key=off.__getitem__)
     allowed = _CLOSE * torch.finfo(dtype).eps * float(expected.abs().max())

@@ -32,12 +32,12 @@ def _linear(
     output = (tl.program_id(1) * BN + tl.arange(0, BN)).to(tl.int64)
     acc = tl.zeros((BM, BN), tl.float32)
     for start in range(0, inputs, BK):
-        place = start + tl.arange(0, BK)
-        there = (place < inputs)[None, :]
+        column = start + tl.arange(0, BK)
+        there = (column < inputs)[None, :]
         rows = tl.load(
-            Rows + row[:, None] * stride_row + place[None, :], mask=(row < count)[:, None] & there, other=0.0
+            Rows + row[:, None] * stride_row + column[None, :], mask=(row < count)[:, None] & there, other=0.0
         )
-        at = Weight + output[:, None] * stride_output + place[None, :]
+        at = Weight + output[:, None] * stride_output + column[None, :]
         weight = tl.load(at, mask=(output < outputs)[:, None] & there, other=0.0)
         if WIDE:
             rows, weight = rows.to(tl.float32), weight.to(tl.float32)
@@ -68,23 +68,23 @@ def _norm(
     BLOCK: tl.constexpr, ONE: tl.constexpr, ROUND: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    place = tl.arange(0, BLOCK)
-    there = place < size
-    states = tl.load(Rows + row * stride_row + place, mask=there, other=0.0).to(tl.float32)
+    column = tl.arange(0, BLOCK)
+    there = column < size
+    states = tl.load(Rows + row * stride_row + column, mask=there, other=0.0).to(tl.float32)
     states *= tl.rsqrt(tl.sum(states * states, 0) / size + epsilon)
     if ROUND:
         states = states.to(Out.dtype.element_ty).to(tl.float32)
-    weight = tl.load(Weight + place, mask=there, other=0.0).to(tl.float32)
+    weight = tl.load(Weight + column, mask=there, other=0.0).to(tl.float32)
     if ONE:
         weight += 1.0
-    tl.store(Out + row * size + place, (weight * states).to(Out.dtype.element_ty), mask=there)
+    tl.store(Out + row * size + column, (weight * states).to(Out.dtype.element_ty), mask=there)
 
 
-def norm(states: Tensor, weight: Tensor, epsilon: float, one: bool, rounds: bool) -> Tensor:
+def norm(states: Tensor, weight: Tensor, epsilon: float, adds_one: bool, rounds: bool) -> Tensor:
     """Divide rows [..., size] by their root mean square, and multiply them by a weight.
 
     Args:
-        one: 1 is added to the weight.
+        adds_one: 1 is added to the weight.
         rounds: rows are rounded to their dtype before they are multiplied.
     """
     size = states.shape[-1]
@@ -97,7 +97,7 @@ def norm(states: Tensor, weight: Tensor, epsilon: float, one: bool, rounds: bool
     with device_of(rows):
         _norm[(len(rows),)](
             rows, weight, out, size, epsilon, rows.stride(0),
-            BLOCK=triton.next_power_of_2(size), ONE=one, ROUND=rounds,
+            BLOCK=triton.next_power_of_2(size), ONE=adds_one, ROUND=rounds,
         )  # fmt: skip
     return out.view(states.shape)
 
@@ -230,10 +230,10 @@ def attend(
     query, key, value = (part if part.stride(3) == 1 else part.contiguous() for part in (query, key, value))
     paths = paths.expand(batch, -1, -1, -1).contiguous()
     blocks, stretches = triton.cdiv(groups * width, _ROWS), triton.cdiv(columns, _SPLIT)
-    places = batch * kv * stretches * blocks * _ROWS
+    partial = batch * kv * stretches * blocks * _ROWS
     padded = max(16, triton.next_power_of_2(wide))
     like: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
-    acc, top, total = torch.empty((places, padded), **like), *torch.empty((2, places), **like)
+    acc, top, total = torch.empty((partial, padded), **like), *torch.empty((2, partial), **like)
     out = torch.empty((batch, width, heads, wide), dtype=query.dtype, device=query.device)
     with device_of(query):
         _stretch[(batch * kv, blocks, stretches)](

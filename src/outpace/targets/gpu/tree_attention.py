@@ -105,8 +105,8 @@ def reference(
         scores = softcap * torch.tanh(scores / softcap)
     scores = scores.masked_fill(~seen[:, None], torch.finfo(scores.dtype).min)
     if sinks is not None:
-        own = sinks.view(kv, -1, 1, 1).expand(batch, -1, -1, width, 1)
-        scores = torch.cat([scores, own.to(scores.dtype)], dim=-1)
+        sink_scores = sinks.view(kv, -1, 1, 1).expand(batch, -1, -1, width, 1)
+        scores = torch.cat([scores, sink_scores.to(scores.dtype)], dim=-1)
     weights = scores.softmax(dim=-1)[..., :columns].to(value.dtype)
     result: Tensor = torch.matmul(weights.flatten(2, 3), value).unflatten(2, (-1, width))
     return result.flatten(1, 2).transpose(1, 2).contiguous()

@@ -27,7 +27,7 @@ _EVERY, _LEAST = 8192, 64  # one number in 8,192 is compared, and at least 64 of
 _HARMLESS = ("transformers.utils.output_capturing", "outpace.")
 
 
-class Places:
+class Addresses:
     """Detector of weights that were replaced, or whose memory was.
 
     ``load_state_dict(assign=True)`` replaces a parameter, ``weight.data = ...`` its memory.
@@ -35,13 +35,15 @@ class Places:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         # Looked up in the modules' dicts, since nn.Module's own look-up takes longer.
-        self._places = [(module._parameters, name) for module in modules for name in module._parameters]
+        self._parameters = [(module._parameters, name) for module in modules for name in module._parameters]
         self._found = self._current()
-        self._weights: list[Any] = list({id(one): one for one in self._found if _plain(one)}.values())
+        self._weights: list[Any] = list(
+            {id(weight): weight for weight in self._found if _plain(weight)}.values()
+        )
         self._held = self._memory()
 
     def _current(self) -> list[Any]:
-        return [own.get(name) for own, name in self._places]
+        return [parameters.get(name) for parameters, name in self._parameters]
 
     def _memory(self) -> list[Any]:
         return [
@@ -60,13 +62,13 @@ def _plain(weight: Any) -> bool:
     return type(weight) in _PLAIN and weight.layout is torch.strided and not weight.is_complex()
 
 
-class Weights(Places):
+class Weights(Addresses):
     """Detector of weights that were modified or replaced."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         super().__init__(modules)
         # Tensors made in inference mode do not count writes, and released ones cannot be written.
-        self._counted = [one for one in self._weights if not (one.is_inference() or one.is_meta)]
+        self._counted = [tensor for tensor in self._weights if not (tensor.is_inference() or tensor.is_meta)]
         self._written = self._writes()
         # The views keep the memory, so no other tensor gets its address.
         samples: dict[tuple[torch.device, int], list[Tensor]] = {}
@@ -116,7 +118,7 @@ class Structure:
     """
 
     def __init__(self, model: Any) -> None:
-        self._model, self._place = model, (model.dtype, model.device)
+        self._model, self._converted = model, (model.dtype, model.device)
         self.accept()
 
     def accept(self) -> None:
@@ -130,9 +132,9 @@ class Structure:
         Args:
             modules: look at modules too.
         """
-        place = self._model.dtype, self._model.device
-        if place != self._place:  # caches have rows of the former
-            now, then = (f"{dtype} on {device}" for dtype, device in (place, self._place))
+        converted = self._model.dtype, self._model.device
+        if converted != self._converted:  # caches have rows of the former
+            now, then = (f"{dtype} on {device}" for dtype, device in (converted, self._converted))
             return (
                 f"the model is {now}, but this target was made for {then}; make a new target after "
                 "converting or moving a model"
@@ -145,18 +147,18 @@ class Structure:
         return None
 
     def _now(self) -> list[Any]:
-        owns = list(map(vars, self._modules))
+        of_modules = list(map(vars, self._modules))
         return [
-            *chain.from_iterable(own["_modules"].values() for own in owns),
+            *chain.from_iterable(fields["_modules"].values() for fields in of_modules),
             *chain.from_iterable(map(hooks_of, self._modules)),
-            *(own["forward"] for own in owns if "forward" in own),
+            *(fields["forward"] for fields in of_modules if "forward" in fields),
         ]
 
 
 def hooks_of(module: nn.Module) -> list[Any]:
     """The hooks of a module's forward, except those that record hidden states, and this package's own."""
-    own = vars(module)
-    if not (own["_forward_hooks"] or own["_forward_pre_hooks"]):
+    fields = vars(module)
+    if not (fields["_forward_hooks"] or fields["_forward_pre_hooks"]):
         return []
-    hooks = [*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values()]
+    hooks = [*fields["_forward_hooks"].values(), *fields["_forward_pre_hooks"].values()]
     return [hook for hook in hooks if not getattr(hook, "__module__", "").startswith(_HARMLESS)]

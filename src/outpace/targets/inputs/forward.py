@@ -22,31 +22,32 @@ class CacheAdapter(ModelCache):
     """A window of a KVCache as transformers' cache.
 
     Args:
-        places: layer of the model -> layer of the cache. (Layers that share another's keys have no entry.)
+        cache_layers: layer of the model -> layer of the cache. (Layers that share another's keys have no
+            entry.)
 
     Attributes:
         shared: what the layers of one forward have in common.
     """
 
-    def __init__(self, window: Window | Line | FixedRows, places: dict[int, int]) -> None:
+    def __init__(self, window: Window | Line | FixedRows, cache_layers: dict[int, int]) -> None:
         super().__init__(layers=[])
         self.window = window
         self.shared = Shared()
-        self._places = places
+        self._cache_layers = cache_layers
         self._columns = window.columns
         self._width = window.width
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        window, place = self.window, self._places[layer_idx]
+        window, layer = self.window, self._cache_layers[layer_idx]
         if isinstance(window, Line):
-            return window.append(place, key_states, value_states, self.shared)
-        return window.append(place, key_states, value_states)
+            return window.append(layer, key_states, value_states, self.shared)
+        return window.append(layer, key_states, value_states)
 
     def buffers(self, layer_idx: int, window: Window) -> tuple[Tensor, Tensor]:
         """The keys and values of a layer, each [B, heads, rows, size], for code that writes them itself."""
-        return window.buffers[self._places[layer_idx]]
+        return window.buffers[self._cache_layers[layer_idx]]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._columns - self._width
@@ -97,15 +98,15 @@ def padded_states(window: Window, states: Mapping[Slot, Tensor]) -> Tensor:
     """Rows of slots, [n, size], as one tensor [B, width, size] in the window's order, padded with zeros."""
     some = next(iter(states.values()))
     padded = some.new_zeros((len(window.slots), window.width, some.shape[-1]))
-    for place, slot in enumerate(window.slots):
+    for sequence, slot in enumerate(window.slots):
         if slot is not None and slot in states:
-            padded[place, : len(states[slot])] = states[slot]
+            padded[sequence, : len(states[slot])] = states[slot]
     return padded
 
 
 def positions_of(row: Rows, offset: int, width: int) -> list[int]:
     """Position of each row: committed length + depth. Padding repeats the last one, a legal position."""
     size, fed = len(row.tokens), len(row.fed)
-    places = range(size) if row.parents is None else depths(row.tree)[fed:]
-    positions = [offset - fed + depth for depth in places]
+    ahead = range(size) if row.parents is None else depths(row.tree)[fed:]
+    positions = [offset - fed + depth for depth in ahead]
     return positions + [positions[-1] if positions else 0] * (width - size)

@@ -53,7 +53,7 @@ class MaskMaker:
         self._additive = self._encode is None and _additive(config)
         kinds = getattr(config, "layer_types", None)
         self._kinds = sorted(set(kinds)) if kinds else []
-        self._window: tuple[int, int] | None = None
+        self._ends: tuple[int, int] | None = None
         self.by_kind = bool(self._kinds)
         window = getattr(config, "sliding_window", None) or None  # some configs have 0 for none
         self._sliding: int | None = window if not self._kinds or _SLIDING in self._kinds else None
@@ -69,9 +69,9 @@ class MaskMaker:
                 "this target's attention cannot attend to a part of the committed rows; load the model with "
                 "attn_implementation='sdpa', and on a GPU give exact=False"
             )
-        found = copy.copy(self)
-        found._window = sinks, recent
-        return found
+        shown = copy.copy(self)
+        shown._ends = sinks, recent
+        return shown
 
     @property
     def kinds(self) -> int:
@@ -98,10 +98,10 @@ class MaskMaker:
         self, rows: Sequence[Rows], window: Window, positions: Sequence[Sequence[int]], device: torch.device
     ) -> Mask:
         """The mask or masks of a forward. ``positions`` of the rows: [B][width]."""
-        if self._window is not None and max(window.offsets) > sum(self._window):
+        if self._ends is not None and max(window.offsets) > sum(self._ends):
             made = tree_masks(rows, window, positions, self._sliding)
             for mask in made:
-                hide(mask, window.offsets, *self._window)
+                hide(mask, window.offsets, *self._ends)
             return self._form(*(mask.to(device) for mask in made))
         if self._encode is not None or (device.type != "cpu" and not self._is_plain(rows, window)):
             return self.tree_mask(to_device(rows, window, device).trees, window.columns)
@@ -149,7 +149,7 @@ class MaskMaker:
         return mask.masked_fill_(~seen, torch.finfo(self._dtype).min)
 
 
-class OwnMasks(MaskMaker):
+class NoMasks(MaskMaker):
     """Leaves the mask to the model: for chains of one sequence at a time, without padding."""
 
     def __init__(self) -> None:

@@ -31,19 +31,19 @@ _COUNTED = {"cache_length", "past_key_values_length"}
 _MASK = "decoder_causal_mask"
 
 
-class Placement:
+class Positioning:
     """A way to pass positions; each implements one of the three methods. This one leaves them to the model.
 
     ``mask`` is that of a model without positions: [B, 1 or heads, width, columns], or one by kind of layer.
     """
 
-    def arguments(self, places: Tensor) -> dict[str, Any]:
-        """Arguments for the model's forward. ``places``: positions, [B, width]."""
+    def arguments(self, positions: Tensor) -> dict[str, Any]:
+        """Arguments for the model's forward. ``positions``: of the rows, [B, width]."""
         return {}
 
     @contextmanager
-    def during(self, tokens: Tensor, places: Tensor, mask: Mask) -> Iterator[None]:
-        """Context around the model's forward over tokens at places, both [B, width], with a mask."""
+    def during(self, tokens: Tensor, positions: Tensor, mask: Mask) -> Iterator[None]:
+        """Context around the model's forward over tokens at positions, both [B, width], with a mask."""
         yield
 
     def mask(
@@ -56,7 +56,7 @@ class Placement:
         return mask
 
 
-def placement_of(model: PreTrainedModel) -> Placement | str:
+def positioning_of(model: PreTrainedModel) -> Positioning | str:
     """The way to pass positions that works for a model; the reason why there is none."""
     if _ARGUMENT in inspect.signature(model.forward).parameters:
         return ByArgument()
@@ -74,14 +74,14 @@ def placement_of(model: PreTrainedModel) -> Placement | str:
     return "its positions cannot be set" if len(biased) < 2 else "each of its layers has a position bias"
 
 
-class ByArgument(Placement):
+class ByArgument(Positioning):
     """Whisper: its forward takes the decoder's positions."""
 
-    def arguments(self, places: Tensor) -> dict[str, Any]:
-        return {_ARGUMENT: places}
+    def arguments(self, positions: Tensor) -> dict[str, Any]:
+        return {_ARGUMENT: positions}
 
 
-class ByHook(Placement):
+class ByHook(Positioning):
     """BART, Marian, MVP: a hook on the decoder's table of positions for the duration of a forward.
 
     The table's input is one line of positions shared by all sequences, [width]; the hook replaces it by the
@@ -94,19 +94,19 @@ class ByHook(Placement):
         self._signature = inspect.signature(table.forward)
 
     @contextmanager
-    def during(self, tokens: Tensor, places: Tensor, mask: Mask) -> Iterator[None]:
+    def during(self, tokens: Tensor, positions: Tensor, mask: Mask) -> Iterator[None]:
         forward = sys._getframe(2)  # this function is a generator, which contextlib has called
-        line = places.flatten()
+        flat = positions.flatten()
 
         def ask(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]] | None:
             if not in_progress(forward):
                 return None
-            given = self._signature.bind(*args, **kwargs)
-            given.arguments["position_ids"] = line
-            return given.args, given.kwargs
+            bound = self._signature.bind(*args, **kwargs)
+            bound.arguments["position_ids"] = flat
+            return bound.args, bound.kwargs
 
         def fold(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-            return output.reshape(*places.shape, -1) if in_progress(forward) else None
+            return output.reshape(*positions.shape, -1) if in_progress(forward) else None
 
         with _hooked(
             self._table.register_forward_pre_hook(ask, with_kwargs=True),
@@ -115,7 +115,7 @@ class ByHook(Placement):
             yield
 
 
-class ByTable(Placement):
+class ByTable(Positioning):
     """M2M100, NLLB, LED, Pegasus-X, FSMT: a hook on a table that counts positions from the cache's length.
 
     The table is asked for the rows of a text from its beginning, and the hook returns those at the positions.
@@ -131,16 +131,16 @@ class ByTable(Placement):
         self._masked = _MASK in inspect.signature(decoder.forward).parameters
 
     @contextmanager
-    def during(self, tokens: Tensor, places: Tensor, mask: Mask) -> Iterator[None]:
+    def during(self, tokens: Tensor, positions: Tensor, mask: Mask) -> Iterator[None]:
         forward = sys._getframe(2)
 
         def pick(module: nn.Module, args: Any, output: Tensor) -> Tensor | None:
             if not in_progress(forward):
                 return None
-            rows = self._rows(args[0], int(places.max()) + 1)[places]
+            rows = self._rows(args[0], int(positions.max()) + 1)[positions]
             if self._pad is not None:
                 for sequence, row in (tokens == self._pad).nonzero().tolist():
-                    before = {self._counted: int(places[sequence, row])}
+                    before = {self._counted: int(positions[sequence, row])}
                     rows[sequence, row] = self._table.forward(tokens[sequence, row].view(1, 1), **before)
             return rows
 
@@ -153,17 +153,17 @@ class ByTable(Placement):
         with _hooked(*hooks):
             yield
 
-    def _rows(self, given: Any, count: int) -> Tensor:
+    def _rows(self, asked: Any, count: int) -> Tensor:
         """The table's rows of the first positions, [count, size].
 
         Args:
-            given: what the decoder gave to the table: tokens, their embeddings, or a shape.
+            asked: what the decoder gave to the table: tokens, their embeddings, or a shape.
         """
-        if not isinstance(given, Tensor):
+        if not isinstance(asked, Tensor):
             text: Any = torch.Size((1, count))
         else:  # any tokens but pads
             token = 0 if self._pad is None else self._pad + 1
-            text = given.new_full((1, count, *given.shape[2:]), token)
+            text = asked.new_full((1, count, *asked.shape[2:]), token)
         rows: Tensor = self._table.forward(text)  # without hooks
         return rows.reshape(count, -1)
 
@@ -178,7 +178,7 @@ def _hooked(*hooks: Any) -> Iterator[None]:
             hook.remove()
 
 
-class ByBias(Placement):
+class ByBias(Positioning):
     """T5: attention adds a bias per head that depends on the distance from query to key (Raffel et al. 2020,
     section 2.1), counted in rows of the cache.
 

@@ -29,9 +29,9 @@ _MISUSED = {
     "nllb-moe": "its experts take a row of the decoder's mask for one of pads",
 }
 _NEEDED_OF_SEQ2SEQ = ("attention_mask", "encoder_outputs", "decoder_input_ids")
-# What a tree is placed by; an encoder-decoder model's positions are those of ``positions.placement_of``.
-_PLACES = ("attention_mask", "position_ids")
-_PLACES_OF_SEQ2SEQ = ("decoder_attention_mask",)
+# What a tree is placed by; an encoder-decoder model's positions are those of ``positions.positioning_of``.
+_TREE_ARGUMENTS = ("attention_mask", "position_ids")
+_TREE_ARGUMENTS_OF_SEQ2SEQ = ("decoder_attention_mask",)
 
 
 def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
@@ -125,7 +125,7 @@ def why_chains_only(model: Any, seq2seq: bool = False) -> str:
         UnsupportedModel: its attention is not known to be right for a chain either. The self-test cannot
             tell, since its texts are shorter than any window in use.
     """
-    if missing := _not_taken(model, _PLACES_OF_SEQ2SEQ if seq2seq else _PLACES):
+    if missing := _not_taken(model, _TREE_ARGUMENTS_OF_SEQ2SEQ if seq2seq else _TREE_ARGUMENTS):
         return f"it takes no {missing}"
     if (kind := model.config.model_type) in _MISUSED:
         return _MISUSED[kind]
@@ -224,8 +224,8 @@ def _refuse_state(model: PreTrainedModel) -> None:
 
 def _without_weights(module: nn.Module) -> bool:
     """True if a module has a weight without data, and is not offloaded, with a hook that fetches it."""
-    own = module.parameters(recurse=False)
-    return "forward" not in vars(module) and any(weight.is_meta for weight in own)
+    weights = module.parameters(recurse=False)
+    return "forward" not in vars(module) and any(weight.is_meta for weight in weights)
 
 
 def _unknown_window(config: Any) -> str | None:

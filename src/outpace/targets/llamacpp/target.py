@@ -24,7 +24,7 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.base import TargetModel, checked_cache
 from outpace.targets.hardware import free_bytes, processor
 from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.cache import LlamaCache
@@ -264,7 +264,7 @@ class LlamaCppTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        own = own_cache(self, cache, LlamaCache)
+        own = checked_cache(self, cache, LlamaCache)
         if hidden_layers:
             raise OutpaceError("llama.cpp shares no hidden states; use a drafter without trained parts")
         began = perf_counter() if self._times is not None else 0.0

@@ -19,7 +19,7 @@ from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.draws.own_tokens import Tree
 from outpace.draws.sampling import Key, Processor
 from outpace.targets.around import WrappedCache, WrappedTarget
-from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.base import TargetModel, checked_cache
 from outpace.targets.rows import Output, Rows
 
 _PLAIN = Processor(SamplingParams(), ())
@@ -201,12 +201,12 @@ class LedTarget(WrappedTarget):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        own = own_cache(self, cache, LedCache)
+        led = checked_cache(self, cache, LedCache)
         calls = list(self._calls)
         del self._calls[: len(calls)]  # one that is noted meanwhile, when a cache is freed, is sent later
         sent = [_Feed.of(slot, rows) for slot, rows in feeds.items()]
-        with self.ranks.telling(_Forward(calls, own.number, sent, logits_from, tuple(hidden_layers))):
-            return self.inner.forward(own.inner, feeds, logits_from, hidden_layers)
+        with self.ranks.telling(_Forward(calls, led.number, sent, logits_from, tuple(hidden_layers))):
+            return self.inner.forward(led.inner, feeds, logits_from, hidden_layers)
 
 
 class _Mirror:
@@ -225,12 +225,12 @@ class _Mirror:
             self._slots[message.cache, feed.slot]: feed.rows(message.logits_from or 0)
             for feed in message.feeds
         }
-        own = self._caches[message.cache]
-        self._target.forward(own, feeds, message.logits_from, message.hidden_layers)
+        mirrored = self._caches[message.cache]
+        self._target.forward(mirrored, feeds, message.logits_from, message.hidden_layers)
 
-    def _call(self, number: int, name: str, *given: Any) -> None:
+    def _call(self, number: int, name: str, *arguments: Any) -> None:
         if name == "new":
-            self._caches[number] = self._target.new_cache(*given)
+            self._caches[number] = self._target.new_cache(*arguments)
             return
         if name == "drop":
             del self._caches[number]
@@ -240,20 +240,20 @@ class _Mirror:
             return
         cache = self._caches[number]
         if name == "forget":
-            del self._blocks[number, given[0]]
+            del self._blocks[number, arguments[0]]
         elif name == "keep":
-            cache.keep({self._slots[number, slot]: path for slot, path in given[0].items()})
+            cache.keep({self._slots[number, slot]: path for slot, path in arguments[0].items()})
         elif name == "allocate":
-            self._slots[number, given[0]] = cache.allocate(given[1])
+            self._slots[number, arguments[0]] = cache.allocate(arguments[1])
         elif name == "read_rows":
-            slot, start, stop, block = given
+            slot, start, stop, block = arguments
             self._blocks[number, block] = cache.read_rows(self._slots[number, slot], start, stop)
         elif name == "write_rows":
-            cache.write_rows(self._slots[number, given[0]], self._blocks[number, given[1]])
+            cache.write_rows(self._slots[number, arguments[0]], self._blocks[number, arguments[1]])
         elif name == "free":
-            cache.free(self._slots.pop((number, given[0])))
+            cache.free(self._slots.pop((number, arguments[0])))
         else:
-            getattr(cache, name)(self._slots[number, given[0]], *given[1:])
+            getattr(cache, name)(self._slots[number, arguments[0]], *arguments[1:])
 
 
 def follow(target: TargetModel, ranks: Follower) -> None:

@@ -30,7 +30,7 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.draws.logits import Told, tokens_only
 from outpace.draws.own_tokens import Tree, told_columns
 from outpace.targets.around import WrappedCache, WrappedTarget
-from outpace.targets.base import TargetModel, own_cache
+from outpace.targets.base import TargetModel, checked_cache
 from outpace.targets.rows import Output, Rows
 from outpace.tree import children, path_to
 
@@ -76,9 +76,7 @@ def typical(nodes: int) -> tuple[int, ...]:
     for _ in range(3):
         window += above
         above = list(range(len(window) - 7, len(window)))
-    chains = (
-        parent for place in itertools.count(len(window), 4) for parent in (-1, place, place + 1, place + 2)
-    )
+    chains = (parent for node in itertools.count(len(window), 4) for parent in (-1, node, node + 1, node + 2))
     return tuple(itertools.islice(itertools.chain(window, chains), nodes))
 
 
@@ -106,14 +104,14 @@ class _Fed:
 
     Attributes:
         tokens: its rows, as one process would feed them.
-        place: row -> its row in this rank's own feed.
+        fed_as: row -> its row in this rank's own feed.
         nodes: the draft's nodes among them.
         rows: this rank's own feed: the rows that it missed, the text up to the root, its share.
         head: number of its rows before the root.
     """
 
     tokens: Sequence[int]
-    place: dict[int, int]
+    fed_as: dict[int, int]
     nodes: Sequence[int]
     rows: Rows
     head: int
@@ -148,13 +146,13 @@ class ParallelCache(WrappedCache):
         return self.inner.length(slot) + len(self.missed[slot])
 
     def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
-        own = {}
+        kept = {}
         for slot, path in paths.items():
             fed, missed = self.fed[slot], len(self.missed[slot])
-            there = [row for row in path if row in fed.place]
-            own[slot] = [*range(missed), *(fed.place[row] for row in there)]
+            there = [row for row in path if row in fed.fed_as]
+            kept[slot] = [*range(missed), *(fed.fed_as[row] for row in there)]
             self.missed[slot] = [fed.tokens[row] for row in path[len(there) :]]
-        self.inner.keep(own)
+        self.inner.keep(kept)
         self.fed = {}
 
     def fill(self, slot: Slot) -> None:
@@ -237,7 +235,7 @@ class ParallelTarget(WrappedTarget):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        own = own_cache(self, cache, ParallelCache)
+        kv = checked_cache(self, cache, ParallelCache)
         if hidden_layers or (logits_from is not None and not all(rows.asked for rows in feeds.values())):
             raise tokens_only("a forward whose logits or hidden states are read")
         if any(rows.fed for rows in feeds.values()):
@@ -245,23 +243,23 @@ class ParallelTarget(WrappedTarget):
         whole = sum(len(rows.tokens) for rows in feeds.values())
         dealt = None if logits_from is None or whole < self.least else self._deal(feeds, logits_from)
         shares = dealt is not None
-        own.fed = {
-            slot: _part(own.missed[slot], rows, logits_from or 0, None if dealt is None else dealt[slot])
+        kv.fed = {
+            slot: _part(kv.missed[slot], rows, logits_from or 0, None if dealt is None else dealt[slot])
             for slot, rows in feeds.items()
         }
-        fed = {slot: part.rows for slot, part in own.fed.items()}
+        fed = {slot: part.rows for slot, part in kv.fed.items()}
         if logits_from is None:
-            return self.inner.forward(own.inner, fed, None)
+            return self.inner.forward(kv.inner, fed, None)
         self.traffic.steps += 1
         self.traffic.shared += shares
         self.traffic.whole += whole
         self.traffic.rows += sum(len(rows.tokens) for rows in fed.values())
         if not shares and self.peers.rank:
-            return self.inner.forward(own.inner, fed, None)
-        first = min(part.head for part in own.fed.values())
-        output = self.inner.forward(own.inner, fed, first)
+            return self.inner.forward(kv.inner, fed, None)
+        first = min(part.head for part in kv.fed.values())
+        output = self.inner.forward(kv.inner, fed, first)
         trees = {slot: rows.asked for slot, rows in feeds.items() if rows.asked is not None}
-        return Output(None, {}, told=self._tell(output, own.fed, trees, first, shares))
+        return Output(None, {}, told=self._tell(output, kv.fed, trees, first, shares))
 
     def _deal(self, feeds: Mapping[Slot, Rows], root: int) -> dict[Slot, list[int]] | None:
         """This rank's nodes of each draft; None if sharing would save the busiest rank too little.
@@ -270,10 +268,10 @@ class ParallelTarget(WrappedTarget):
         """
         size, rank = self.peers.size, self.peers.rank
         found, busy, nodes = dict[Slot, list[int]](), [0] * size, 0
-        for place, (slot, rows) in enumerate(feeds.items()):
+        for number, (slot, rows) in enumerate(feeds.items()):
             shares = deal(tuple(max(parent - root - 1, -1) for parent in rows.tree[root + 1 :]), size)
-            found[slot] = shares[(rank + place) % size]
-            busy = [load + len(shares[(one + place) % size]) for one, load in enumerate(busy)]
+            found[slot] = shares[(rank + number) % size]
+            busy = [load + len(shares[(dealt + number) % size]) for dealt, load in enumerate(busy)]
             nodes += len(rows.tokens) - root - 1
         return found if max(busy) <= _MOST * nodes else None
 
@@ -338,11 +336,11 @@ def _part(missed: Sequence[int], rows: Rows, root: int, nodes: Sequence[int] | N
     """
     chosen = range(len(rows.tokens) - root - 1) if nodes is None else nodes
     taken = [*range(root + 1), *(root + 1 + node for node in chosen)]
-    place = {row: len(missed) + at for at, row in enumerate(taken)}
+    fed_as = {row: len(missed) + at for at, row in enumerate(taken)}
     parents = rows.tree
-    above = [*range(-1, len(missed) - 1), *(place.get(parents[row], len(missed) - 1) for row in taken)]
-    own = Rows([*missed, *(rows.tokens[row] for row in taken)], above)
-    return _Fed(rows.tokens, place, chosen, own, len(missed) + root)
+    above = [*range(-1, len(missed) - 1), *(fed_as.get(parents[row], len(missed) - 1) for row in taken)]
+    to_feed = Rows([*missed, *(rows.tokens[row] for row in taken)], above)
+    return _Fed(rows.tokens, fed_as, chosen, to_feed, len(missed) + root)
 
 
 @dataclass(frozen=True)

@@ -60,7 +60,7 @@ def agree(found: Tensor, expected: Tensor, again: Tensor) -> bool:
     Args:
         again: ``expected`` computed in another plain way, of which rounding is all the difference.
     """
-    off, apart = (difference(expected.double(), one.double()) for one in (found, again))
+    off, apart = (difference(expected.double(), logits.double()) for logits in (found, again))
     return off <= largest_difference(expected.dtype, apart)
 
 

@@ -52,16 +52,16 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
     for shape, logits in zip(_SHAPES[1:], others, strict=True):
         if not torch.equal(logits, plain):
             traces = []
-            for one in (_plainly, shape):
+            for forward in (_plainly, shape):
                 with _traced(step) as trace:
-                    one(target, text, room, trace)
+                    forward(target, text, room, trace)
                 traces.append(trace.rows)
             return _culprit(*traces)
-    own = torch.get_num_threads()
+    current = torch.get_num_threads()
     for threads in (1, 3) if target.device.type == "cpu" else ():
         with using_threads(threads):
             if not torch.equal(_as_tree(target, text, room), plain):
-                return f"its rows have other bits with {threads} threads than with {own}"
+                return f"its rows have other bits with {threads} threads than with {current}"
     return ""
 
 
@@ -72,7 +72,7 @@ def _room(target: TargetModel) -> int:
 
 def _text(vocabulary: int, room: int) -> list[int]:
     ids = distinct_ids(vocabulary, 0, 19)
-    return [ids[place * place % len(ids)] for place in range(room + _AFTER)]
+    return [ids[number * number % len(ids)] for number in range(room + _AFTER)]
 
 
 def _plainly(target: TargetModel, text: list[int], prompt: int, trace: _Tracer | None = None) -> Tensor:
@@ -113,10 +113,10 @@ def _as_tree(target: TargetModel, text: list[int], prompt: int, trace: _Tracer |
         cache.keep({slots[0]: range(width), slots[1]: range(width // 2)})
         start += width
     tokens = [text[node] for node in range(len(_TREE))]
-    for place, node in enumerate(_PATH):
-        tokens[node] = text[prompt + place]
+    for number, node in enumerate(_PATH):
+        tokens[node] = text[prompt + number]
     if trace is not None:
-        trace.expect(0, 2, len(_TREE), {node: prompt + place for place, node in enumerate(_PATH)})
+        trace.expect(0, 2, len(_TREE), {node: prompt + number for number, node in enumerate(_PATH)})
     feeds = {slots[0]: Rows(tokens, _TREE), slots[1]: Rows(text[:3])}
     return target.forward(cache, feeds).logits_of(slots[0])[list(_PATH)].clone()
 
@@ -130,14 +130,14 @@ class _Tracer:
     def __init__(self) -> None:
         self.rows: _Trace = {}
 
-    def expect(self, place: int, batch: int, width: int, positions: dict[int, int]) -> None:
-        """State where the next forward's rows are: row of the sequence at a place -> place in the text."""
-        self._place, self._batch, self._width, self._positions = place, batch, width, positions
+    def expect(self, index: int, batch: int, width: int, positions: dict[int, int]) -> None:
+        """State where the next forward's rows are: row of the sequence ``index`` -> position in the text."""
+        self._index, self._batch, self._width, self._positions = index, batch, width, positions
 
     def hook(self, name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def record(module: nn.Module, given: Any, output: Any) -> None:
+        def record(module: nn.Module, args: Any, output: Any) -> None:
             for row, position in self._positions.items():
-                pair = [self._row(value, row) for value in (given[0] if given else None, output)]
+                pair = [self._row(value, row) for value in (args[0] if args else None, output)]
                 if all(value is not None for value in pair):
                     self.rows.setdefault(name, {})[position] = (pair[0], pair[1])
 
@@ -147,7 +147,7 @@ class _Tracer:
         if not isinstance(value, Tensor) or value.dim() < 2:
             return None
         if value.dim() > 2 and value.shape[0] == self._batch and value.shape[1] >= self._width:
-            return value[self._place, row].clone()
+            return value[self._index, row].clone()
         if value.dim() == 2 and value.shape[0] >= self._batch * self._width and self._batch == 1:
             return value[row].clone()
         return None
@@ -172,8 +172,8 @@ def _culprit(plain: _Trace, other: _Trace) -> str:
     """The first operation, in the order of the forward, that differs in any row."""
     for name, rows in plain.items():
         both = [(pair, other[name][at]) for at, pair in rows.items() if at in other.get(name, {})]
-        if any(not torch.equal(one[0], two[0]) for one, two in both):
+        if any(not torch.equal(first[0], second[0]) for first, second in both):
             return f"the inputs of {name} differ: attention, rotary or another function outside modules"
-        if any(not torch.equal(one[1], two[1]) for one, two in both):
+        if any(not torch.equal(first[1], second[1]) for first, second in both):
             return f"{name} gives a row other bits among other rows"
     return "the head, or a function after it, gives a row other bits among other rows"

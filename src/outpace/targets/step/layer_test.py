@@ -52,7 +52,7 @@ class _Fed:
 
 def compare_layers(target: TargetModel, stock: Stock, turn: int) -> None:
     """Compare plain steps and a tree, with the model's own weights, with the stock model's layers."""
-    texts = Texts.of(target, stock.embedded, SHORT, turn)
+    texts = Texts.for_target(target, stock.embedded, SHORT, turn)
     try:
         _compare(target, stock, texts)
     except UnsupportedModel as error:

@@ -18,7 +18,7 @@ from outpace.targets.gpu.graphs import Made
 from outpace.targets.inputs.changes import Structure, Weights
 from outpace.targets.inputs.config import cache_argument, family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, inputs_of, rows_of
-from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
+from outpace.targets.inputs.masks import Mask, MaskMaker, NoMasks
 from outpace.targets.inputs.probe import Probe, probed
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Rows
@@ -42,8 +42,8 @@ class Modules:
         mixes: it takes the rows of several windows.
         packed: name of a kernel -> number of layers that use it.
         least_rows: forwards of fewer rows take no less time than this number.
-        masks, own_masks: makers of the masks of ``step`` and of ``model``.
-        places: layer of the model -> layer of the cache.
+        masks, model_masks: makers of the masks of ``step`` and of ``model``.
+        cache_layers: layer of the model -> layer of the cache.
         shapes: shapes of the rows of the cache's layers.
         vocabulary: number of logits of a row.
         cache_argument: name of the argument of ``step`` for a cache.
@@ -78,14 +78,14 @@ class Modules:
         self._weights = Weights(held)
         self.structure = Structure(model)
         self._chains = chains
-        self.masks, self.own_masks = (
-            OwnMasks()
+        self.masks, self.model_masks = (
+            NoMasks()
             if chains
-            else MaskMaker(own.config.get_text_config(decoder=True), own.dtype, fused and own is step)
-            for own in (step, model)
+            else MaskMaker(owner.config.get_text_config(decoder=True), owner.dtype, fused and owner is step)
+            for owner in (step, model)
         )
         self._probe()
-        self.own_masks.by_kind = self.masks.by_kind
+        self.model_masks.by_kind = self.masks.by_kind
 
     def changed(self, thorough: bool) -> bool:
         """True if weights that steps hold were modified or replaced; see ``Weights.changed``."""
@@ -94,7 +94,9 @@ class Modules:
     def live(self) -> list[nn.Module]:
         """The model's modules whose weights steps read from them, without those that a hook brings."""
         held = set(self._held)
-        return [one for one in self.model.modules() if one not in held and "forward" not in vars(one)]
+        return [
+            module for module in self.model.modules() if module not in held and "forward" not in vars(module)
+        ]
 
     def release(self) -> bool:
         """Free the weights of which steps use copies.
@@ -145,7 +147,7 @@ class Modules:
     def run(
         self,
         model: Any,
-        given: Mapping[str, Tensor],
+        inputs: Mapping[str, Tensor],
         mask: Mask,
         positions: Tensor,
         cache: CacheAdapter,
@@ -166,13 +168,13 @@ class Modules:
         if hidden_layers:
             more["output_hidden_states"] = True
         with cache.shared.running():
-            output = model(**given, use_cache=True, **self.placing(mask, positions), **more)
+            output = model(**inputs, use_cache=True, **self.mask_arguments(mask, positions), **more)
         logits = output.logits
         if isinstance(wanted, Tensor) and not self.keeps_logits:
             logits = logits[:, wanted]
         return Made(logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
 
-    def placing(self, mask: Mask, positions: Tensor) -> dict[str, Any]:
+    def mask_arguments(self, mask: Mask, positions: Tensor) -> dict[str, Any]:
         """Arguments of the step for the rows' mask and positions."""
         return {} if self._chains else {"attention_mask": mask, "position_ids": positions}
 
@@ -184,7 +186,7 @@ class Modules:
         output = self.step(
             input_ids=token,
             use_cache=True,
-            **self.placing(self.masks.token_mask(token.device), token),
+            **self.mask_arguments(self.masks.token_mask(token.device), token),
             **{self.cache_argument: probe},
         )
         return probe, output
@@ -209,5 +211,5 @@ class Modules:
 
         taken = "a 4-D mask, positions and a cache object"
         probe, output = probed(self.model, taken, run, lambda: self.model(input_ids=self._some_token()))
-        self.places, self.shapes = probe.layout(self.model)
+        self.cache_layers, self.shapes = probe.layout(self.model)
         self.vocabulary: int = output.logits.shape[-1]

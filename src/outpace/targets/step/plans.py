@@ -271,7 +271,7 @@ def _tried(plan: Plan, asked: Asked, bits: Callable[[Modules], str]) -> tuple[Mo
 
 def _inexact(asked: Asked, passed: Sequence[PassedOver]) -> str:
     """The reason why steps are not bit-exact: what disproved them, or why none was tried."""
-    return next((one.reason for one in passed if one.exact and one.tried), asked.inexact)
+    return next((plan.reason for plan in passed if plan.exact and plan.tried), asked.inexact)
 
 
 def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:

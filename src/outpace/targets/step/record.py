@@ -131,7 +131,7 @@ def _write(path: Path, entry: Mapping[str, Any]) -> None:
 def _about(model: Any, options: Mapping[str, Any]) -> dict[str, str] | None:
     """All that an answer depends on, as digests and words; None if that is not known."""
     modules = list(model.modules())
-    if any("forward" in vars(one) or hooks_of(one) for one in modules):
+    if any("forward" in vars(item) or hooks_of(item) for item in modules):
         return None
     classes = {type(module) for module in modules}
     sources = [_source(sys.modules.get(kind.__module__)) for kind in classes]
@@ -150,7 +150,7 @@ def _about(model: Any, options: Mapping[str, Any]) -> dict[str, str] | None:
             [sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes), sorted(sources, key=str)]
         ),
         "config": _digest(
-            [repr(sorted(values.items(), key=lambda one: one[0])), config._attn_implementation, numbers]
+            [repr(sorted(values.items(), key=lambda item: item[0])), config._attn_implementation, numbers]
         ),
         "weights": weights,
         "options": repr(sorted(options.items())),

@@ -15,7 +15,7 @@ from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
 from outpace.targets.rows import Rows
 from outpace.targets.step.bit_test import distinct_ids
-from outpace.targets.step.tame import WINDOW
+from outpace.targets.step.tame import SLIDING
 
 CHANGED = 2  # the row of a tree whose token is changed
 
@@ -50,7 +50,7 @@ def shape_of(target: TargetModel) -> Shape:
 
 
 # Tokens before the tree, where windows matter and where they do not, and before the rows beside it.
-PAST_WINDOW, SHORT, BESIDE = WINDOW + 1, 3, 2
+PAST_WINDOW, SHORT, BESIDE = SLIDING + 1, 3, 2
 
 
 class Imprecise(UnsupportedModel):
@@ -93,7 +93,7 @@ class Texts:
     other: int
 
     @classmethod
-    def of(cls, target: TargetModel, embedded: int, length: int, turn: int = 0) -> Texts:
+    def for_target(cls, target: TargetModel, embedded: int, length: int, turn: int = 0) -> Texts:
         """Texts with a first prompt of this many tokens, or as many as the context has room for."""
         room = length if target.context is None else target.context - 5
         if room < 1:

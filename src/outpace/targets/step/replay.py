@@ -35,9 +35,11 @@ def layers_of(model: Any) -> list[nn.Module]:
     if not model.config.is_encoder_decoder:
         config, names = config.get_text_config(decoder=True), names[2:]
     count = next((size for name in names if (size := getattr(config, name, None))), 0)
-    lists = [one for one in decoder.modules() if isinstance(one, nn.ModuleList) and len(one) == count]
-    inside = {id(part) for one in lists for part in one.modules() if part is not one}
-    outer = [one for one in lists if id(one) not in inside]
+    lists = [
+        module for module in decoder.modules() if isinstance(module, nn.ModuleList) and len(module) == count
+    ]
+    inside = {id(part) for module in lists for part in module.modules() if part is not module}
+    outer = [module for module in lists if id(module) not in inside]
     return list(outer[0]) if len(outer) == 1 and count else []
 
 
@@ -51,14 +53,16 @@ class Replay:
     """
 
     def __init__(self, model: Any, layers: Sequence[nn.Module], dtype: torch.dtype | None = None) -> None:
-        self.given: Sequence[Tensor] = ()
-        self.found: list[Tensor] = []
-        places = {id(layer): place for place, layer in enumerate(layers)}
-        around = {id(one) for one in model.modules() if any(id(part) in places for part in one.modules())}
+        self.inputs: Sequence[Tensor] = ()
+        self.noted: list[Tensor] = []
+        numbers = {id(layer): number for number, layer in enumerate(layers)}
+        around = {
+            id(module) for module in model.modules() if any(id(part) in numbers for part in module.modules())
+        }
 
         def change(module: nn.Module) -> nn.Module | None:
-            if id(module) in places:
-                return _Layer(self, places[id(module)], module, dtype)
+            if id(module) in numbers:
+                return _Layer(self, numbers[id(module)], module, dtype)
             # Tables are read, not computed with; a copy of one would be large.
             apart = id(module) not in around and module is not model and not isinstance(module, nn.Embedding)
             if dtype is None or not apart or next(module.parameters(), None) is None:
@@ -67,21 +71,21 @@ class Replay:
 
         self._model = exchange(model, change, None)
 
-    def __call__(self, run: Callable[[Any], Tensor], given: Sequence[Tensor]) -> list[Tensor]:
+    def __call__(self, run: Callable[[Any], Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
         """The input of each layer as it follows from the given input of the one before, then the logits.
 
         Args:
             run: the logits of a copy of the model.
-            given: input of each layer, [B, n, hidden size].
+            inputs: input of each layer, [B, n, hidden size].
 
         Raises:
             UnsupportedModel: the model runs some layer several times, as Dory does, or not at all.
         """
-        self.given, self.found = given, []
+        self.inputs, self.noted = inputs, []
         logits = run(self._model)
-        if len(self.found) != len(given):
-            raise UnsupportedModel(f"{len(given)} layers ran {len(self.found)} times in one forward")
-        return [*self.found, logits]
+        if len(self.noted) != len(inputs):
+            raise UnsupportedModel(f"{len(inputs)} layers ran {len(self.noted)} times in one forward")
+        return [*self.noted, logits]
 
 
 class _Around(nn.Module):
@@ -115,15 +119,15 @@ class _Wide(_Around):
 class _Layer(_Around):
     """A layer that runs on its given input, and notes the one that it would have had."""
 
-    def __init__(self, replay: Replay, place: int, inner: nn.Module, dtype: torch.dtype | None) -> None:
+    def __init__(self, replay: Replay, number: int, inner: nn.Module, dtype: torch.dtype | None) -> None:
         super().__init__(inner)
-        vars(self).update(run=inner if dtype is None else _Wide(inner, dtype), replay=replay, place=place)
+        vars(self).update(run=inner if dtype is None else _Wide(inner, dtype), replay=replay, number=number)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        own = vars(self)
-        replay: Replay = own["replay"]
-        replay.found.append(args[0] if args else kwargs.pop("hidden_states"))
-        return own["run"](replay.given[own["place"]], *args[1:], **kwargs)
+        fields = vars(self)
+        replay: Replay = fields["replay"]
+        replay.noted.append(args[0] if args else kwargs.pop("hidden_states"))
+        return fields["run"](replay.inputs[fields["number"]], *args[1:], **kwargs)
 
 
 def _converted(value: Any, dtype: torch.dtype) -> Any:
@@ -131,7 +135,7 @@ def _converted(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, Tensor):
         return value.to(dtype) if value.is_floating_point() else value
     if type(value) in (tuple, list):
-        return type(value)(_converted(one, dtype) for one in value)
+        return type(value)(_converted(item, dtype) for item in value)
     if type(value) is dict:
-        return {name: _converted(one, dtype) for name, one in value.items()}
+        return {name: _converted(item, dtype) for name, item in value.items()}
     return value

@@ -18,7 +18,7 @@ from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.surgery import exchange
 
-WINDOW = 8  # of sliding attention, at most: the test's texts reach past it
+SLIDING = 8  # of sliding attention, at most: the test's texts reach past it
 ROWS = 512  # of a table of embeddings, at most
 _OUTPUTS = 64  # of a head, at most
 # Implementations of attention that compute nothing in float32, or nothing on a CPU; they take sdpa's masks.
@@ -28,7 +28,7 @@ _NARROW = (TREE, "flash_attention_2", "flash_attention_3", "flash_attention_4", 
 def tame(model: Any, dtype: torch.dtype = torch.float32, gain: float = 0.5) -> Any:
     """Copy a model with random weights, on one device; the layers of one kind share them.
 
-    Its sliding window is at most ``WINDOW``, and its tables and its head have few rows.
+    Its sliding window is at most ``SLIDING``, and its tables and its head have few rows.
 
     Args:
         dtype: of the weights; half precision stays as it is in buffers.
@@ -44,24 +44,24 @@ def tame(model: Any, dtype: torch.dtype = torch.float32, gain: float = 0.5) -> A
     head = None if model.config.is_encoder_decoder else copied.get_output_embeddings()
     for name, module in copied.named_modules():
         most = ROWS if isinstance(module, nn.Embedding) else _OUTPUTS if module is head else None
-        own = vars(module)
-        own["_parameters"] = {
+        fields = vars(module)
+        fields["_parameters"] = {
             part: None if weight is None else made.weight(f"{name}.{part}", weight, module, most)
             for part, weight in module._parameters.items()
         }
-        own["_buffers"] = {
+        fields["_buffers"] = {
             part: None if buffer is None else made.buffer(buffer) for part, buffer in module._buffers.items()
         }
-        for size in {"out_features", "num_embeddings"}.intersection(own if most else ()):
-            own[size] = len(own["_parameters"]["weight"])
-        if most and isinstance(pad := own.get("padding_idx"), int) and pad >= most:
-            own["padding_idx"] = None  # it matters to gradients alone, but must be in the table
-        own.pop("forward", None)  # accelerate's, which runs the model's own module
-        if isinstance(window := own.get("sliding_window"), int):
-            own["sliding_window"] = min(window, WINDOW)
+        for size in {"out_features", "num_embeddings"}.intersection(fields if most else ()):
+            fields[size] = len(fields["_parameters"]["weight"])
+        if most and isinstance(pad := fields.get("padding_idx"), int) and pad >= most:
+            fields["padding_idx"] = None  # it matters to gradients alone, but must be in the table
+        fields.pop("forward", None)  # accelerate's, which runs the model's own module
+        if isinstance(window := fields.get("sliding_window"), int):
+            fields["sliding_window"] = min(window, SLIDING)
     config = copied.config.get_text_config(decoder=True)
     if getattr(config, "sliding_window", None):
-        vars(config)["sliding_window"] = min(config.sliding_window, WINDOW)
+        vars(config)["sliding_window"] = min(config.sliding_window, SLIDING)
     return copied
 
 

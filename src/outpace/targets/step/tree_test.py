@@ -61,7 +61,7 @@ def _test_tame(target: TargetModel, stock: Stock, dtype: torch.dtype) -> bool:
         _log.debug("%s has no copy with random weights in %s", family(target.model), dtype, exc_info=True)
         return False
     other = stock.target(model)
-    texts = Texts.of(other, stock.embedded, PAST_WINDOW)
+    texts = Texts.for_target(other, stock.embedded, PAST_WINDOW)
     cache, slots = texts.open(other, sources)
     found = checked_subtree(other, cache, slots, texts)
     for prompt, rows, whole in texts.paths():

@@ -19,13 +19,13 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Cache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
-from outpace.targets.base import TargetModel, check_chains, own_cache
+from outpace.targets.base import TargetModel, check_chains, checked_cache
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.packing import check_pack, check_quantise
 from outpace.targets.gpu.fixed import FixedShapes, width_of
 from outpace.targets.gpu.graphs import runner_for
 from outpace.targets.gpu.tree_attention import with_trees
-from outpace.targets.inputs.changes import Places, Weights
+from outpace.targets.inputs.changes import Addresses, Weights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
 from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.line import apart
@@ -77,11 +77,11 @@ class CausalTarget(TargetModel):
 
     _is_part = False  # some layers of another target
     _modules: Modules
-    _packs_lines = True  # forwards of uneven rows may leave out the padding (``inputs/line.py``)
+    _may_line_up = True  # forwards of uneven rows may leave out the padding (``inputs/line.py``)
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
     _needs_weights = ""  # why the model's own weights cannot be freed
-    _addresses: Places | None = None  # of all weights, which are in what ``_fixed`` has captured
+    _addresses: Addresses | None = None  # of all weights, which are in what ``_fixed`` has captured
     _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
     released = False
@@ -126,7 +126,7 @@ class CausalTarget(TargetModel):
             caches = {shape.keys.device for shape in self._modules.shapes}
             devices = caches | {weight.device for weight in self.model.parameters()}
             self._fixed = FixedShapes(asked.runner or runner_for(self.device, devices), asked.compiled)
-            self._addresses = Places(self.model.modules())
+            self._addresses = Addresses(self.model.modules())
             if check and self.bit_exact and (reason := self._tested_bits(record)):
                 raise UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
         if check:
@@ -168,7 +168,7 @@ class CausalTarget(TargetModel):
     def _takes_lines(self) -> bool:
         if self._modules.line_untried:
             self._modules.line_untried = False
-            if self._packs_lines and not (self.options.static or self.chains_only):
+            if self._may_line_up and not (self.options.static or self.chains_only):
                 try_lines(self._twin())
         return self._modules.line is not None
 
@@ -187,7 +187,7 @@ class CausalTarget(TargetModel):
         self._modules.line_untried = True
         self._others = None  # so that the revision is another
         if self._fixed is not None:
-            self._fixed, self._addresses = self._fixed.anew(), Places(self.model.modules())
+            self._fixed, self._addresses = self._fixed.anew(), Addresses(self.model.modules())
 
     def replaced(self) -> str | None:
         return self._modules.structure.changed(modules=not self._runs_model)
@@ -253,7 +253,7 @@ class CausalTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        return self.run(cache, feeds, logits_from, hidden_layers, self._given(cache, feeds))
+        return self.run(cache, feeds, logits_from, hidden_layers, self._first_states(cache, feeds))
 
     @torch.inference_mode()
     def run(
@@ -272,10 +272,10 @@ class CausalTarget(TargetModel):
         """
         refuse_training(self.model)
         check_chains(self, feeds)
-        own = own_cache(self, cache, KVCache)
-        self._follow(begins=not all(map(own.length, feeds)))
+        kv = checked_cache(self, cache, KVCache)
+        self._follow(begins=not all(map(kv.length, feeds)))
         lines = len(feeds) > 1 and not logits_from and states is None and self._takes_lines
-        call = Call(own, feeds, logits_from, tuple(hidden_layers), states, lines)
+        call = Call(kv, feeds, logits_from, tuple(hidden_layers), states, lines)
         windows, outputs = self._windows(call), []
         while windows:
             name, taken = next(
@@ -345,10 +345,10 @@ class CausalTarget(TargetModel):
         found.extra = len(found._table)
         answers = []
         # The second row makes ``found`` use embeddings; the first does not attend to it.
-        for target, own in ((found, [1, self.vocabulary]), (self, [1, 1]), (self, [1])):
+        for target, ids in ((found, [1, self.vocabulary]), (self, [1, 1]), (self, [1])):
             cache = target.new_cache(length=4)
             slot = cache.allocate()
-            answers.append(target.forward(cache, {slot: Rows(own)}).logits_of(slot)[:1].clone())
+            answers.append(target.forward(cache, {slot: Rows(ids)}).logits_of(slot)[:1].clone())
         if not agree(*answers):
             raise UnsupportedModel(
                 f"{family(self.model)} gives other logits when given embeddings in place of token ids; "
@@ -357,7 +357,7 @@ class CausalTarget(TargetModel):
         return found
 
     @torch.inference_mode()
-    def _given(self, cache: Cache, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
+    def _first_states(self, cache: Cache, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
         """Inputs of the first layer by slot, [rows, hidden size]; None if all are the tokens' embeddings."""
         if not self.extra or all(token < self.vocabulary for row in feeds.values() for token in row.tokens):
             return None
@@ -383,8 +383,8 @@ class CausalTarget(TargetModel):
             **self._whole(positions, seen),
         }
         # Gradients reach only the given weights, not the model's own.
-        own = {name: weight.detach() for name, weight in self.model.named_parameters()}
-        output = torch.func.functional_call(self.model, own | dict(weights or {}), kwargs=arguments)
+        frozen = {name: weight.detach() for name, weight in self.model.named_parameters()}
+        output = torch.func.functional_call(self.model, frozen | dict(weights or {}), kwargs=arguments)
         return Reading(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
 
     def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
@@ -407,7 +407,7 @@ class CausalTarget(TargetModel):
 
     def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:
         """Arguments of a forward without a cache, except its inputs."""
-        mask = self._modules.own_masks.whole_mask(seen, positions)
+        mask = self._modules.model_masks.whole_mask(seen, positions)
         return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
 
     @property
@@ -435,8 +435,8 @@ class CausalTarget(TargetModel):
         packs = self._asked.packs(self.bit_exact) if self.plan.packed else False
         pack = packs.name if isinstance(packs, Kernel) else bool(self.plan.packed) and "auto"
         same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.fused)
-        own = step is self.model or bool(self.quantised)
-        return Stock(model, _run, bare, self._embedded, (self.model, step), None if own else same)
+        unreplaced = step is self.model or bool(self.quantised)
+        return Stock(model, _run, bare, self._embedded, (self.model, step), None if unreplaced else same)
 
     def _unchecked(self, model: Any, **options: Any) -> CausalTarget:
         """A target of another model, not tested."""

@@ -128,10 +128,10 @@ class Encoder:
             )
         return source[None].to(self._device, self._model.dtype)
 
-    def _read(self, given: Tensor) -> Tensor:
+    def _read(self, batch: Tensor) -> Tensor:
         """The encoder's output [length, size] for one source with a batch axis."""
         try:
-            states: Tensor = self.module(**{self._model.main_input_name: given})[0]
+            states: Tensor = self.module(**{self._model.main_input_name: batch})[0]
         except ValueError as error:
             raise OutpaceError(f"{family(self._model)} cannot encode this source: {error}") from error
         return states[0]

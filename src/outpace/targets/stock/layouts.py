@@ -77,17 +77,17 @@ def fixed(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
         rows, forward = rows_of(window, call.feeds), partial(_compute_fixed, target)
         made = shapes.run(forward, cache, window, rows, target.hidden, call.hidden_layers, call.states)
         logits = made.logits[:, call.logits_from :]
-        return Output.of(window.slots, call.feeds, logits, call.logits_from, made.hidden)
+        return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden)
 
     return Taken(1, run)
 
 
 def mixed_line(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
     """The rows of all windows in a line."""
-    own = [window for window in windows if isinstance(window, Window)]
-    if not (call.lines and target._modules.mixes) or len(own) < 2:
+    growing = [window for window in windows if isinstance(window, Window)]
+    if not (call.lines and target._modules.mixes) or len(growing) < 2:
         return None
-    return Taken(len(own), partial(_compute_line, target, call, _line_of(target, own)))
+    return Taken(len(growing), partial(_compute_line, target, call, _line_of(target, growing)))
 
 
 def line(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
@@ -95,8 +95,8 @@ def line(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
     window = windows[0]
     if not call.lines or not isinstance(window, Window):
         return None
-    own = _line_of(target, [window])
-    return Taken(1, partial(_compute_line, target, call, own)) if own.pays else None
+    in_line = _line_of(target, [window])
+    return Taken(1, partial(_compute_line, target, call, in_line)) if in_line.pays else None
 
 
 def padded(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
@@ -116,42 +116,42 @@ def _compute_padded(target: CausalTarget, call: Call, window: Window) -> Output:
     """A forward of the model over one window."""
     modules = target._modules
     both, mask = modules.inputs(window, call.feeds, target.device)
-    ids, places = both.to(target.device, non_blocking=True).unbind()
+    ids, positions = both.to(target.device, non_blocking=True).unbind()
     wanted = 0 if call.logits_from is None else max(window.width - call.logits_from, 0)
     states = call.states
-    given = {"input_ids": ids} if states is None else {"inputs_embeds": padded_states(window, states)}
+    inputs = {"input_ids": ids} if states is None else {"inputs_embeds": padded_states(window, states)}
     with target._adding(window):
         made = modules.run(
             modules.step,
-            given,
+            inputs,
             mask,
-            target._rotated(window, places),
-            CacheAdapter(window, modules.places),
+            target._rotated(window, positions),
+            CacheAdapter(window, modules.cache_layers),
             wanted,
             call.hidden_layers,
         )
     logits = made.logits[:, -wanted:] if wanted else None
-    return Output.of(window.slots, call.feeds, logits, call.logits_from, made.hidden)
+    return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden)
 
 
-def _compute_line(target: CausalTarget, call: Call, own: Line) -> Output:
+def _compute_line(target: CausalTarget, call: Call, in_line: Line) -> Output:
     """A forward of the model over windows whose rows are in a line."""
     modules = target._modules
-    each = (modules.inputs(window, call.feeds, target.device) for window in own.windows)
+    each = (modules.inputs(window, call.feeds, target.device) for window in in_line.windows)
     inputs, masks = zip(*each, strict=True)
-    ids, places = own.inputs(inputs).unbind()
-    cache = CacheAdapter(own, modules.places)
-    read = torch.empty(0) if call.logits_from is None else own.read(call.feeds)
+    ids, positions = in_line.inputs(inputs).unbind()
+    cache = CacheAdapter(in_line, modules.cache_layers)
+    read = torch.empty(0) if call.logits_from is None else in_line.read(call.feeds)
     made = modules.run(
         modules.line,
         {"input_ids": ids},
-        own.mask(masks, cache.shared),
-        places,
+        in_line.mask(masks, cache.shared),
+        positions,
         cache,
         read if len(read) else 0,
         call.hidden_layers,
     )
-    return Output.of_line(own.slots, call.feeds, made.logits[0] if len(read) else None, made.hidden)
+    return Output.in_line(in_line.slots, call.feeds, made.logits[0] if len(read) else None, made.hidden)
 
 
 def _compute_fixed(target: CausalTarget, inputs: FixedInputs, hidden_layers: tuple[int, ...]) -> Made:
@@ -159,14 +159,14 @@ def _compute_fixed(target: CausalTarget, inputs: FixedInputs, hidden_layers: tup
     rows, modules = inputs.rows, target._modules
     at = read_numbers(inputs.numbers, rows.width)
     rows.rows = torch.where(at.trees.real, at.rows, rows.scratch)
-    given = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
+    tokens_or_states = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
     assert target._fixed is not None
     return modules.run(
         target._fixed.compiled(modules.step),
-        given,
+        tokens_or_states,
         modules.masks.tree_mask(at.trees, rows.columns),
         at.trees.positions,
-        CacheAdapter(rows, modules.places),
+        CacheAdapter(rows, modules.cache_layers),
         rows.width,
         hidden_layers,
     )
@@ -189,7 +189,7 @@ def try_lines(target: CausalTarget) -> None:
     for feeds in ([tree, Rows([1]), prompt], [tree, Rows([1])]):
         modules.line, modules.mixes = None, prompt in feeds
         cache = target.new_cache(slots=3, length=nodes + WINDOW_COST)
-        rows = {cache.allocate(): own for own in feeds}
+        rows = {cache.allocate(): row for row in feeds}
         try:
             beside = target.forward(cache, rows)
             modules.line = copied
@@ -203,7 +203,7 @@ def try_lines(target: CausalTarget) -> None:
             return
         modules.line = None
         if not target.bit_exact:
-            alone = [target.forward(cache, {slot: own}).logits_of(slot) for slot, own in rows.items()]
+            alone = [target.forward(cache, {slot: row}).logits_of(slot) for slot, row in rows.items()]
             if agree(found, expected, torch.cat(alone)):
                 modules.line = copied
                 return

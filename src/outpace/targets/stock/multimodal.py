@@ -44,7 +44,7 @@ class MultimodalTarget(CausalTarget):
     The arguments are those of ``CausalTarget``.
     """
 
-    _packs_lines = False  # positions have three dimensions
+    _may_line_up = False  # positions have three dimensions
     _needs_weights = "it reads images with its own weights"
 
     def __init__(self, model: Any, **options: Any) -> None:
@@ -94,25 +94,25 @@ class MultimodalTarget(CausalTarget):
             raise OutpaceError("forwards of fixed shapes take no images; make the target without static=True")
         name = family(self.model)
         here = {key: _on(self.device, value) for key, value in inputs.items() if key != "labels"}
-        logits, given = self._captured(here, whole=not self._tested)
-        deep = _deep(given.pop(_MARKED, None), given.pop(_ADDED, None))
-        odd = [key for key, value in given.items() if key not in _KNOWN and not _harmless(value)]
-        mask = given.get("attention_mask")
+        logits, captured = self._captured(here, whole=not self._tested)
+        deep = _deep(captured.pop(_MARKED, None), captured.pop(_ADDED, None))
+        odd = [key for key, value in captured.items() if key not in _KNOWN and not _harmless(value)]
+        mask = captured.get("attention_mask")
         if odd or isinstance(mask, Mapping) or (isinstance(mask, Tensor) and mask.dim() != 2):
             what = ", ".join(odd) or "a mask of its own"
             raise UnsupportedModel(
                 f"the language model of {name} reads {what} besides embeddings and positions, which this "
                 "target cannot give it with a part of a prompt; pass text alone"
             )
-        states = given.get("inputs_embeds")
+        states = captured.get("inputs_embeds")
         if not isinstance(states, Tensor):
             raise UnsupportedModel(f"the language model of {name} is not given embeddings; pass text alone")
-        positions = given.get("position_ids")
+        positions = captured.get("position_ids")
         found = []
         for row, front in enumerate(pads):
-            own = None if positions is None else _axes(positions, row, front, name)
+            axes = None if positions is None else _axes(positions, row, front, name)
             added = None if deep is None else deep[:, row, front:].clone()
-            found.append(PromptStates(states[row, front:].clone(), positions=own, deep=added))
+            found.append(PromptStates(states[row, front:].clone(), positions=axes, deep=added))
         if self.chains_only and any(prompt.positions is not None for prompt in found):
             raise UnsupportedModel(
                 f"{name} gives a prompt with images positions of its own, and its decoder takes none: "
@@ -129,14 +129,14 @@ class MultimodalTarget(CausalTarget):
     def _captured(self, inputs: Mapping[str, Any], whole: bool) -> tuple[Tensor | None, dict[str, Any]]:
         """The language model's inputs for a prompt and, if ``whole``, the logits after it."""
         here = sys._getframe()
-        given: dict[str, Any] = {}
+        captured: dict[str, Any] = {}
 
         def look(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
             # Threads may share a model, and an interrupt may leave this hook behind.
-            if in_progress(here) and not given:
+            if in_progress(here) and not captured:
                 if args:
                     raise UnsupportedModel(f"{family(self.model)} does not name its language model's inputs")
-                given.update(kwargs)
+                captured.update(kwargs)
                 if not whole:
                     raise _Enough
 
@@ -145,10 +145,10 @@ class MultimodalTarget(CausalTarget):
             more = {"logits_to_keep": 1} if self._modules.keeps_logits else {}
             output = self.model(**{**inputs, **more, "use_cache": False, "return_dict": True})
         except _Enough:
-            return None, given
+            return None, captured
         finally:
             hook.remove()
-        return output.logits, given
+        return output.logits, captured
 
     def _test(self, prompt: PromptStates, ids: list[int], logits: Tensor, again: Tensor) -> None:
         """Compare the logits after the first prompt with those of the model itself, [1, vocabulary].
@@ -179,8 +179,8 @@ class MultimodalTarget(CausalTarget):
     # -- the forward -------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _given(self, cache: Cache, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
-        states = super()._given(cache, feeds)
+    def _first_states(self, cache: Cache, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
+        states = super()._first_states(cache, feeds)
         read = {
             slot: prompt
             for slot in feeds
@@ -203,17 +203,17 @@ class MultimodalTarget(CausalTarget):
     def _adding(self, window: Window) -> Iterator[None]:
         """Context in which the language model gets what is added to a window's rows of images, if any."""
         rows: dict[int, Tensor] = {}
-        for place, slot in enumerate(window.slots):
+        for sequence, slot in enumerate(window.slots):
             prompt = None if slot is None else self._prompts.get(slot)
             if prompt is not None and prompt.deep is not None:
-                rows[place] = prompt.deep[:, window.offsets[place] :][:, : window.widths[place]]
+                rows[sequence] = prompt.deep[:, window.offsets[sequence] :][:, : window.widths[sequence]]
         if not any(added.any() for added in rows.values()):
             yield
             return
         some = next(iter(rows.values()))
         dense = some.new_zeros((len(some), len(window.slots), window.width, some.shape[-1]))
-        for place, added in rows.items():
-            dense[:, place, : added.shape[1]] = added
+        for sequence, added in rows.items():
+            dense[:, sequence, : added.shape[1]] = added
         marked = torch.ones(dense.shape[1:3], dtype=torch.bool, device=dense.device)
         more = {_MARKED: marked, _ADDED: list(dense.flatten(1, 2))}
         forward = sys._getframe(2)  # this function is a generator, which contextlib has called
@@ -233,11 +233,11 @@ class MultimodalTarget(CausalTarget):
         if not axes:
             return positions
         found = positions.expand(axes, *positions.shape).clone()
-        for place, prompt in enumerate(prompts):
+        for sequence, prompt in enumerate(prompts):
             if prompt is not None and prompt.positions is not None:
                 last = len(prompt.states) - 1
-                inside = positions[place].clamp(max=last)
-                found[:, place] = prompt.positions[:, inside] + (positions[place] - inside)
+                inside = positions[sequence].clamp(max=last)
+                found[:, sequence] = prompt.positions[:, inside] + (positions[sequence] - inside)
         return found
 
 
@@ -266,12 +266,12 @@ def _harmless(value: Any) -> bool:
 def _axes(positions: Tensor, row: int, front: int, name: str) -> Tensor | None:
     """Positions of one prompt, [axes, length]; None if they count from 0 as a text's do."""
     if positions.dim() == 2:
-        own = positions[row if len(positions) > 1 else 0, None, front:]
+        of_prompt = positions[row if len(positions) > 1 else 0, None, front:]
     else:
         # Qwen2-VL's first of four rows are the text's, which only a mask of the model's own would read.
-        own = positions[-3:, row if positions.shape[1] > 1 else 0, front:]
-    if bool((own == torch.arange(own.shape[1], device=own.device)).all()):
+        of_prompt = positions[-3:, row if positions.shape[1] > 1 else 0, front:]
+    if bool((of_prompt == torch.arange(of_prompt.shape[1], device=of_prompt.device)).all()):
         return None
-    if len(own) == 1:
+    if len(of_prompt) == 1:
         raise UnsupportedModel(f"{name} gives a prompt with images positions that do not count from 0")
-    return own.clone()
+    return of_prompt.clone()

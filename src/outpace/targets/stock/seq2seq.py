@@ -18,12 +18,12 @@ from transformers import EncoderDecoderCache, PreTrainedModel
 
 from outpace.cache import Cache, Slot, Window
 from outpace.core import OutpaceError, Source, UnsupportedModel
-from outpace.targets.base import TargetModel, check_chains, own_cache
+from outpace.targets.base import TargetModel, check_chains, checked_cache
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, embeddings_of, inputs_of, rows_of
-from outpace.targets.inputs.masks import Mask, MaskMaker, OwnMasks
-from outpace.targets.inputs.positions import ByBias, Placement, placement_of
+from outpace.targets.inputs.masks import Mask, MaskMaker, NoMasks
+from outpace.targets.inputs.positions import ByBias, Positioning, positioning_of
 from outpace.targets.inputs.probe import Probe, probed
 from outpace.targets.inputs.refusals import refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.versions import warn_of_untested
@@ -68,11 +68,11 @@ class Seq2SeqTarget(TargetModel):
         self.model = model
         self._decoder: Any = model.get_decoder()
         self._structure = Structure(model)
-        found = placement_of(model)
-        self._placement = found if isinstance(found, Placement) else Placement()
+        found = positioning_of(model)
+        self._positioning = found if isinstance(found, Positioning) else Positioning()
         self.chains_only = why_chains_only(model, seq2seq=True) or (found if isinstance(found, str) else "")
         config = config_of(self._decoder, model)
-        self._masks = OwnMasks() if self.chains_only else MaskMaker(config, model.dtype)
+        self._masks = NoMasks() if self.chains_only else MaskMaker(config, model.dtype)
         limits = getattr(self._decoder, "max_target_positions", None), context_of(model.config)
         self.context = next(filter(None, limits), context_of(config))
         self.eos_token_ids = end_tokens(model)
@@ -105,7 +105,7 @@ class Seq2SeqTarget(TargetModel):
     @property
     def relative(self) -> bool:
         """True if the decoder's positions are relative: pads before a text, masked, do not shift them."""
-        return isinstance(self._placement, ByBias)
+        return isinstance(self._positioning, ByBias)
 
     def source(self, states: Tensor, tokens: Sequence[int]) -> Source:
         """The encoder's output [length, size] for these tokens as a source."""
@@ -122,40 +122,40 @@ class Seq2SeqTarget(TargetModel):
         """
         if (reason := self.replaced()) is not None:
             raise OutpaceError(reason)
-        own = own_cache(self, cache, Seq2SeqCache)
+        kv = checked_cache(self, cache, Seq2SeqCache)
         if source is None:
             raise OutpaceError(f"{family(self.model)} is an encoder-decoder model: a slot needs a source")
         length = len(source.states)
-        others = {own.sources.length(other) for other in own.beside.values()} - {length}
+        others = {kv.sources.length(other) for other in kv.beside.values()} - {length}
         if self.reads_features and others:
             raise OutpaceError(
                 f"{family(self.model)} masks no part of a source: decode sources of one length together, "
                 f"not {length} beside {max(others)}"
             )
         made = self._start_of(source.states.to(self.device, self.model.dtype)[None])[1]
-        slot = own.allocate(rows)
-        beside = own.beside[slot]
-        (window,) = own.sources.begin({beside: length})
+        slot = kv.allocate(rows)
+        beside = kv.beside[slot]
+        (window,) = kv.sources.begin({beside: length})
         for layer, pair in made.rows.items():
             window.append(layer, *pair)
-        own.sources.keep({beside: range(length)})
+        kv.sources.keep({beside: range(length)})
         return slot
 
     def _start_of(self, states: Tensor) -> tuple[Probe, Probe, Tensor]:
         """Decode a first token from a source: rows of self-attention and of cross-attention, and logits."""
-        own, cross = Probe(), Probe()
+        rows, cross = Probe(), Probe()
         token = torch.zeros((1, 1), dtype=torch.long, device=self.device)
         mask = self._masks.token_mask(self.device)
-        with self._placement.during(token, token, mask):
+        with self._positioning.during(token, token, mask):
             output = self.model(
                 encoder_outputs=EncodedStates(last_hidden_state=states),
                 decoder_input_ids=token,
                 use_cache=True,
                 **self._masked(mask),
-                **self._placement.arguments(token),
-                **{self._cache_argument: EncoderDecoderCache(own, cross)},
+                **self._positioning.arguments(token),
+                **{self._cache_argument: EncoderDecoderCache(rows, cross)},
             )
-        return own, cross, output.logits
+        return rows, cross, output.logits
 
     # -- for trained drafters ----------------------------------------------------------------------------
 
@@ -241,8 +241,8 @@ class Seq2SeqTarget(TargetModel):
             found, logits = output.decoder_hidden_states, output.logits
         else:  # without the head
             read = self._encoder.module(input_ids=ids, attention_mask=real)[0]
-            given = {"encoder_hidden_states": read, "encoder_attention_mask": real}
-            found, logits = self._decoder(input_ids=decoded, **given, **more).hidden_states, None
+            encoded = {"encoder_hidden_states": read, "encoder_attention_mask": real}
+            found, logits = self._decoder(input_ids=decoded, **encoded, **more).hidden_states, None
         # Pads follow a text, so its places do not attend to them.
         sizes = [len(text) for _, text in texts]
         states = [{layer: found[layer][at, :size] for layer in layers} for at, size in enumerate(sizes)]
@@ -260,10 +260,10 @@ class Seq2SeqTarget(TargetModel):
     ) -> Output:
         refuse_training(self.model)
         check_chains(self, feeds)
-        own = own_cache(self, cache, Seq2SeqCache)
+        kv = checked_cache(self, cache, Seq2SeqCache)
         widths = {slot: len(row.tokens) for slot, row in feeds.items()}
-        windows = own.begin(widths, apart=widths if self.chains_only else ())
-        return Output.join([self._pass(own, window, feeds, logits_from, hidden_layers) for window in windows])
+        windows = kv.begin(widths, apart=widths if self.chains_only else ())
+        return Output.join([self._pass(kv, window, feeds, logits_from, hidden_layers) for window in windows])
 
     def _pass(
         self,
@@ -276,21 +276,21 @@ class Seq2SeqTarget(TargetModel):
         """A forward of the model over one window."""
         rows = rows_of(window, feeds)
         tokens, positions = inputs_of(rows, window)
-        ids, places = torch.tensor([tokens, positions], device=self.device).unbind()
+        ids, position_ids = torch.tensor([tokens, positions], device=self.device).unbind()
         mask = self._masks(rows, window, positions, self.device)
         if not isinstance(mask, dict):  # one per kind of layer is right as it is
-            mask = self._placement.mask(mask, rows, window, positions)
-        with self._placement.during(ids, places, mask):
+            mask = self._positioning.mask(mask, rows, window, positions)
+        with self._positioning.during(ids, position_ids, mask):
             output = self.model(
                 decoder_input_ids=ids,
                 **self._masked(mask),
                 **self._attended(cache, window),
-                **self._placement.arguments(places),
+                **self._positioning.arguments(position_ids),
                 **({"output_hidden_states": True} if hidden_layers else {}),
             )
         hidden = {layer: output.decoder_hidden_states[layer] for layer in hidden_layers}
         logits = None if logits_from is None else output.logits[:, logits_from:]
-        return Output.of(window.slots, feeds, logits, logits_from, hidden)
+        return Output.padded(window.slots, feeds, logits, logits_from, hidden)
 
     def _masked(self, mask: Mask) -> dict[str, Any]:
         """Arguments of the model for the decoder's mask."""
@@ -298,15 +298,15 @@ class Seq2SeqTarget(TargetModel):
 
     def _attended(self, cache: Seq2SeqCache, window: Window) -> dict[str, Any]:
         """Arguments of the model for a window's rows and the sources of its slots."""
-        own = [cache.sources.length(cache.beside[slot]) for slot in window.slots if slot is not None]
-        if not all(own):
+        sizes = [cache.sources.length(cache.beside[slot]) for slot in window.slots if slot is not None]
+        if not all(sizes):
             raise OutpaceError("a slot has no source: take slots of this target with open(cache, source)")
-        count, lengths, longest = len(own), torch.tensor(own, device=self.device), max(own)
+        count, lengths, longest = len(sizes), torch.tensor(sizes, device=self.device), max(sizes)
         # Only the shape of these states is used, since their keys and values are in the cache.
         states = torch.zeros((), dtype=self.model.dtype, device=self.device).expand(
             count, longest, self._encoder.size
         )
-        rows = CacheAdapter(window, self._places)
+        rows = CacheAdapter(window, self._cache_layers)
         return {
             "encoder_outputs": EncodedStates(last_hidden_state=states),
             "attention_mask": (torch.arange(longest, device=self.device) < lengths[:, None]).long(),
@@ -329,7 +329,7 @@ class Seq2SeqTarget(TargetModel):
             partial(self._start_of, states),
             partial(self._run, self.model, source, token),
         )
-        self._places, self._layers = rows.layout(self.model)
+        self._cache_layers, self._layers = rows.layout(self.model)
         order, self._cross = cross.layout(self.model)
         if any(layer != number for layer, number in order.items()):
             raise UnsupportedModel(f"{family(self.model)} reads its source in some of its layers only")
@@ -355,8 +355,8 @@ class Seq2SeqTarget(TargetModel):
 
     def reference(self) -> Stock:
         """The model that the self-test compares with."""
-        embedded, own = len(embeddings_of(self._decoder).weight), (self.model,)
-        return Stock(self.model, self._run, self._unchecked, embedded, own, sources=self._test_sources())
+        embedded, parts = len(embeddings_of(self._decoder).weight), (self.model,)
+        return Stock(self.model, self._run, self._unchecked, embedded, parts, sources=self._test_sources())
 
     @classmethod
     def _unchecked(cls, model: Any) -> Seq2SeqTarget:

@@ -110,11 +110,11 @@ def _shards(folder: Path) -> list[Path]:
     """The files that an index names."""
     file = folder / INDEX
     found = read_json(file, INDEX_BYTES)
-    places = found.get("weight_map") if isinstance(found, dict) else None
-    if not isinstance(places, dict) or not places:
+    files = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(files, dict) or not files:
         raise OutpaceError(f"{file} is not an index: it has no weight_map from tensors to files")
     names = set[str]()
-    for tensor, name in places.items():
+    for tensor, name in files.items():
         if not isinstance(name, str) or not _inside(name):
             raise OutpaceError(
                 f"{file} names {str(name)[:80]!r} for {tensor[:80]!r}; a shard is a .safetensors file in the "

@@ -33,8 +33,8 @@ def load_model(model: Any, target: TargetModel, device: str | None = None) -> Ta
     if not isinstance(model, str | Path):
         return _without_encoder(Target(model))
     source = str(Path(model).resolve() if Path(model).exists() else model)
-    place = target.device if device is None else torch.device(device)
-    key = (source, str(target.dtype), str(place))
+    where = target.device if device is None else torch.device(device)
+    key = (source, str(target.dtype), str(where))
     loaded = _LOADED.get(key)
     if loaded is None:
         if is_gguf(model):
@@ -44,11 +44,11 @@ def load_model(model: Any, target: TargetModel, device: str | None = None) -> Ta
             return loaded
         found = read_model(str(model), dtype=target.dtype)
         try:
-            found = found.to(place)
+            found = found.to(where)
         except (RuntimeError, AssertionError) as error:
             if out_of_memory(error):
                 raise
-            raise OutpaceError(f"draft_model: device {str(place)!r} cannot be used here: {error}") from error
+            raise OutpaceError(f"draft_model: device {str(where)!r} cannot be used here: {error}") from error
         loaded = _LOADED[key] = Target(found)
     return loaded
 
@@ -121,7 +121,7 @@ def _read(read: Callable[..., Any], name: str, **options: Any) -> Any:
         raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {first_line(error)}") from error
 
 
-def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
+def load_tokenizer(tokenizer: Any, model: Any, needed: bool) -> Any:
     """A tokenizer that was given, by name or as an object, otherwise the one in a model's folder.
 
     Args:
@@ -131,12 +131,12 @@ def load_tokenizer(given: Any, model: Any, needed: bool) -> Any:
     Raises:
         OutpaceError: transformers cannot load it.
     """
-    if given is not None and not isinstance(given, str | Path):
-        return given
-    if given is None and isinstance(model, TargetModel) and model.tokenizer is not None:
+    if tokenizer is not None and not isinstance(tokenizer, str | Path):
+        return tokenizer
+    if tokenizer is None and isinstance(model, TargetModel) and model.tokenizer is not None:
         return model.tokenizer
-    name = given if given is not None else _name(model)
-    if not name or (given is None and not needed and not (Path(name) / "tokenizer.json").is_file()):
+    name = tokenizer if tokenizer is not None else _name(model)
+    if not name or (tokenizer is None and not needed and not (Path(name) / "tokenizer.json").is_file()):
         return None
     return _tokenizer(str(name))
 
