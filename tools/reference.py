@@ -90,7 +90,8 @@ def arguments(cls: type[Any]) -> str:
 def families() -> str:
     """The families that tests cover, by what they are."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from zoo.families import CHAINS, FAMILIES
+    from zoo.chain_families import CHAINS
+    from zoo.families import FAMILIES
     from zoo.image_families import IMAGE_FAMILIES
     from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES
 

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from zoo.families import VOCABULARY, randomise
+from zoo.family import VOCABULARY, randomise
 
 IMAGE, START, END = 90, 92, 93  # placeholder of an image's rows, and the tokens around Qwen2-VL's
 _TEXT: dict[str, Any] = {

@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from zoo.families import VOCABULARY, randomise
+from zoo.family import VOCABULARY, randomise
 
 START = 2
 FRAMES = 24  # of the features that an encoder of audio reads

@@ -24,7 +24,8 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.targets import Rows
 from outpace.targets.inputs.forward import CacheAdapter
-from zoo.families import CHAINS, VOCABULARY, WINDOW
+from zoo.chain_families import CHAINS
+from zoo.family import VOCABULARY, WINDOW
 from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, START
 from zoo.test_families import RandomTrees
 

@@ -14,7 +14,9 @@ from transformers import PreTrainedModel
 import outpace
 from outpace.core import OutpaceError, UnsupportedModel
 from zoo import image_families
-from zoo.families import CHAINS, FAMILIES, VOCABULARY, randomise
+from zoo.chain_families import CHAINS
+from zoo.families import FAMILIES
+from zoo.family import VOCABULARY, randomise
 from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES
 
 SEQ2SEQ = {**SEQ2SEQ_FAMILIES, **COUNTING_FAMILIES, **CHAIN_FAMILIES}

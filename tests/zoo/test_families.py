@@ -21,7 +21,9 @@ from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.sequence import Sequence, Step
-from zoo.families import CHAINS, FAMILIES, RUNS, VOCABULARY
+from zoo.chain_families import CHAINS
+from zoo.families import FAMILIES, RUNS
+from zoo.family import VOCABULARY
 
 NEW = 26
 PROMPTS = [random.Random(length).choices(range(VOCABULARY), k=length) for length in (21, 5, 30)]

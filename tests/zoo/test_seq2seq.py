@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from transformers.generation import GenerationMixin
 
 from outpace import Engine, SamplingParams, Target
-from zoo.families import VOCABULARY
+from zoo.family import VOCABULARY
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, SEQ2SEQ_RUNS, START
 from zoo.test_families import RandomTrees
 

@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import outpace
-from zoo.families import randomise
+from zoo.family import randomise
 
 PROMPT = [[5, 9, 14, 3, 60]]  # 60 begins a picture
 IMAGE, LINE, END = list(range(64, 96)), 61, 62

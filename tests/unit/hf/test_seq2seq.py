@@ -15,7 +15,7 @@ import outpace
 from outpace.core import OutpaceError
 from outpace.targets.inputs.config import CACHE
 from unit.hf.tiny import Forwards
-from zoo.families import VOCABULARY
+from zoo.family import VOCABULARY
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
 
 LENGTHS = (6, 17, 11)

@@ -20,7 +20,8 @@ from outpace import Engine, SamplingParams, Target
 from outpace.cache import CacheFull, KVCache, Slot
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.targets import CausalTarget, Rows
-from zoo.families import FAMILIES, VOCABULARY
+from zoo.families import FAMILIES
+from zoo.family import VOCABULARY
 
 PROMPTS = [[5, 9, 2, 7, 7, 1, 30, 4], [3], [8, 1, 6, 6, 40]]
 PARAMS = SamplingParams(max_new_tokens=20)

@@ -15,7 +15,7 @@ from outpace import Engine, SamplingParams, Target
 from outpace.core import OutpaceError, PromptStates, UnsupportedModel
 from outpace.targets import MultimodalTarget
 from outpace.targets.stock import multimodal
-from zoo.families import randomise
+from zoo.family import randomise
 from zoo.image_families import IMAGE, IMAGE_FAMILIES, build, prompts
 
 FEW = SamplingParams(max_new_tokens=3)

@@ -13,7 +13,8 @@ import transformers
 from outpace import Target
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.inputs.config import context_of
-from zoo.families import FAMILIES, randomise
+from zoo.families import FAMILIES
+from zoo.family import randomise
 
 SMALL: dict[str, Any] = {
     "vocab_size": 64,

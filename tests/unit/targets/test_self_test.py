@@ -24,7 +24,8 @@ from outpace.targets.step.reference import Imprecise
 from outpace.targets.step.replay import Replay, layers_of
 from outpace.targets.step.self_test import self_test
 from outpace.targets.step.tame import WINDOW, tame
-from zoo.families import FAMILIES, randomise
+from zoo.families import FAMILIES
+from zoo.family import randomise
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
