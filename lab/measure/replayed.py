@@ -64,7 +64,7 @@ class Steps:
         self.plain, self.shares = STEPS[name][0] / 1e3, STEPS[name][1]
         self._noise = random.Random(seed)
 
-    def at(self, rows: int) -> float:
+    def seconds_at(self, rows: int) -> float:
         known = sorted(self.shares)
         above = known[min(bisect_left(known, rows), len(known) - 1)]
         if rows <= 16 or rows >= above:
@@ -74,7 +74,7 @@ class Steps:
         return self.plain * (self.shares[below] + part * (self.shares[above] - self.shares[below]))
 
     def taken(self, rows: int) -> float:
-        return self.at(rows) * (1 + JITTER * abs(self._noise.gauss(0, 1)))
+        return self.seconds_at(rows) * (1 + JITTER * abs(self._noise.gauss(0, 1)))
 
 
 def record(data: Path | None, limit: int, tokens: int) -> Texts:
@@ -114,7 +114,9 @@ class Replay:
         drafter, target = load_drafter(spec), ToyTarget(context=None)
         policy = policy_of("auto", drafter, load_verifier("match"), target)
         assert isinstance(policy, Governor)
-        policy.begin_with({"verify": {"1": [(rows, steps.at(rows)) for rows in sorted(steps.shares)]}})
+        policy.begin_with(
+            {"verify": {"1": [(rows, steps.seconds_at(rows)) for rows in sorted(steps.shares)]}}
+        )
         self.policy, self.drafting = policy, Drafting(drafter, policy, target)
 
     def decode(
@@ -153,7 +155,7 @@ class Replay:
         path = right(draft, text, active.sequence.output_length)
 
         def speed(nodes: int) -> float:
-            seconds = self.steps.at(1 + nodes) + (self.seconds if nodes else 0.0)
+            seconds = self.steps.seconds_at(1 + nodes) + (self.seconds if nodes else 0.0)
             return (1 + sum(node < nodes for node in path)) / seconds
 
         nodes = max((0, *(min(width, len(draft)) for width in WIDTHS)), key=speed)

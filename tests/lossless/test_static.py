@@ -194,7 +194,7 @@ def test_one_capture_for_each_shape(device: str, monkeypatch: pytest.MonkeyPatch
     target = fixed(device)
     engine = Engine(target, "lookahead:window=4,ngram=3,guesses=4", slots=4, length=64, adaptive=False)
     run(engine, SAMPLINGS["greedy"])
-    (known,) = target._fixed.of.values()
+    (known,) = target._fixed.known.values()
     # Slots, width, columns, nodes: each a power of two, or all that there is.
     assert {shape[:4] for shape in known} <= {
         (slots, width, columns, width)
@@ -213,7 +213,7 @@ def test_plain_decoding_has_one_shape() -> None:
     engine = Engine(target, slots=1, length=64, prefill_chunk=1)
     for prompt in PROMPTS:
         engine.generate([prompt[-1:]], SAMPLINGS["greedy"])
-    (known,) = target._fixed.of.values()
+    (known,) = target._fixed.known.values()
     assert list(known) == [(1, 1, 64, 1, (), False)]
     assert runner_of_target(target).captures == 1
 
@@ -236,12 +236,12 @@ def test_what_is_kept_goes_with_the_cache() -> None:
     target = fixed("cpu")
     cache = target.new_cache(1, 32)
     target.forward(cache, {cache.allocate(): Rows([1, 2])})
-    ((inputs, _),) = target._fixed.of[cache].values()
+    ((inputs, _),) = target._fixed.known[cache].values()
     gone = weakref.ref(inputs)
     gc.disable()
     try:
         del cache, inputs
-        assert gone() is None and not target._fixed.of
+        assert gone() is None and not target._fixed.known
     finally:
         gc.enable()
 

@@ -134,7 +134,7 @@ class Curve:
                 del self._cells[place]
                 self._stale = True
 
-    def at(self, rows: float) -> float:
+    def seconds_at(self, rows: float) -> float:
         """Seconds of a forward over a number of rows; nan if nothing is known."""
         if self._stale:
             self._smooth()
@@ -212,7 +212,7 @@ class Costs:
 
     def seconds(self, batch: int, rows: int) -> float:
         """Seconds of a forward of ``batch`` sequences over ``rows`` rows in total; nan if unknown."""
-        return self.curve(batch).at(rows)
+        return self.curve(batch).seconds_at(rows)
 
     def add(self, batch: int, rows: int, seconds: float) -> None:
         """Add a measured forward of ``batch`` sequences over ``rows`` rows in total."""

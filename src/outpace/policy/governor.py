@@ -217,8 +217,10 @@ class Governor:
         """The drafts of a sequence decoded alone that are made while drafts are off."""
         forwards, drafting = self.forwards.curve(1), self.drafting.curve(1)
         without = self._view.plain / self._rival
-        seconds = drafting.at(SURE_WIDTHS[-1]) if drafting else 0.0
-        prices = tuple(_MARGIN * (forwards.at(1 + width) + seconds) / without for width in SURE_WIDTHS)
+        seconds = drafting.seconds_at(SURE_WIDTHS[-1]) if drafting else 0.0
+        prices = tuple(
+            _MARGIN * (forwards.seconds_at(1 + width) + seconds) / without for width in SURE_WIDTHS
+        )
         return Sure(prices, self._sure.factor)
 
     def _planned(self, batch: int) -> Plan:
@@ -266,26 +268,28 @@ class Governor:
     def view(self, batch: int) -> _View:
         """Compute the expected gain of drafting for a batch size from the measurements so far."""
         forwards, drafting = self.forwards.curve(batch), self.drafting.curve(batch)
-        before = verified = forwards.at(batch)
+        before = verified = forwards.seconds_at(batch)
         knows = bool(drafting)
-        idle = drafting.at(0) if knows else 0.0
+        idle = drafting.seconds_at(0) if knows else 0.0
         plain = before + idle
         without = plain / self._rival
         best, most = self.widths[0], 0.0
         for width, accepted, there in self.acceptance.expected():
-            wide = forwards.at(batch * (1 + width))
+            wide = forwards.seconds_at(batch * (1 + width))
             verified += there * (wide - before)
             before = wide
-            seconds = verified + (drafting.at(batch * width) if knows else 0.0)
+            seconds = verified + (drafting.seconds_at(batch * width) if knows else 0.0)
             gain = (1 + accepted) * without / (_MARGIN * seconds)
             if gain > most:
                 best, most = width, gain
             if there < 0.01:
                 break
         trial = self._widest or best
-        seconds = forwards.at(batch * (1 + trial)) + (drafting.at(batch * trial) if knows else 0.0)
+        seconds = forwards.seconds_at(batch * (1 + trial)) + (
+            drafting.seconds_at(batch * trial) if knows else 0.0
+        )
         price = _MARGIN * seconds / without - 1
-        row_cost = (forwards.at(batch * (1 + _SPAN)) - forwards.at(batch)) / (_SPAN * plain)
+        row_cost = (forwards.seconds_at(batch * (1 + _SPAN)) - forwards.seconds_at(batch)) / (_SPAN * plain)
         return _View(plain, best, most, trial, price, row_cost)
 
     # -- after a step ------------------------------------------------------------------------------------

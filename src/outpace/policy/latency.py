@@ -40,11 +40,11 @@ class Latency:
 
     def alone(self, nodes: int) -> float:
         """Seconds of a step over a draft that is not shared."""
-        return self._curve.at(1 + nodes)
+        return self._curve.seconds_at(1 + nodes)
 
     def shared(self, nodes: int) -> float:
         """Seconds of a step over a shared draft."""
-        return self._curve.at(1 + self.share(nodes)) + self.telling
+        return self._curve.seconds_at(1 + self.share(nodes)) + self.telling
 
     @cached_property
     def pays_from(self) -> int | None:

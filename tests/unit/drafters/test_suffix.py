@@ -243,7 +243,9 @@ def test_earlier_outputs_promise_too_and_are_trusted_apart() -> None:
     assert promises[0] == pytest.approx(1 / 3) and promises[6] == pytest.approx(7 / 9, abs=0.1)
     assert promises[-1] > 0.95 > 20 / 22
     own = Context(20, state.text, state.text.last)
-    assert state.after.of(own) == pytest.approx(20 / 22)  # nothing is known of matches in the text itself
+    assert state.after.chance_after(own) == pytest.approx(
+        20 / 22
+    )  # nothing is known of matches in the text itself
 
 
 def test_a_memory_that_grows_is_looked_up_again() -> None:

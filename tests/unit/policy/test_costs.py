@@ -22,18 +22,18 @@ def test_a_width_answers_with_the_median_of_its_latest_measurements() -> None:
     made = curve({1: 1.0})
     for seconds in [9.0, 1.1, 1.2, 50.0, 1.0, 1.1, 1.2]:
         made.add(1, seconds)
-    assert 1.0 <= made.at(1) <= 1.2
+    assert 1.0 <= made.seconds_at(1) <= 1.2
     for _ in range(36):
         made.add(1, 3.0)
-    assert made.at(1) == 3.0
+    assert made.seconds_at(1) == 3.0
 
 
 def test_the_slow_first_measurement_does_not_count_alone() -> None:
     made = Curve()
     made.add(1, 10.0)
-    assert not made and math.isnan(made.at(1)) and made.age(1) == math.inf
+    assert not made and math.isnan(made.seconds_at(1)) and made.age(1) == math.inf
     made.add(1, 1.0)
-    assert made and made.at(1) == 1.0 and made.age(1) == 0
+    assert made and made.seconds_at(1) == 1.0 and made.age(1) == 0
 
 
 @pytest.mark.parametrize("seconds", [math.nan, math.inf, 0.0, -1.0])
@@ -41,12 +41,12 @@ def test_no_time_at_all_is_not_a_measurement(seconds: float) -> None:
     made = curve({1: 1.0})
     for _ in range(20):
         made.add(1, seconds)
-    assert made.at(1) == 1.0
+    assert made.seconds_at(1) == 1.0
 
 
 def test_an_unknown_curve_knows_nothing() -> None:
     assert not Curve()
-    assert math.isnan(Curve().at(3))
+    assert math.isnan(Curve().seconds_at(3))
 
 
 def test_beyond_the_widest_known_width_rows_cost_what_prompts_told() -> None:
@@ -68,45 +68,45 @@ def test_beyond_the_widest_known_width_rows_cost_what_prompts_told() -> None:
 
 def test_between_widths_a_line_and_beyond_them_half_the_mean_slope() -> None:
     made = curve({1: 1.0, 9: 3.0, 17: 4.0})
-    assert made.at(9) == 3.0
+    assert made.seconds_at(9) == 3.0
     # What was never tried gets half of the line's rise off.
-    assert made.at(33) == pytest.approx(4.0 + 0.5 * 16 * 3 / 16)
-    assert made.at(5) == pytest.approx(1.0 + 0.5 * 1.0)
-    assert curve({1: 1.0, 5: 2.0, 9: 3.0}).at(5) == 2.0
+    assert made.seconds_at(33) == pytest.approx(4.0 + 0.5 * 16 * 3 / 16)
+    assert made.seconds_at(5) == pytest.approx(1.0 + 0.5 * 1.0)
+    assert curve({1: 1.0, 5: 2.0, 9: 3.0}).seconds_at(5) == 2.0
 
 
 def test_short_of_the_narrowest_width_the_slope_goes_on() -> None:
     made = curve({16: 10.0, 32: 14.0})
-    assert made.at(8) == pytest.approx(10.0 - 8 * 4 / 16)
-    assert curve({16: 10.0, 32: 30.0}).at(1) == 5.0  # no more than half is taken off
+    assert made.seconds_at(8) == pytest.approx(10.0 - 8 * 4 / 16)
+    assert curve({16: 10.0, 32: 30.0}).seconds_at(1) == 5.0  # no more than half is taken off
 
 
 def test_widths_alike_say_nothing_of_the_slope() -> None:
     made = curve({14: 1.0, 15: 1.0, 16: 1.0})
-    assert made.at(140) == pytest.approx(1.0 + 0.5 * made.slope * (140 - 16) / 14)
+    assert made.seconds_at(140) == pytest.approx(1.0 + 0.5 * made.slope * (140 - 16) / 14)
 
 
 def test_rows_beyond_those_that_kernels_tile_cost_the_measured_slope() -> None:
     made = curve({8: 1.0, 40: 2.0})
     slope = 1 / 32
-    assert made.at(56) == pytest.approx(2.0 + 0.5 * slope * 16)
-    assert made.at(64 + 100) == pytest.approx(2.0 + 0.5 * slope * 24 + slope * 100)
+    assert made.seconds_at(56) == pytest.approx(2.0 + 0.5 * slope * 16)
+    assert made.seconds_at(64 + 100) == pytest.approx(2.0 + 0.5 * slope * 24 + slope * 100)
 
 
 def test_wider_never_counts_as_cheaper() -> None:
     made = curve({1: 1.0, 2: 1.4, 3: 1.2, 5: 2.0})
-    seconds = [made.at(rows) for rows in range(1, 9)]
+    seconds = [made.seconds_at(rows) for rows in range(1, 9)]
     assert seconds == sorted(seconds)
-    assert made.at(2) == made.at(3) == pytest.approx(1.3)
+    assert made.seconds_at(2) == made.seconds_at(3) == pytest.approx(1.3)
 
 
 def test_one_outlier_does_not_make_a_width_look_dear() -> None:
     made = curve({1: 1.0, 2: 1.1, 4: 1.2})
     made.add(8, 40.0)
-    assert made.at(8) < 2.5
+    assert made.seconds_at(8) < 2.5
     for _ in range(6, 16):
         made.add(8, 40.0)
-    assert made.at(8) == 40.0
+    assert made.seconds_at(8) == 40.0
 
 
 def test_a_width_not_measured_any_more_is_forgotten() -> None:

@@ -23,7 +23,7 @@ from outpace.targets.step.agreement import difference
 from outpace.targets.step.reference import Imprecise
 from outpace.targets.step.replay import Replay, layers_of
 from outpace.targets.step.self_test import self_test
-from outpace.targets.step.tame import WINDOW, tame
+from outpace.targets.step.tame import SLIDING, tame
 from zoo.families import FAMILIES
 from zoo.family import randomise
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
@@ -202,7 +202,7 @@ def test_a_wide_window_is_tested_too() -> None:
     model = deep(1.0).to(torch.bfloat16)
     assert model.config.sliding_window > 100
     target: Any = Target(erring(model, "window-"), check=False)
-    with pytest.raises(UnsupportedModel, match=f"sliding window is not the {WINDOW} tokens"):
+    with pytest.raises(UnsupportedModel, match=f"sliding window is not the {SLIDING} tokens"):
         self_test(target, target.reference())
 
 
@@ -335,7 +335,7 @@ def test_a_copy_with_random_weights_takes_no_more_memory_than_a_layer() -> None:
     layer = sum(weight.numel() for weight in model.model.layers[0].parameters())
     ends = 64 * (256 + 64) + 64
     assert sum(found.values()) == layer + ends
-    assert model.config.sliding_window == 4096 and tame(model).config.sliding_window == WINDOW
+    assert model.config.sliding_window == 4096 and tame(model).config.sliding_window == SLIDING
 
 
 def test_a_pad_that_the_copy_has_no_row_for() -> None:

@@ -28,7 +28,7 @@ class _Line:
         for name, value in (("weight", 1.0), ("x", x), ("y", y), ("xx", x * x), ("xy", x * y)):
             setattr(self, name, _FORGET * getattr(self, name) + value)
 
-    def at(self, x: float) -> float:
+    def seconds_at(self, x: float) -> float:
         """Expected seconds; 0 if nothing was measured."""
         if not self.weight:
             return 0.0
@@ -82,7 +82,7 @@ class Pace:
         """
         right = self.hit_rate
         blocks = sum(right**guesses for guesses in range(stride + 1))
-        decode, search = self._decode.at(1), self._search.at(stride + 1)
+        decode, search = self._decode.seconds_at(1), self._search.seconds_at(stride + 1)
         if self.asynchronous:
             seconds = stride * decode + max(decode, search) + (1 - right ** (stride + 1)) * decode
         else:
@@ -91,6 +91,6 @@ class Pace:
 
     def stride(self) -> int:
         """The stride with the highest rate; the lowest in a tie."""
-        if not (self._decode.at(1) > 0 and self._search.weight):
+        if not (self._decode.seconds_at(1) > 0 and self._search.weight):
             return min(_FIRST, self.most)
         return max(range(self.most + 1), key=self.rate)

@@ -182,7 +182,7 @@ class Combined(Drafter[CombinedState]):
         return not all(shared.layers)
 
     def start(self, sequence: Sequence, shared: Shared) -> CombinedState:
-        ledger = shared.ledgers.of(sequence) if self.share else Ledger()
+        ledger = shared.ledgers.memory_of(sequence) if self.share else Ledger()
         state = CombinedState(sequence, [], ledger, shared.layers, shared.row_cost)
         self._clear(state)
         try:

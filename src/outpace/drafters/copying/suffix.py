@@ -61,7 +61,7 @@ class Trust:
         self._text = text
         self._cells: dict[tuple[bool, int], list[float]] = {}  # own, octave of the length -> right, counted
 
-    def of(self, match: Context) -> float:
+    def chance_after(self, match: Context) -> float:
         """The probability after a match."""
         length = match.length
         right, counted = self._cells.get((match.automaton is self._text, length.bit_length()), (0.0, 0.0))
@@ -141,7 +141,7 @@ class Suffix(SequenceDrafter[SuffixState]):
     def start(self, sequence: Sequence, shared: Memories[SuffixMemory]) -> SuffixState:
         text = SuffixAutomaton(self._counted)
         text.extend(sequence.tokens)
-        return SuffixState(sequence, shared.of(sequence), text, Trust(text))
+        return SuffixState(sequence, shared.memory_of(sequence), text, Trust(text))
 
     def draft(self, state: SuffixState) -> Draft:
         contexts = self._contexts(state)
@@ -154,7 +154,7 @@ class Suffix(SequenceDrafter[SuffixState]):
 
     def promise(self, state: SuffixState) -> float:
         self._renew(state)
-        return max(state.after.of(match) for match in self._longest(state))
+        return max(state.after.chance_after(match) for match in self._longest(state))
 
     def learn(self, state: SuffixState, step: Step) -> None:
         for token in step.tokens:
@@ -216,7 +216,7 @@ class Suffix(SequenceDrafter[SuffixState]):
             total = sum(counts.values())
             if not total:
                 continue
-            stake = chance * after.of(context)
+            stake = chance * after.chance_after(context)
             chance -= stake
             for token, count in counts.items():
                 support[token] = support.get(token, 0.0) + stake * count / total

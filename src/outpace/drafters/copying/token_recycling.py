@@ -120,7 +120,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
         return Memories(lambda: Candidates(np.full(shape, size, dtype=np.int32)))
 
     def start(self, sequence: Sequence, shared: Memories[Candidates]) -> TokenRecyclingState:
-        return TokenRecyclingState(sequence, shared.of(sequence) if self.share else shared.new())
+        return TokenRecyclingState(sequence, shared.memory_of(sequence) if self.share else shared.new())
 
     def draft(self, state: TokenRecyclingState) -> Draft:
         sequence, follow = state.sequence, state.candidates.follow

@@ -25,7 +25,7 @@ class Memories(Generic[Memory]):
         self.shared = new()
         self._named: OrderedDict[str, Memory] = OrderedDict()
 
-    def of(self, sequence: Sequence) -> Memory:
+    def memory_of(self, sequence: Sequence) -> Memory:
         """The memory that a sequence reads and writes; for "off", a new one that is not shared."""
         name = sequence.params.drafts.memory
         if name is None:

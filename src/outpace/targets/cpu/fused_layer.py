@@ -44,7 +44,7 @@ class Layer(NamedTuple):
 
 
 def layer_of(module: Any, products: Sequence[nn.Module]) -> Layer:
-    """The sizes and weights of a layer's module, with its products in the order of ``_GROUPS``."""
+    """The sizes and weights of a layer's module, with its products in the order of ``GROUPS``."""
     attention, config = module.self_attn, module.self_attn.config
     norms = [getattr(attention, name, None) for name in HEAD_NORMS]
     before, between = (

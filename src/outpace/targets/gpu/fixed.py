@@ -70,11 +70,11 @@ class FixedShapes:
         compiled: options of ``torch.compile`` for the model; None does not compile it.
 
     Attributes:
-        of: cache -> shape -> inputs, and the function that runs such a forward; dropped with the cache.
+        known: cache -> shape -> inputs, and the function that runs such a forward; dropped with the cache.
     """
 
     def __init__(self, runner: Runner, compiled: Mapping[str, Any] | None) -> None:
-        self.of: weakref.WeakKeyDictionary[StaticCache, _Known] = weakref.WeakKeyDictionary()
+        self.known: weakref.WeakKeyDictionary[StaticCache, _Known] = weakref.WeakKeyDictionary()
         self.runner = runner
         self._options = compiled
         self._compiled: Any = None
@@ -103,15 +103,15 @@ class FixedShapes:
         """
         nodes = power_of_two(window.width + max(len(row.fed) for row in rows))
         shape = (window.stop, window.width, window.columns, nodes, hidden_layers, states is not None)
-        known = self.of.setdefault(cache, {})
-        if shape in known:
-            inputs, run = known[shape]
+        shapes = self.known.setdefault(cache, {})
+        if shape in shapes:
+            inputs, run = shapes[shape]
             inputs.fill(rows, window, states)
         else:
             inputs = FixedInputs(window, nodes, like, states is not None)
             inputs.fill(rows, window, states)
             run = self.runner.capture(partial(forward, inputs, hidden_layers))
-            known[shape] = inputs, run
+            shapes[shape] = inputs, run
         return run()
 
     def compiled(self, model: Any) -> Any:

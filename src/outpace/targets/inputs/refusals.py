@@ -29,7 +29,7 @@ _MISUSED = {
     "nllb-moe": "its experts take a row of the decoder's mask for one of pads",
 }
 _NEEDED_OF_SEQ2SEQ = ("attention_mask", "encoder_outputs", "decoder_input_ids")
-# What a tree is placed by; an encoder-decoder model's positions are those of ``positions.positioning_of``.
+# What a tree needs; an encoder-decoder model's positions are those of ``positions.positioning_of``.
 _TREE_ARGUMENTS = ("attention_mask", "position_ids")
 _TREE_ARGUMENTS_OF_SEQ2SEQ = ("decoder_attention_mask",)
 

@@ -295,13 +295,13 @@ class LlamaCppTarget(TargetModel):
             first += count - unread
         parts = self._parts(rows)
         if len(parts) == 1:
-            pair = self._decode(cache.context, rows.of(parts[0]))
+            pair = self._decode(cache.context, rows.select(parts[0]))
             if pair is not None:
                 return Output(pair[0], spans, pair=pair)
         found = torch.empty(first, self.vocabulary)
         places_read = [place - 1 for place in accumulate(rows.read)]
         for part in parts if len(parts) > 1 else ():
-            pair = self._decode(cache.context, rows.of(part))
+            pair = self._decode(cache.context, rows.select(part))
             if pair is not None:  # the next decode overwrites it
                 found[[places_read[row] for row in part if rows.read[row]]] = pair[0]
         if logits_from is None:
@@ -479,7 +479,7 @@ class _Batch(NamedTuple):
     read: list[bool]
     prompt: list[bool]
 
-    def of(self, part: Sequence[int]) -> _Batch:
+    def select(self, part: Sequence[int]) -> _Batch:
         """Some of the rows."""
         if len(part) == len(self.tokens):
             return self

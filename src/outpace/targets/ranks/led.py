@@ -49,7 +49,7 @@ class _Asked(NamedTuple):
     drawn: tuple[Processor, Key, int] | None
 
     @classmethod
-    def of(cls, tree: Tree) -> _Asked:
+    def from_tree(cls, tree: Tree) -> _Asked:
         plain = tree.processor.plain
         return cls(len(tree.draft), tree.top, None if plain else (tree.processor, tree.key, tree.root))
 
@@ -71,8 +71,8 @@ class _Feed(NamedTuple):
     asked: _Asked | None
 
     @classmethod
-    def of(cls, slot: Slot, rows: Rows) -> _Feed:
-        asked = None if rows.asked is None else _Asked.of(rows.asked)
+    def from_rows(cls, slot: Slot, rows: Rows) -> _Feed:
+        asked = None if rows.asked is None else _Asked.from_tree(rows.asked)
         return cls(slot.number, rows.tokens, rows.parents, rows.fed, asked)
 
     def rows(self, root: int) -> Rows:
@@ -204,7 +204,7 @@ class LedTarget(WrappedTarget):
         led = checked_cache(self, cache, LedCache)
         calls = list(self._calls)
         del self._calls[: len(calls)]  # one that is noted meanwhile, when a cache is freed, is sent later
-        sent = [_Feed.of(slot, rows) for slot, rows in feeds.items()]
+        sent = [_Feed.from_rows(slot, rows) for slot, rows in feeds.items()]
         with self.ranks.telling(_Forward(calls, led.number, sent, logits_from, tuple(hidden_layers))):
             return self.inner.forward(led.inner, feeds, logits_from, hidden_layers)
 
