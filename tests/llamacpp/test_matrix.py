@@ -212,7 +212,7 @@ def rejected_rows_stay(patch: pytest.MonkeyPatch) -> None:
 
 def any_path_is_taken_for_the_accepted_one(patch: pytest.MonkeyPatch) -> None:
     """Stale rows of rejected nodes pass for the rows of accepted ones."""
-    patch.setattr(llama_cache, "_common", lambda first, second: min(len(first), len(second)))
+    patch.setattr(llama_cache, "common_prefix", lambda first, second: min(len(first), len(second)))
 
 
 def the_text_lane_wins(patch: pytest.MonkeyPatch) -> None:

@@ -42,14 +42,14 @@ def _product(folder: Path) -> None:
         return
     pointer, size = ctypes.c_void_p, ctypes.c_size_t
 
-    def call(library: ctypes.CDLL, name: str, answer: type | None, *given: object) -> int:
+    def call(library: ctypes.CDLL, name: str, answer: type | None, *arguments: object) -> int:
         function = getattr(library, name)
         function.restype = answer
-        return int(function(*given) or 0)
+        return int(function(*arguments) or 0)
 
-    def made(name: str, *given: object) -> ctypes.c_void_p:
+    def made(name: str, *arguments: object) -> ctypes.c_void_p:
         return pointer(
-            call(cpu if name.startswith(("ggml_backend_cpu", "_Z")) else base, name, pointer, *given)
+            call(cpu if name.startswith(("ggml_backend_cpu", "_Z")) else base, name, pointer, *arguments)
         )
 
     layout = made(_BUFFER)

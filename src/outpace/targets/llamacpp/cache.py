@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -28,56 +27,11 @@ from outpace.cache import Cache, CacheFull, Slot
 from outpace.cache.base import first_room, next_slot
 from outpace.core import OutpaceError
 from outpace.targets.llamacpp.library import LlamaContext
+from outpace.targets.llamacpp.texts import FedRows, Text, TextLane, common_prefix, is_path
 from outpace.targets.rows import Rows
 from outpace.tree import depths, is_chain, path_to
 
 _ENDED = 1  # the sequence of the rows of texts that have ended
-
-
-@dataclass(eq=False)
-class _Lane:
-    """A sequence of llama.cpp.
-
-    Attributes:
-        number: its number in llama.cpp.
-        rows: number of the first rows of the text's stem that it contains.
-        path: nodes of the text's tree that it contains after the whole stem.
-    """
-
-    number: int
-    rows: int = 0
-    path: list[int] = field(default_factory=list)
-
-
-@dataclass(eq=False)
-class _Text:
-    """The rows of one slot.
-
-    Attributes:
-        need: number of reserved rows.
-        stem: number of committed rows that form a chain.
-        tree: parents of the rows after the stem, which form a tree; -1 is the stem's last row.
-        fed: number of the tree's last nodes, which the open forward fed; the others were kept before.
-        lanes: the first contains the text; the others are added when drafts branch.
-    """
-
-    need: int
-    lanes: list[_Lane]
-    stem: int = 0
-    tree: list[int] = field(default_factory=list)
-    fed: int = 0
-
-    @property
-    def length(self) -> int:
-        return self.stem + len(self.tree) - self.fed
-
-
-@dataclass(frozen=True)
-class Places:
-    """Positions of the rows that a slot feeds, and the lanes that contain each of them."""
-
-    positions: list[int]
-    lanes: list[list[int]]
 
 
 class LlamaCache(Cache):
@@ -112,7 +66,7 @@ class LlamaCache(Cache):
         self.max_slots = self.context.sequences // 2
         self._free = list(range(self.context.sequences - 1, _ENDED, -1))
         self._ended = 0  # cells of texts that have ended
-        self._texts: dict[Slot, _Text] = {}
+        self._texts: dict[Slot, Text] = {}
         self._order: list[Slot] = []  # order of the slots in the last forward
 
     # -- memory ------------------------------------------------------------------------------------------
@@ -168,7 +122,7 @@ class LlamaCache(Cache):
                 lane.rows = 0
             self._append(text, data, 0, text.stem)
 
-    def _append(self, text: _Text, data: NDArray[np.uint8], start: int, stop: int) -> None:
+    def _append(self, text: Text, data: NDArray[np.uint8], start: int, stop: int) -> None:
         """Commit copied rows ``start`` .. ``stop - 1``, after the text's others."""
         if start < stop:
             self.context.write(data, text.lanes[0].number, start, stop)
@@ -179,7 +133,7 @@ class LlamaCache(Cache):
     def __len__(self) -> int:
         return len(self._texts)
 
-    def _text(self, slot: Slot) -> _Text:
+    def _text(self, slot: Slot) -> Text:
         if slot not in self._texts:
             raise ValueError("this slot is not in use")
         return self._texts[slot]
@@ -190,7 +144,7 @@ class LlamaCache(Cache):
         need = rows or self._length
         self._make_room(need)
         slot = next_slot(self._texts)
-        self._texts[slot] = _Text(need, [self._lane()])
+        self._texts[slot] = Text(need, [self._lane()])
         return slot
 
     def free(self, slot: Slot) -> None:
@@ -218,7 +172,7 @@ class LlamaCache(Cache):
 
     # -- lanes -------------------------------------------------------------------------------------------
 
-    def _lane(self, busy: Collection[_Lane] = ()) -> _Lane:
+    def _lane(self, busy: Collection[TextLane] = ()) -> TextLane:
         """A free lane, or one that a text keeps for later drafts and that is not ``busy``."""
         if not self._free:
             spare = [
@@ -235,13 +189,13 @@ class LlamaCache(Cache):
             text, lane = max(spare, key=lambda pair: len(pair[0].lanes))
             text.lanes.remove(lane)
             self._give_back(lane)
-        return _Lane(self._free.pop())
+        return TextLane(self._free.pop())
 
-    def _give_back(self, lane: _Lane) -> None:
+    def _give_back(self, lane: TextLane) -> None:
         self.context.remove(lane.number, 0)
         self._free.append(lane.number)
 
-    def _cut(self, lane: _Lane, rows: int, path: Sequence[int] = ()) -> None:
+    def _cut(self, lane: TextLane, rows: int, path: Sequence[int] = ()) -> None:
         """Reduce a lane to ``rows`` rows of the stem and the first nodes of its path, ``path``."""
         keep = rows + len(path)
         if keep < lane.rows + len(lane.path):
@@ -250,7 +204,7 @@ class LlamaCache(Cache):
 
     # -- the forward -------------------------------------------------------------------------------------
 
-    def begin(self, feeds: Mapping[Slot, Rows]) -> list[Places]:
+    def begin(self, feeds: Mapping[Slot, Rows]) -> list[FedRows]:
         """Open a forward; returns the places of each slot's rows.
 
         Raises:
@@ -260,18 +214,18 @@ class LlamaCache(Cache):
             self.reserve(slot, self._text(slot).length + len(row.tokens))
         self._make_cells(sum(len(row.tokens) for row in feeds.values()))
         self._order = list(feeds)
-        return [self._places(self._text(slot), row) for slot, row in feeds.items()]
+        return [self._rows_of(self._text(slot), row) for slot, row in feeds.items()]
 
-    def _places(self, text: _Text, row: Rows) -> Places:
+    def _rows_of(self, text: Text, row: Rows) -> FedRows:
         count = len(row.tokens)
         self._hang(text, row.fed)
         parents = list(row.tree)
         before = len(text.tree)
         if is_chain(parents) and not before:
             text.tree, text.fed = parents, count
-            own = text.lanes[0]
-            own.path = list(range(count))
-            return Places(list(range(text.stem, text.stem + count)), [[own.number]] * count)
+            main = text.lanes[0]
+            main.path = list(range(count))
+            return FedRows(list(range(text.stem, text.stem + count)), [[main.number]] * count)
         inner = set(parents)
         paths = [path_to(parents, node) for node in range(len(parents)) if node not in inner]
         text.tree, text.fed = parents, count
@@ -279,9 +233,9 @@ class LlamaCache(Cache):
         for lane, path in self._assigned(text, paths, before):
             for node in path:
                 members[node].append(lane.number)
-        return Places([text.stem + depth for depth in depths(parents)[before:]], members[before:])
+        return FedRows([text.stem + depth for depth in depths(parents)[before:]], members[before:])
 
-    def _hang(self, text: _Text, fed: Sequence[int]) -> None:
+    def _hang(self, text: Text, fed: Sequence[int]) -> None:
         """Make the text's last rows, with these parents, the tree that a forward continues."""
         if text.tree:
             step = len(text.tree) - len(fed)  # first rows of the tree, a chain that joins the stem
@@ -299,14 +253,14 @@ class LlamaCache(Cache):
                 self._cut(lane, min(lane.rows, text.stem))
             text.lanes[0].rows, text.lanes[0].path = text.stem, list(range(len(fed)))
 
-    def _raise_stem(self, text: _Text, step: int) -> None:
+    def _raise_stem(self, text: Text, step: int) -> None:
         text.stem += step
         text.tree = [parent - step for parent in text.tree[step:]]
         for lane in text.lanes:
             if lane.path:
                 lane.rows, lane.path = text.stem, [node - step for node in lane.path[step:]]
 
-    def _assigned(self, text: _Text, paths: list[list[int]], before: int) -> list[tuple[_Lane, list[int]]]:
+    def _assigned(self, text: Text, paths: list[list[int]], before: int) -> list[tuple[TextLane, list[int]]]:
         """A lane for each path of a tree, containing the text and the path's nodes before ``before``."""
         left, found = list(paths), []
         for lane in text.lanes:  # a lane with a path continues it
@@ -352,7 +306,7 @@ class LlamaCache(Cache):
         for slot, text in opened.items():
             held, kept = len(text.tree) - text.fed, list(paths.get(slot, ()))
             nodes = [*range(held), *(held + row for row in kept)]
-            if _is_path(text.tree, nodes):
+            if is_path(text.tree, nodes):
                 self._settle(text, nodes)
             elif len(kept) == text.fed:
                 text.fed = 0
@@ -361,15 +315,15 @@ class LlamaCache(Cache):
             else:
                 raise ValueError(f"the rows kept are neither a path nor all of those fed: {kept}")
 
-    def _commit(self, opened: Mapping[Slot, _Text], paths: Mapping[Slot, Sequence[int]]) -> bool:
+    def _commit(self, opened: Mapping[Slot, Text], paths: Mapping[Slot, Sequence[int]]) -> bool:
         """Commit a path of each text, without gaps between cells; return False if not all are paths."""
         kept = {slot: list(paths.get(slot, ())) for slot in self._order if slot in opened}
-        if not all(_is_path(opened[slot].tree, path) for slot, path in kept.items()):
+        if not all(is_path(opened[slot].tree, path) for slot, path in kept.items()):
             return False
         gap, moved = False, []
         for slot, path in kept.items():
             text = opened[slot]
-            stay = 0 if gap else _common(path, range(text.fed))
+            stay = 0 if gap else common_prefix(path, range(text.fed))
             gap = gap or stay < text.fed
             if stay < len(path):
                 start, stop = text.stem + stay, text.stem + len(path)
@@ -388,30 +342,30 @@ class LlamaCache(Cache):
             if text.fed:
                 self._shed(text)
 
-    def _shed(self, text: _Text) -> None:
+    def _shed(self, text: Text) -> None:
         """Remove the rows of the open forward from a tree that was kept."""
         held = len(text.tree) - text.fed
         for lane in text.lanes:
             self.context.remove(lane.number, text.stem + sum(node < held for node in lane.path))
             lane.path = [node for node in lane.path if node < held]
         text.tree, text.fed = text.tree[:held], 0
-        if _is_path(text.tree, range(held)):
+        if is_path(text.tree, range(held)):
             self._settle(text, list(range(held)))
 
-    def _settle(self, text: _Text, path: list[int]) -> None:
+    def _settle(self, text: Text, path: list[int]) -> None:
         """Commit a path of the text's tree, and remove the rest."""
-        own = text.lanes[0]
+        main = text.lanes[0]
         winner = next(lane for lane in text.lanes if lane.path[: len(path)] == path)
-        shared = _common(own.path, path)
-        self._cut(own, text.stem, path[:shared])
-        self.context.share(winner.number, own.number, text.stem + shared, text.stem + len(path))
+        shared = common_prefix(main.path, path)
+        self._cut(main, text.stem, path[:shared])
+        self.context.share(winner.number, main.number, text.stem + shared, text.stem + len(path))
         for lane in text.lanes[1:]:
-            common = _common(lane.path, path)
+            common = common_prefix(lane.path, path)
             # A lane keeps its accepted rows, since the next draft may branch again.
             self._cut(lane, min(lane.rows, text.stem), path[:common])
             lane.rows, lane.path = lane.rows + common, []
         text.stem += len(path)
-        own.rows, own.path = text.stem, []
+        main.rows, main.path = text.stem, []
         text.tree, text.fed = [], 0
 
     def truncate(self, slot: Slot, length: int, path: Sequence[int] = ()) -> None:
@@ -423,7 +377,7 @@ class LlamaCache(Cache):
         kept = rows[min(length, text.stem) :]
         if text.tree:
             nodes = [row - text.stem for row in kept]
-            if (length < text.stem and path) or not _is_path(text.tree, nodes):
+            if (length < text.stem and path) or not is_path(text.tree, nodes):
                 raise ValueError(f"rows do not move in llama.cpp's cache, so it cannot keep {list(path)}")
             self._settle(text, nodes)
         elif rows != list(range(len(rows))):
@@ -460,16 +414,3 @@ class LlamaCache(Cache):
         self.reserve(slot, stop)
         self._make_cells(stop - start)
         self._append(text, data, start, stop)
-
-
-def _is_path(parents: Sequence[int], nodes: Sequence[int]) -> bool:
-    """True if these nodes are a path from the root, each the child of the one before."""
-    return all(parents[node] == above for above, node in zip([-1, *nodes], nodes, strict=False))
-
-
-def _common(first: Sequence[int], second: Sequence[int]) -> int:
-    """Length of the common prefix of two lists."""
-    return next(
-        (place for place, (one, other) in enumerate(zip(first, second, strict=False)) if one != other),
-        min(len(first), len(second)),
-    )

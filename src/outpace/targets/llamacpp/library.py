@@ -239,7 +239,7 @@ class LlamaContext:
         self._lib, self._model = lib, model
         self.sequences = int(lib.llama_max_parallel_sequences())
         params = lib.llama_context_default_params()
-        own = {
+        values = {
             "n_ctx": max(cells + _PADDING, ROWS),  # llama.cpp reduces n_batch to it, and aborts beyond that
             "n_batch": ROWS,
             "n_ubatch": ROWS,
@@ -250,7 +250,7 @@ class LlamaContext:
             "no_perf": True,
             **options,
         }
-        for name, value in own.items():
+        for name, value in values.items():
             setattr(params, name, value)
         log().errors.clear()
         self._context = lib.llama_init_from_model(model.pointer, params)
@@ -274,7 +274,7 @@ class LlamaContext:
         self._tokens, self._positions, self._counts = ((number * ROWS)() for _ in range(3))
         self._wanted = (ctypes.c_int8 * ROWS)()
         self._members = [(number * self.sequences)() for _ in range(ROWS)]
-        addresses = [ctypes.cast(own, ctypes.POINTER(number)) for own in self._members]
+        addresses = [ctypes.cast(member, ctypes.POINTER(number)) for member in self._members]
         self._batch = self._lib.llama_batch(
             n_tokens=0,
             token=self._tokens,
@@ -289,8 +289,8 @@ class LlamaContext:
         """Write a row of the batch."""
         self._tokens[row], self._positions[row], self._wanted[row] = token, position, wanted
         self._counts[row], members = len(sequences), self._members[row]
-        for place, sequence in enumerate(sequences):
-            members[place] = sequence
+        for index, sequence in enumerate(sequences):
+            members[index] = sequence
 
     def decode(
         self,

@@ -63,7 +63,7 @@ class Widths:
 
     def wider(self, other: Widths) -> bool:
         """True if steps take fewer or smaller decodes than at other widths."""
-        mine, theirs = ((one.least, -(one.most or math.inf)) for one in (self, other))
+        mine, theirs = ((widths.least, -(widths.most or math.inf)) for widths in (self, other))
         return mine < theirs
 
     def __str__(self) -> str:
@@ -104,7 +104,7 @@ class SelfTest:
         slots = [cache.allocate() for _ in range(1 + beside)]
         for part in _parts(self._prompt, chunks):
             feeds = {slots[0]: Rows(self._text[part])}
-            feeds |= {slot: Rows(self._text[place : place + _OTHER]) for place, slot in enumerate(slots[1:])}
+            feeds |= {slot: Rows(self._text[start : start + _OTHER]) for start, slot in enumerate(slots[1:])}
             self._target.forward(cache, feeds, logits_from=None)
             cache.keep({slot: range(len(rows.tokens)) for slot, rows in feeds.items()})
         return cache, slots
@@ -114,7 +114,7 @@ class SelfTest:
         start, found, before = self._prompt, [], [cache.length(slot) for slot in slots]
         for width in widths:
             feeds = {slots[0]: Rows(self._text[start : start + width])}
-            feeds |= {slot: Rows(self._text[place : place + 3]) for place, slot in enumerate(slots[1:])}
+            feeds |= {slot: Rows(self._text[first : first + 3]) for first, slot in enumerate(slots[1:])}
             output = self._target.forward(cache, feeds)
             found.append(output.logits_of(slots[0]).clone())
             cache.keep({slot: range(len(rows.tokens)) for slot, rows in feeds.items()})
@@ -255,7 +255,7 @@ def _off(rows: Tensor, others: Tensor) -> float:
 
 def _parts(rows: int, chunks: Sequence[int]) -> list[slice]:
     """Chunks of a number of rows: of these sizes, and the rest."""
-    ends = [min(sum(chunks[: place + 1]), rows) for place in range(len(chunks))] + [rows]
+    ends = [min(sum(chunks[: number + 1]), rows) for number in range(len(chunks))] + [rows]
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
 
 
@@ -263,4 +263,4 @@ def _text(vocabulary: int, size: int, turn: int) -> list[int]:
     """Token ids that are distinct if the vocabulary allows."""
     start = round(0.618 * vocabulary)
     stride = next(n for n in range(start, start + vocabulary + 1) if math.gcd(n, vocabulary) == 1)
-    return [(1 + turn + place * stride) % vocabulary for place in range(size)]
+    return [(1 + turn + number * stride) % vocabulary for number in range(size)]

@@ -9,13 +9,13 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from statistics import median
 from time import perf_counter
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -29,17 +29,13 @@ from outpace.targets.hardware import free_bytes, processor
 from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.library import ROWS, LlamaContext, LlamaModel, check_file, library
+from outpace.targets.llamacpp.options import GGML_TYPES, LlamaCppOptions
 from outpace.targets.llamacpp.self_test import NEAR_TIE, SelfTest, Widths
 from outpace.targets.llamacpp.tokenizer import LlamaTokenizer
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output, Rows
 
 _log = logging.getLogger("outpace.llamacpp")
-
-KvType = Literal["float32", "float16", "bfloat16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0"]
-_GGML = {  # ggml's numbers of dtypes
-    "float32": 0, "float16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bfloat16": 30,
-}  # fmt: skip
 _FLOAT32_FILE = "0"  # general.file_type in the metadata of a float32 file
 _TILED = ("Q4_0", "Q8_0")  # file types whose kernels multiply this many rows at once
 _TILE = 4
@@ -50,54 +46,6 @@ _AMX = (
 _TRIES = 3  # texts of the self-test
 _FASTER = 1.5  # repacked weights are taken if a plain step with the others takes this many times as long
 _RACES = 5  # plain steps of each that are timed, in turns
-
-
-@dataclass(frozen=True)
-class LlamaCppOptions:
-    """Options of a model that llama.cpp runs.
-
-    Attributes:
-        n_gpu_layers: number of layers on the GPU, -1 for all; 0 runs the model on the CPU.
-        threads: number of llama.cpp's threads; None for torch's number.
-        flash_attn: llama.cpp's flash attention; None for off in a float32 file, otherwise on. Without it
-            the sums of a row depend on the other rows in the cache, and in a quantised model even a
-            difference in the last bit of a sum soon grows.
-        type_k, type_v: dtypes of keys and values; None for float32 in a float32 file, otherwise bfloat16 for
-            keys and float16 for values. On a CPU llama.cpp's flash attention sums in one order for any number
-            of rows and threads, unless both are of float16 and float32; of the other pairs measured this is
-            the fastest. Quantised values need flash_attn.
-        repack: repack weights for the processor on loading, as llama.cpp does by default; other kernels then
-            multiply them. None repacks, unless a step's rows have equal bits only without it, or up to more
-            rows, and a plain step takes no longer.
-        exact: decode the rows of a step, of a tree or of several texts, in groups of such sizes that each row
-            has the bits that it has alone. "auto" does so where such sizes are found, and otherwise gives
-            the reason in ``inexact``; True refuses such a model. False decodes all rows of a step at once.
-        check: run the self-test.
-    """
-
-    n_gpu_layers: int = 0
-    threads: int | None = None
-    flash_attn: bool | None = None
-    type_k: KvType | None = None
-    type_v: KvType | None = None
-    repack: bool | None = None
-    exact: bool | Literal["auto"] = "auto"
-    check: bool = True
-
-    def __post_init__(self) -> None:
-        if self.threads is not None and self.threads < 1:
-            raise OutpaceError(f"threads must be at least 1, not {self.threads}")
-        if self.n_gpu_layers < -1:
-            raise OutpaceError(f"n_gpu_layers must be at least 0, or -1 for all; not {self.n_gpu_layers}")
-        for name in ("type_k", "type_v"):
-            if getattr(self, name) not in (None, *_GGML):
-                raise OutpaceError(f"{name} must be one of {', '.join(_GGML)}; not {getattr(self, name)!r}")
-        if (self.type_v or "").startswith("q") and self.flash_attn is False:
-            raise OutpaceError(f"type_v={self.type_v} needs flash attention; leave flash_attn=false out")
-        if self.exact not in (True, False, "auto"):
-            raise OutpaceError(f"exact must be true, false or auto, not {self.exact!r}")
-        if self.exact is True and not self.check:
-            raise OutpaceError("exact=true promises what the self-test finds; leave check=false out")
 
 
 class LlamaCppTarget(TargetModel):
@@ -189,9 +137,9 @@ class LlamaCppTarget(TargetModel):
     @property
     def identity(self) -> str:
         numbers = int(library().llama_model_n_params(self._weights.pointer))
-        places = [f"{self.options.n_gpu_layers} layers on the GPU"] if self.options.n_gpu_layers else []
+        layers = [f"{self.options.n_gpu_layers} layers on the GPU"] if self.options.n_gpu_layers else []
         ways = [*(["not repacked"] if not self.repack else []), *filter(None, [str(self.widths)])]
-        parts = ["llama.cpp", self._weights.description, f"{numbers} parameters", *places, *ways, processor()]
+        parts = ["llama.cpp", self._weights.description, f"{numbers} parameters", *layers, *ways, processor()]
         return ", ".join([*parts, f"{self.threads} threads"])
 
     @property
@@ -216,14 +164,14 @@ class LlamaCppTarget(TargetModel):
     def _context(self, cells: int, types: tuple[str, str] | None = None) -> LlamaContext:
         self._check_room(cells)
         keys, values = types or self._types
-        own = {
+        settings = {
             "n_threads": self.threads,
             "n_threads_batch": self.threads,
             "flash_attn_type": int(self._flash),
-            "type_k": _GGML[keys],
-            "type_v": _GGML[values],
+            "type_k": GGML_TYPES[keys],
+            "type_v": GGML_TYPES[values],
         }
-        return LlamaContext(self._weights, cells, own)
+        return LlamaContext(self._weights, cells, settings)
 
     def _padded(self, rows: int) -> int:
         """The number of rows to compute for these of a step.
@@ -264,14 +212,14 @@ class LlamaCppTarget(TargetModel):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        own = checked_cache(self, cache, LlamaCache)
+        kv = checked_cache(self, cache, LlamaCache)
         if hidden_layers:
             raise OutpaceError("llama.cpp shares no hidden states; use a drafter without trained parts")
         began = perf_counter() if self._times is not None else 0.0
         try:
-            output = self._forward(own, feeds, logits_from)
+            output = self._forward(kv, feeds, logits_from)
         except BaseException:
-            own.abandon()
+            kv.abandon()
             raise
         if self._times is not None and len(feeds) == 1 and logits_from is not None:
             (row,) = feeds.values()
@@ -282,13 +230,13 @@ class LlamaCppTarget(TargetModel):
         rows = _Batch([], [], [], [], [])
         spans: dict[Slot, slice] = {}
         first = 0
-        for (slot, row), places in zip(feeds.items(), cache.begin(feeds), strict=True):
+        for (slot, row), fed in zip(feeds.items(), cache.begin(feeds), strict=True):
             count = len(row.tokens)
             unread = count if logits_from is None else min(logits_from, count)
             prompt = row.prompt if row.prompt is not None else count if logits_from is None else 0
             rows.tokens.extend(row.tokens)
-            rows.positions.extend(places.positions)
-            rows.lanes.extend(places.lanes)
+            rows.positions.extend(fed.positions)
+            rows.lanes.extend(fed.lanes)
             rows.read.extend([False] * unread + [True] * (count - unread))
             rows.prompt.extend([True] * prompt + [False] * (count - prompt))
             spans[slot] = slice(first, first + count - unread)
@@ -299,11 +247,11 @@ class LlamaCppTarget(TargetModel):
             if pair is not None:
                 return Output(pair[0], spans, pair=pair)
         found = torch.empty(first, self.vocabulary)
-        places_read = [place - 1 for place in accumulate(rows.read)]
+        rows_read = [count_read - 1 for count_read in accumulate(rows.read)]
         for part in parts if len(parts) > 1 else ():
             pair = self._decode(cache.context, rows.select(part))
             if pair is not None:  # the next decode overwrites it
-                found[[places_read[row] for row in part if rows.read[row]]] = pair[0]
+                found[[rows_read[row] for row in part if rows.read[row]]] = pair[0]
         if logits_from is None:
             return Output(None, {})
         return Output(found, spans, pair=(found, found.numpy()))
@@ -391,11 +339,11 @@ class LlamaCppTarget(TargetModel):
         seconds = [math.inf] * len(caches)
         slots = [cache.allocate() for cache in caches]
         for _ in range(_RACES):
-            for place, (cache, slot) in enumerate(zip(caches, slots, strict=True)):
-                self.widths = widths[place]
+            for number, (cache, slot) in enumerate(zip(caches, slots, strict=True)):
+                self.widths = widths[number]
                 began = perf_counter()
                 self.forward(cache, {slot: Rows([0])})
-                seconds[place] = min(seconds[place], perf_counter() - began)
+                seconds[number] = min(seconds[number], perf_counter() - began)
                 cache.keep({slot: [0]})
         return seconds
 

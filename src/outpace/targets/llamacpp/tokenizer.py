@@ -63,7 +63,7 @@ class LlamaTokenizer:
         self.need_text()
         if isinstance(text, str):
             return SimpleNamespace(input_ids=self._encoded(text, add_special_tokens))
-        return SimpleNamespace(input_ids=[self._encoded(one, add_special_tokens) for one in text])
+        return SimpleNamespace(input_ids=[self._encoded(piece, add_special_tokens) for piece in text])
 
     def need_text(self) -> None:
         """Refuse a file without a vocabulary.
@@ -109,7 +109,9 @@ class LlamaTokenizer:
     @cached_property
     def _vocabulary(self) -> Mapping[str, int]:
         self.need_text()
-        return {token: place for place, token in enumerate(self.convert_ids_to_tokens(range(self._size)))}
+        return {
+            token: token_id for token_id, token in enumerate(self.convert_ids_to_tokens(range(self._size)))
+        }
 
     def get_vocab(self) -> dict[str, int]:
         """Token -> id."""

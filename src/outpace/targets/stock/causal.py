@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Cache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
-from outpace.targets.base import TargetModel, check_chains, checked_cache
+from outpace.targets.base import check_chains, checked_cache
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.packing import check_pack, check_quantise
 from outpace.targets.gpu.fixed import FixedShapes, width_of
@@ -34,7 +34,7 @@ from outpace.targets.inputs.surgery import exchange
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
 from outpace.targets.plan import StepPlan
-from outpace.targets.rows import HiddenStates, Output, Reading, Rows, extra_rows
+from outpace.targets.rows import Output, Rows, extra_rows
 from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import bit_test
 from outpace.targets.step.modules import Modules
@@ -43,9 +43,10 @@ from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested
 from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
+from outpace.targets.stock.uncached import UncachedForwards, scale_of
 
 
-class CausalTarget(TargetModel):
+class CausalTarget(UncachedForwards):
     """A decoder-only transformers model.
 
     Construction runs several forwards over a few dozen tokens, to determine the shape of the cache, and to
@@ -84,7 +85,6 @@ class CausalTarget(TargetModel):
     _addresses: Addresses | None = None  # of all weights, which are in what ``_fixed`` has captured
     _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
-    released = False
 
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
         self.options = TargetOptions(**options)
@@ -368,63 +368,6 @@ class CausalTarget(TargetModel):
         widths = [len(row.tokens) for row in feeds.values()]
         return dict(zip(feeds, states.split(widths), strict=True))
 
-    def through(
-        self,
-        states: Tensor,
-        positions: Tensor,
-        seen: Tensor,
-        hidden_layers: Sequence[int] = (),
-        weights: Mapping[str, Tensor] | None = None,
-    ) -> Reading:
-        self._need_weights()
-        arguments = {
-            "inputs_embeds": states,
-            "output_hidden_states": bool(hidden_layers),
-            **self._whole(positions, seen),
-        }
-        # Gradients reach only the given weights, not the model's own.
-        frozen = {name: weight.detach() for name, weight in self.model.named_parameters()}
-        output = torch.func.functional_call(self.model, frozen | dict(weights or {}), kwargs=arguments)
-        return Reading(output.logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
-
-    def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        self._need_weights()
-        logits: Tensor = self.model(input_ids=tokens, **self._whole(positions, seen)).logits
-        return logits
-
-    def states(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        """Inputs of the head, [B, N, hidden size], by ``read``'s forward."""
-        self._need_weights()
-        states: Tensor = self.model.base_model(input_ids=tokens, **self._whole(positions, seen))[0]
-        return states
-
-    def _need_weights(self) -> None:
-        if self.released:
-            raise OutpaceError(
-                f"{family(self.model)} cannot be trained or read as a whole: its weights were released; load "
-                "it again without release"
-            )
-
-    def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:
-        """Arguments of a forward without a cache, except its inputs."""
-        mask = self._modules.model_masks.whole_mask(seen, positions)
-        return {"attention_mask": mask, "position_ids": positions, "use_cache": False}
-
-    @property
-    def hidden(self) -> HiddenStates:
-        return HiddenStates(self._hidden_size, self.model.dtype, self.device)
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        embeddings: Any = self.model.get_input_embeddings()
-        with torch.no_grad():
-            embedded: Tensor = embeddings(tokens)
-        return embedded
-
-    def head(self, states: Tensor) -> Tensor:
-        head: Any = self.model.get_output_embeddings()
-        logits: Tensor = head(states.to(head.weight.dtype))
-        return self._scale(logits)
-
     def reference(self) -> Stock:
         """The model that the self-test compares with."""
         step = self._modules.step
@@ -456,16 +399,3 @@ def _run(model: Any, source: Source | None, ids: Tensor, **options: Any) -> Any:
 
 def _only_chains(model: Any, reason: str) -> UnsupportedModel:
     return UnsupportedModel(f"{family(model)} takes chains only, since {reason}; leave static and fuse out")
-
-
-def scale_of(config: Any) -> Callable[[Tensor], Tensor]:
-    """The function that a family applies to the logits of its head: a factor, and a soft cap."""
-    # Cohere multiplies, Granite divides.
-    factor = (getattr(config, "logit_scale", None) or 1) / (getattr(config, "logits_scaling", None) or 1)
-    cap = getattr(config, "final_logit_softcapping", None)
-
-    def scale(logits: Tensor) -> Tensor:
-        logits = logits if factor == 1 else logits * factor
-        return logits if cap is None else torch.tanh(logits / cap) * cap
-
-    return scale
