@@ -1,8 +1,8 @@
 """The rows of a forward on a device, and their attention masks, from lengths, tokens and parents alone.
 
 Only these are copied to the device, and nothing is read back, so that a graph of fixed shapes can replay all
-of it. ``masks.tree_masks`` makes the dense form on the host, where the kernels below take 30 to 300 times as
-long as its writes of ranges; a test holds the two equal.
+of it. On a CPU writing ranges of an array is much quicker than these gathers: ``masks.tree_masks`` makes the
+dense form there, and a test holds the two equal.
 """
 
 from __future__ import annotations
