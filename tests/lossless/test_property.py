@@ -1,4 +1,4 @@
-"""One property: whatever is drafted, and whoever joins, leaves or gives way, tokens are those of plain decoding.
+"""One property: tokens are those of plain decoding, whatever is drafted and who joins, leaves or gives way.
 
 ``make test`` tries fixed examples. ``make test-all`` tries others in each run, and prints those that fail;
 ``OUTPACE_EXAMPLES`` sets their number.
