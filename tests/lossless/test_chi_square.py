@@ -1,4 +1,4 @@
-"""Every exact verifier through the engine: 10,000 texts (slow: 50,000) follow the target's distribution.
+"""Exact verifiers through the engine: 4,000 texts (slow: 50,000 with each) follow the target's distribution.
 
 ``tests/unit/verify`` shows that the verifiers are exact. What is left is that their draws are independent:
 of each other, of the draft's, and of those in other steps. So each case is also run with a bug in its draws.
@@ -127,11 +127,10 @@ CASES: dict[str, tuple[str, Sampled]] = {
 
 
 # The others are slow, as are more draws.
-_QUICK = {"rejection of a chain", "rejection without replacement", "block"}
+_QUICK = ("rejection without replacement", "block")
 SAMPLES = [
-    pytest.param(case, draws, marks=() if (draws == 10_000 and case in _QUICK) else pytest.mark.slow)
-    for case in CASES
-    for draws in (10_000, 50_000)
+    *((case, 4_000) for case in _QUICK),
+    *(pytest.param(case, 50_000, marks=pytest.mark.slow) for case in CASES),
 ]
 
 
@@ -181,8 +180,8 @@ def test_the_output_follows_the_targets_distribution(case: str, draws: int) -> N
     expected = plain_chances()
     assert 1.2 < tau < 2.8  # drafts are accepted and rejected
     assert p_value(counts, expected) > LEAST
-    # The test can tell: a small tilt of the target's distribution is far off.
-    tilted = expected * np.linspace(0.75, 1.25, len(expected))
+    # The test can tell: a tilt of the target's distribution is far off.
+    tilted = expected * np.linspace(0.6, 1.4, len(expected))
     assert p_value(counts, tilted / tilted.sum()) < LEAST
 
 

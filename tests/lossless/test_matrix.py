@@ -1,6 +1,6 @@
 """The losslessness matrix: every drafter gives the tokens of plain decoding.
 
-`make test` runs every drafter with every sampling on four prompts, in float32 with one sampling each;
+`make test` runs every drafter with all samplings in one batch, in float32 with one sampling each;
 `make test-slow` runs all combinations on all 64 prompts.
 """
 
@@ -37,7 +37,6 @@ _SMALL = {
 _NAMED = {name.partition(",")[0] for name in _SMALL} | {"none"}
 SPECS = _SMALL | {name: name for name in DRAFTERS if name not in _NAMED}
 ALL, FEW = 64, 4
-SIZES = [FEW, pytest.param(ALL, marks=pytest.mark.slow)]
 # Each drafter with one sampling, in turns; the others are slow.
 PAIRS = [
     *(pytest.param(*pair, FEW, id="-".join([*pair, str(FEW)])) for pair in pairs(list(SPECS))),
@@ -53,19 +52,17 @@ def test_the_matrix_names_drafters_of_outpace() -> None:
     assert DRAFTERS.keys() >= _NAMED
 
 
-@pytest.mark.parametrize("first", SIZES)
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("drafter", SPECS)
+def test_all_samplings_in_a_batch_that_sequences_join(drafter: str, device: str) -> None:
+    lab_on(torch.float64, device).check_joining(SPECS[drafter])
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", SPECS)
-def test_float64_tokens_are_those_of_plain_decoding(
-    exact: Lab, drafter: str, sampling: str, first: int
-) -> None:
-    exact.check_equal(SPECS[drafter], sampling, first)
-
-
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("drafter", ["lookahead", "suffix", "draft_model, trees", "medusa", "eagle, trees"])
-def test_a_sample_of_the_matrix_on_each_device(drafter: str, device: str) -> None:
-    lab_on(torch.float64, device).check_joining(SPECS[drafter])
+def test_float64_tokens_are_those_of_plain_decoding(exact: Lab, drafter: str, sampling: str) -> None:
+    exact.check_equal(SPECS[drafter], sampling, ALL)
 
 
 @pytest.mark.parametrize(("drafter", "sampling", "first"), PAIRS)
@@ -75,7 +72,7 @@ def test_float32_tokens_differ_at_near_ties_only(
     single.check_near(SPECS[drafter], sampling, first)
 
 
-@pytest.mark.parametrize("first", [4, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", ["none", *SPECS])
-def test_tokens_of_a_batch_are_those_of_each_prompt_alone(single: Lab, drafter: str, first: int) -> None:
-    single.check_batch(SPECS.get(drafter, drafter), first)
+def test_tokens_of_a_batch_are_those_of_each_prompt_alone(single: Lab, drafter: str) -> None:
+    single.check_batch(SPECS.get(drafter, drafter), 16)

@@ -1,6 +1,6 @@
 """The losslessness matrix of the laboratory's drafters; see ``outpace.testing.matrix``.
 
-`make test` runs every drafter with every sampling on four prompts, in float32 with one sampling each;
+`make test-lab` runs every drafter with all samplings in one batch, in float32 with one sampling each;
 `make test-slow` runs all combinations on all 64 prompts.
 """
 
@@ -26,7 +26,6 @@ SPECS = {
     "parallel_tokens": "parallel_tokens:path={trained},num_speculative_tokens=2",
 }
 ALL, FEW = 64, 4
-SIZES = [FEW, pytest.param(ALL, marks=pytest.mark.slow)]
 # Each drafter with one sampling, in turns; the others are slow.
 PAIRS = [
     *(pytest.param(*pair, FEW, id="-".join([*pair, str(FEW)])) for pair in pairs(list(SPECS))),
@@ -43,13 +42,16 @@ def test_every_drafter_is_in_the_matrix() -> None:
     assert {name.partition(",")[0] for name in SPECS} == own
 
 
-@pytest.mark.parametrize("first", SIZES)
+@pytest.mark.parametrize("drafter", SPECS)
+def test_all_samplings_in_a_batch_that_sequences_join(exact: Lab, drafter: str) -> None:
+    exact.check_joining(with_trained(SPECS[drafter]))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", SPECS)
-def test_float64_tokens_are_those_of_plain_decoding(
-    exact: Lab, drafter: str, sampling: str, first: int
-) -> None:
-    exact.check_equal(with_trained(SPECS[drafter]), sampling, first)
+def test_float64_tokens_are_those_of_plain_decoding(exact: Lab, drafter: str, sampling: str) -> None:
+    exact.check_equal(with_trained(SPECS[drafter]), sampling, ALL)
 
 
 @pytest.mark.parametrize(("drafter", "sampling", "first"), PAIRS)
@@ -59,7 +61,7 @@ def test_float32_tokens_differ_at_near_ties_only(
     single.check_near(with_trained(SPECS[drafter]), sampling, first)
 
 
-@pytest.mark.parametrize("first", [4, pytest.param(16, marks=pytest.mark.slow)])
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", SPECS)
-def test_tokens_of_a_batch_are_those_of_each_prompt_alone(single: Lab, drafter: str, first: int) -> None:
-    single.check_batch(with_trained(SPECS[drafter]), first)
+def test_tokens_of_a_batch_are_those_of_each_prompt_alone(single: Lab, drafter: str) -> None:
+    single.check_batch(with_trained(SPECS[drafter]), 16)

@@ -23,6 +23,7 @@ SAMPLINGS = {
     "penalty": SamplingParams(max_new_tokens=64, temperature=1.0, repetition_penalty=1.2, min_p=0.05),
 }
 NEAR_TIE = 1e-4  # of scores in float32
+_JOINING = 6  # prompts of a batch that is joined
 
 
 class Matrix:
@@ -40,6 +41,7 @@ class Matrix:
         self.prompts = [list(prompt) for prompt in prompts]
         self._complete = complete
         self.plain = lru_cache(self._plain)
+        self.alone = lru_cache(self._alone)
 
     def params(self, sampling: str) -> list[SamplingParams]:
         """Parameters of each prompt, each with its own seed."""
@@ -91,25 +93,32 @@ class Matrix:
             alone += engine.generate([prompt], own)
         self._explain(params, alone, together)
 
-    def check_joining(self, drafter: str, count: int = 6) -> None:
-        """Check sequences with different samplings in one batch, into which they come at different steps.
+    def check_joining(self, drafter: str) -> None:
+        """Check a batch of sequences with different samplings, which they join at different steps.
 
         Raises:
-            AssertionError: the tokens of one are not those of plain decoding.
+            AssertionError: the tokens of one are not those of plain decoding alone, or steps are not fewer.
         """
-        samplings = list(SAMPLINGS)
-        requests = [
-            (prompt, replace(self.params(samplings[place % 3])[place], max_new_tokens=32))
-            for place, prompt in enumerate(self.prompts[:count])
-        ]
-        plain = [self.engine("none").generate([prompt], own)[0].tokens for prompt, own in requests]
-        engine, sequences = self.engine(drafter), []
-        for request in requests:
+        sequences, engine = [], self.engine(drafter)
+        for request in self._mixed():
             sequences.append(engine.add(*request))
             engine.step()
         while engine.sequences:
             engine.step()
-        assert [sequence.output for sequence in sequences] == plain
+        plain = self.alone()
+        assert [sequence.output for sequence in sequences] == [generation.tokens for generation in plain]
+        assert sum(s.stats.steps for s in sequences) < sum(g.stats.steps for g in plain)
+
+    def _mixed(self) -> list[tuple[list[int], SamplingParams]]:
+        """The prompts, with the samplings in turns."""
+        samplings = cycle(SAMPLINGS)
+        return [
+            (prompt, replace(self.params(next(samplings))[place], max_new_tokens=32))
+            for place, prompt in enumerate(self.prompts[:_JOINING])
+        ]
+
+    def _alone(self) -> list[Generation]:
+        return [self.engine("none").generate([prompt], own)[0] for prompt, own in self._mixed()]
 
     def _explain(self, params: Seq[SamplingParams], plain: Seq[Generation], found: Seq[Generation]) -> None:
         prompts = self.prompts[: len(params)]
