@@ -29,7 +29,7 @@ from outpace.targets.gpu.graphs import CudaGraphs, Eager, Made, Runner
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.stock import layouts
 from replay import HostRead, Replay
-from zoo.families import FAMILIES
+from zoo.families import BY_KIND, FAMILIES
 
 PROMPTS = [[3, 9, 2, 7, 3, 9, 2], [5], [1, 2, 3, 1, 2, 3, 1], [8, 8, 4]]
 SAMPLINGS = {
@@ -128,7 +128,7 @@ def test_a_draft_model_of_fixed_shapes(branching: str, verifier: str, device: st
     assert found == plain
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", BY_KIND)
 def test_families(name: str) -> None:
     """Windows, soft caps, sinks, experts: what a family does in a forward is the same when it is replayed."""
     model, params = FAMILIES[name].build(), SamplingParams(max_new_tokens=10, ignore_eos=True)
@@ -295,7 +295,7 @@ def on_meta(name: str) -> CausalTarget:
     return target
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", BY_KIND)
 def test_nothing_is_read_on_the_host(name: str) -> None:
     target = on_meta(name)
     cache = target.new_cache(2, 32)

@@ -11,13 +11,13 @@ from outpace.verify import VERIFIERS
 
 PROMPTS = 3
 LENGTH = 40
-# rejection with every drafter, the others with chains and trees, chosen and sampled; the rest is slow.
-QUICK = {"jacobi", "prompt_lookup", "draft_model", "draft_model, trees", "medusa"}
+# Chains and trees, chosen and sampled; other drafters are slow.
+QUICK = {"suffix", "draft_model", "draft_model, trees", "hydra"}
 PAIRS = [
     pytest.param(
         verifier,
         drafter,
-        marks=() if verifier == "rejection" or drafter in QUICK else pytest.mark.slow,
+        marks=() if drafter in QUICK else pytest.mark.slow,
     )
     for verifier in VERIFIERS
     if verifier != "match"

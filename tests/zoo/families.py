@@ -8,6 +8,8 @@ several kinds of layers, ``chain_families.py`` those that take chains only.
 
 from __future__ import annotations
 
+import pytest
+
 from zoo.family import VOCABULARY, WINDOW, Family
 from zoo.mixed_families import MIXED
 
@@ -48,9 +50,7 @@ FAMILIES: dict[str, Family] = {
     **MIXED,
 }
 
-# A family and the attention it runs on: (name, implementation).
-RUNS = [
-    (name, attention)
-    for name, family in FAMILIES.items()
-    for attention in (["sdpa", "eager"] if family.sdpa else ["eager"])
-]
+# All families, for a property that one of each kind shows: grouped heads, soft caps, experts, learned positions,
+# sinks, compressed keys. The others are slow.
+_KINDS = {"llama", "gemma2", "qwen3-moe", "gpt2", "gpt-oss", "deepseek-v3"}
+BY_KIND = [pytest.param(name, marks=() if name in _KINDS else pytest.mark.slow) for name in FAMILIES]

@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers import PreTrainedModel
@@ -212,5 +213,9 @@ CHAIN_FAMILIES: dict[str, Seq2SeqFamily] = {
     ),
 }
 
-# A family and the attention it runs on.
-SEQ2SEQ_RUNS = [(name, attention) for name in SEQ2SEQ_FAMILIES for attention in ("sdpa", "eager")]
+# A family and the attention it runs on: one of two in turns; the other is slow.
+SEQ2SEQ_RUNS = [
+    pytest.param(name, attention, marks=() if (place + half) % 2 else pytest.mark.slow)
+    for place, name in enumerate(SEQ2SEQ_FAMILIES)
+    for half, attention in enumerate(("sdpa", "eager"))
+]

@@ -87,7 +87,9 @@ def trees(name: str, outputs: list[list[int]]) -> RandomTrees:
     return RandomTrees(dict(zip(texts, outputs, strict=True)))
 
 
-@pytest.mark.parametrize("images", [(1,), (2,), (1, 2, 1)])
+@pytest.mark.parametrize(
+    "images", [(1, 2, 1), *(pytest.param(one, marks=pytest.mark.slow) for one in ((1,), (2,)))]
+)
 def test_generate(name: str, images: tuple[int, ...]) -> None:
     model, given = model_of(name), prompts(name, images)
     for options in (

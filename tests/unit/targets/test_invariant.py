@@ -41,9 +41,11 @@ def _products_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let a row of the interpreter's products not depend on its place, as a GPU's do not.
 
     NumPy's library may treat the last rows of a tile differently: OpenBLAS does with its kernels for Haswell.
+    Torch's number of threads is nothing to the interpreter, so it is tried with one only.
     """
     if not torch.cuda.is_available():
         monkeypatch.setattr(interpreter, "np", _WithoutBlas())
+        monkeypatch.setattr("outpace.targets.cpu.trials._TRIED_THREADS", ())
 
 
 class _WithoutBlas:

@@ -22,7 +22,7 @@ from outpace.targets.gpu.tree_attention import reference, tree_attention, visibl
 from outpace.targets.inputs.device_rows import compact, dense, in_order, read_numbers, row_numbers
 from outpace.targets.inputs.masks import TREE
 from replay import Replay
-from zoo.families import FAMILIES
+from zoo.families import BY_KIND, FAMILIES
 
 # Heads, those that share keys, rows of a sequence, columns, size, size of values, rows fed before.
 SHAPES = [(8, 2, 5, 150, 32, 32, 0), (4, 4, 1, 90, 24, 24, 0), (6, 2, 24, 160, 16, 8, 70)]
@@ -132,7 +132,7 @@ def test_kernels_in_the_order_of_the_text(
     check(invariant_kernels.attend, shape, dtype, off, device, in_order)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", BY_KIND)
 def test_models(name: str) -> None:
     """A model that runs on it gives the tokens that it gives otherwise, through dynamic and fixed shapes."""
     params = SamplingParams(max_new_tokens=10, ignore_eos=True)

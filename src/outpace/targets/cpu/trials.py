@@ -56,7 +56,7 @@ def row_step(
     return _row_step(kernel, dtype, inputs, tried, device, tuple(dict.fromkeys(threads)))
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=None)
 def _row_step(
     kernel: Kernel,
     dtype: torch.dtype,
