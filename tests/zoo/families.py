@@ -50,7 +50,7 @@ FAMILIES: dict[str, Family] = {
     **MIXED,
 }
 
-# All families, for a property that one of each kind shows: grouped heads, soft caps, experts, learned positions,
-# sinks, compressed keys. The others are slow.
+# All families, for a property that one of each kind shows: grouped heads, soft caps, experts, learned
+# positions, sinks, compressed keys. The others are slow.
 _KINDS = {"llama", "gemma2", "qwen3-moe", "gpt2", "gpt-oss", "deepseek-v3"}
 BY_KIND = [pytest.param(name, marks=() if name in _KINDS else pytest.mark.slow) for name in FAMILIES]

@@ -8,6 +8,7 @@ import pickle
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
+from functools import lru_cache
 from itertools import cycle
 from typing import Any
 
@@ -54,7 +55,7 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
         OutpaceError: it does not fit the target.
     """
     _check_options(drafter)
-    check = _Check(drafter, target or ToyTarget())
+    check = _Check(drafter, target or _toy())
     for params in _PARAMS:
         check.tokens(check.prompts, params)
         check.unchanged()
@@ -65,6 +66,17 @@ def check_drafter(drafter: Drafter[Any], target: TargetModel | None = None) -> N
     if drafter.probabilities:
         check.distributions()
     check.unchanged()
+
+
+@lru_cache(maxsize=1)
+def _toy() -> ToyTarget:
+    """The default target: one for all checks, whose plain decoding is known."""
+    return ToyTarget()
+
+
+@lru_cache(maxsize=256)
+def _plain_toy(prompts: tuple[tuple[int, ...], ...], params: tuple[SamplingParams, ...]) -> list[Generation]:
+    return Engine(_toy()).generate(prompts, params)
 
 
 def _prompts(target: TargetModel) -> list[list[int]]:
@@ -127,8 +139,11 @@ class _Check:
         watch = watch_of(self.drafter, self.target.vocabulary)
         return Engine(self.target, watch, verifier, adaptive=False, slots=slots), watch
 
-    def plain(self, prompts: Seq[Seq[int]], params: Any) -> list[Generation]:
-        return Engine(self.target).generate(prompts, params)
+    def plain(self, prompts: Seq[Seq[int]], params: SamplingParams | Seq[SamplingParams]) -> list[Generation]:
+        each = (params,) * len(prompts) if isinstance(params, SamplingParams) else tuple(params)
+        if self.target is _toy():
+            return _plain_toy(tuple(map(tuple, prompts)), each)
+        return Engine(self.target).generate(prompts, each)
 
     def same(self, prompt: Seq[int], found: Seq[int], plain: Seq[int], where: str) -> None:
         assert list(found) == list(plain), (

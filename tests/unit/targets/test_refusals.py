@@ -13,7 +13,7 @@ import transformers
 from outpace import Target
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.inputs.config import context_of
-from zoo.families import FAMILIES
+from zoo.families import BY_KIND, FAMILIES
 from zoo.family import randomise
 
 SMALL: dict[str, Any] = {
@@ -188,7 +188,14 @@ class Deaf(transformers.LlamaForCausalLM):
     forward.__signature__ = inspect.signature(transformers.LlamaForCausalLM.forward)  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float64,
+        torch.bfloat16,
+        *(pytest.param(dtype, marks=pytest.mark.slow) for dtype in (torch.float32, torch.float16)),
+    ],
+)
 @pytest.mark.parametrize(
     ("ignores", "reason"), [("mask", "more than their ancestors"), ("positions", "paths")]
 )
@@ -205,12 +212,12 @@ def test_the_self_test_decides(ignores: str, reason: str, dtype: torch.dtype) ->
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", BY_KIND)
 def test_right_families_in_half_precision(name: str, dtype: torch.dtype) -> None:
     Target(FAMILIES[name].build(dtype))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("experts", [False, True])
 def test_deep_untrained_models_in_half_precision(experts: bool, dtype: torch.dtype) -> None:
     """Rounding adds up over layers, and turns experts' near-ties; weights are as transformers makes them."""

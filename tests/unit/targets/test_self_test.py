@@ -233,8 +233,17 @@ def wide_llama(dtype: torch.dtype, scale: float) -> Any:
     return scaled(model, scale).to(dtype)
 
 
-@pytest.mark.parametrize("scale", [0.25, 8.0])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("dtype", "scale"),
+    [
+        (torch.float32, 0.25),
+        (torch.bfloat16, 8.0),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in ((torch.float32, 8.0), (torch.bfloat16, 0.25))
+        ),
+    ],
+)
 def test_a_wrong_scale_in_compiled_layers(
     dtype: torch.dtype, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +298,7 @@ PRECISIONS = [
 
 
 @pytest.mark.parametrize(("owner", "value"), PRECISIONS, ids=["all", "cuda", "mkldnn", "mkldnn.matmul"])
-@pytest.mark.parametrize("name", ["llama", "gemma3"])
+@pytest.mark.parametrize("name", ["llama", pytest.param("gemma3", marks=pytest.mark.slow)])
 def test_new_settings_of_precision(name: str, owner: Any, value: str) -> None:
     """Products that the processor rounds are rounding, and mistakes are still found."""
     try:
@@ -304,7 +313,13 @@ def test_new_settings_of_precision(name: str, owner: Any, value: str) -> None:
         owner.fp32_precision = before
 
 
-@pytest.mark.parametrize("name", SEQ2SEQ_FAMILIES)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("t5", "bart") else pytest.mark.slow)
+        for name in SEQ2SEQ_FAMILIES
+    ],
+)
 def test_encoder_decoder_models(name: str) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         Target(SEQ2SEQ_FAMILIES[name].build(dtype), check=True)

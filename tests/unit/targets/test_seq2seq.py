@@ -376,8 +376,15 @@ def test_the_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert steps["lookahead"] < steps["none"]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", SEQ2SEQ_FAMILIES)
+# Each family in one dtype, in turns; the others are slow.
+PRECISIONS = [
+    pytest.param(name, dtype, marks=() if place % 3 == turn else pytest.mark.slow)
+    for place, name in enumerate(SEQ2SEQ_FAMILIES)
+    for turn, dtype in enumerate((torch.float32, torch.bfloat16, torch.float16))
+]
+
+
+@pytest.mark.parametrize(("name", "dtype"), PRECISIONS)
 def test_right_families_in_less_precision(name: str, dtype: torch.dtype) -> None:
     """The self-test lets them pass, and still finds that a way to place rows is missing."""
     model = SEQ2SEQ_FAMILIES[name].build(dtype)

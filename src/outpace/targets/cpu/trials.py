@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -56,7 +56,7 @@ def row_step(
     return _row_step(kernel, dtype, inputs, tried, device, tuple(dict.fromkeys(threads)))
 
 
-@lru_cache(maxsize=None)
+@cache
 def _row_step(
     kernel: Kernel,
     dtype: torch.dtype,
