@@ -40,6 +40,7 @@ def decode(drafter: str, params: SamplingParams) -> list[Generation]:
     return Engine(target(), drafter, adaptive=False).generate(prompts, params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", FLOORS)
 def test_a_drafter_without_a_path_is_the_embedded_one(drafter: str) -> None:
     params = SamplingParams(max_new_tokens=64)
@@ -49,6 +50,7 @@ def test_a_drafter_without_a_path_is_the_embedded_one(drafter: str) -> None:
     assert tokens / sum(generation.stats.steps for generation in found) > FLOORS[drafter]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("drafter", FLOORS)
 def test_sampled_tokens_are_those_of_plain_decoding(drafter: str) -> None:
     params = SamplingParams(max_new_tokens=32, temperature=0.8, seed=5)

@@ -12,13 +12,10 @@ import pytest
 SCRIPT = Path(__file__).parents[2] / "compile_kernels.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("capability", "dtype"),
-    [
-        (90, "bf16"),
-        pytest.param(80, "fp16", marks=pytest.mark.slow),
-        pytest.param(90, "fp32", marks=pytest.mark.slow),
-    ],
+    [(90, "bf16"), (80, "fp16"), (90, "fp32")],
 )
 def test_kernels_compile_for_a_gpu(capability: int, dtype: str, tmp_path: Path) -> None:
     pytest.importorskip("triton")
