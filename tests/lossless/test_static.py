@@ -310,7 +310,7 @@ def test_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     target = on_meta("llama")
     cache = target.new_cache(1, 32)
     monkeypatch.setattr(
-        target._modules.masks, "of", lambda trees, _: torch.ones(1, 1, 1, 32).to(trees.base.device)
+        target._modules.masks, "tree_mask", lambda trees, _: torch.ones(1, 1, 1, 32).to(trees.base.device)
     )
     with pytest.raises(HostRead):
         target.forward(cache, {cache.allocate(): Rows([1])})

@@ -25,7 +25,7 @@ from outpace.serve.chat import Function, tool_schema
 from outpace.serve.grammar import Grammar, Grammars
 from serving import Client, model, run, serving
 
-COUNT = int(os.environ.get("SOAK", "48"))
+COUNT = int(os.environ.get("SOAK", "32"))
 STREAMS = 32
 GROWN = 16  # MiB between the middle and the end of a long soak, at most
 WORDS = ["The", "Question: what is 2 + 3?", "import os\n", "Once upon a time", "def add(a, b):\n"]

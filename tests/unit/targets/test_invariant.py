@@ -351,7 +351,7 @@ PROMPTS = [[*range(7, 40)], [50, 51]]
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float32, marks=pytest.mark.slow)])
 def test_logits_have_the_same_bits_in_a_tree_and_alone(dtype: torch.dtype, device: str) -> None:
     target = exact(device, dtype)
     parents, paths = random_tree(11, 4)
