@@ -18,6 +18,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
+from outpace.core import DEFAULT_DRAFTER
 from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
 from outpace.serve.routes import make_app
@@ -201,6 +202,19 @@ def test_keys_share_neither_cached_prompts_nor_what_drafters_remember() -> None:
         assert not any("first" in salt for salt in salts)
 
     run(main)
+
+
+def test_the_default_drafter_keeps_nothing_of_a_request_for_the_next() -> None:
+    async def steps(drafter: str) -> list[int]:
+        async with serving(drafter) as client:
+            asked = {"max_tokens": 60, "speculation_metrics": True}
+            found = [await client.chat(**asked).json() for _ in range(2)]
+        return [one["metrics"]["speculative_decoding"]["num_spec_steps"] for one in found]
+
+    first, second = run(lambda: steps(DEFAULT_DRAFTER))
+    assert first == second
+    remembering = run(lambda: steps("suffix"))  # which has to be asked for
+    assert remembering[1] < remembering[0] == first
 
 
 def test_pages_of_other_origins_may_ask_only_where_that_was_asked_for() -> None:

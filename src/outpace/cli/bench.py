@@ -13,7 +13,7 @@ from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.parts import Source, check_length, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.cli.writer import check_json
-from outpace.core import OutpaceError, TargetOptions
+from outpace.core import DEFAULT_DRAFTER, OutpaceError, TargetOptions
 
 TRANSFORMERS = "transformers:plain,transformers:prompt_lookup"
 
@@ -72,7 +72,7 @@ def bench(
     suite: o.Suites = "builtin",
     data: o.Data = None,
     limit: o.Limit = None,
-    drafters: Drafters = "none,lookahead,prompt_lookup",
+    drafters: Drafters = f"none,{DEFAULT_DRAFTER},lookahead,prompt_lookup",
     lengths: Lengths = None,
     profile: ProfileToo = None,
     verifier: o.VerifierName = "match",

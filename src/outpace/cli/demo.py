@@ -30,7 +30,7 @@ from outpace.cli.observing import engine_of
 from outpace.cli.parts import Source, labelled, profiled, sampling
 from outpace.cli.prompts import Prompt
 from outpace.cli.running import Job, rate
-from outpace.core import OutpaceError, SamplingParams
+from outpace.core import DEFAULT_DRAFTER, OutpaceError, SamplingParams
 from outpace.text import TextStream
 
 if TYPE_CHECKING:
@@ -47,9 +47,8 @@ Real = Annotated[
     typer.Option("--real", help="Use SmolLM2-135M-Instruct, which `make real` fetches, as a chat model."),
 ]
 
-# On a CPU a wide forward costs more: the embedded model has a small window, others a drafter that copies.
+# What this project began with; a small window, since on a CPU a wide forward costs more. Others get the default.
 DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"
-OTHERS_DRAFTER = "suffix"
 
 
 @app.command(epilog="Example: [bold]outpace demo --drafter lookahead:window=5,ngram=4[/bold]")
@@ -80,7 +79,7 @@ def demo(
     if prompt == "":
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
     if profile is None:
-        drafter = drafter or (OTHERS_DRAFTER if real or model else DEMO_DRAFTER)
+        drafter = drafter or (DEFAULT_DRAFTER if real or model else DEMO_DRAFTER)
     if real and model is not None:
         raise OutpaceError("--real names the model; leave --model out")
     if real:

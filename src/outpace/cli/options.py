@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from outpace.core import DEFAULT_DRAFTER
+
 # An option in one of the panels of --help.
 model_option = partial(typer.Option, rich_help_panel="Model")
 method_option = partial(typer.Option, rich_help_panel="Methods")
@@ -110,7 +112,7 @@ _SPEC = (
     "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
 )
 DefaultDrafterSpec = Annotated[
-    str, model_option("--drafter", "-d", metavar="SPEC", help=_SPEC, show_default="lookahead")
+    str, model_option("--drafter", "-d", metavar="SPEC", help=_SPEC, show_default=DEFAULT_DRAFTER)
 ]
 ObserverSpec = Annotated[
     str,

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.cli import screen
-from outpace.core import USUAL, OutpaceError, SamplingParams, TargetOptions
+from outpace.core import DEFAULT_DRAFTER, USUAL, OutpaceError, SamplingParams, TargetOptions
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from outpace.loading.placement import Place
     from outpace.loading.weights import Encoders
 
-DEFAULT_DRAFTER = "lookahead"
 _OF_DRAWS = ("top_k", "top_p", "min_p")  # without an effect on greedy decoding
 
 
@@ -104,7 +103,7 @@ def profiled(
         from outpace.engine.parts import usual_drafter
 
         loaded = source.load(drafter or DEFAULT_DRAFTER, verifier, references)
-        return loaded, drafter or usual_drafter(loaded.target)
+        return loaded, drafter or usual_drafter(loaded.target, verifier)
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")
     from outpace.engine.profile import load_profile, other_batch, read_profiles

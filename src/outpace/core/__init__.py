@@ -16,7 +16,7 @@ from outpace.core.errors import (
     load_extra,
     out_of_memory,
 )
-from outpace.core.options import USUAL, TargetOptions
+from outpace.core.options import DEFAULT_DRAFTER, USUAL, TargetOptions
 from outpace.core.parameters import LogitsProcessor, SamplingParams, Speculation
 from outpace.core.results import (
     PROMISES,
@@ -29,7 +29,7 @@ from outpace.core.results import (
 )
 
 __all__ = [
-    "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason", "Generation", "LogitsProcessor",
+    "DEFAULT_DRAFTER", "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason", "Generation", "LogitsProcessor",
     "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost", "SamplingParams", "Source",
     "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict",
     "described", "first_line", "in_progress", "load_extra", "out_of_memory",

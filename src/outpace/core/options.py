@@ -8,6 +8,10 @@ from typing import Any, Literal
 
 from outpace.core.errors import OutpaceError
 
+# The drafter where none is named. It keeps nothing of a request for later ones, which may be another user's;
+# "suffix" remembers earlier outputs.
+DEFAULT_DRAFTER = "suffix:memory=0"
+
 _OFF = (None, False, "auto")
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import DEFAULT_DRAFTER, Draft, OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
@@ -16,16 +16,21 @@ from outpace.draws.logits import tokens_only
 from outpace.engine.profile import load_costs
 from outpace.policy.governor import FullOrNarrow, Governor, Policy
 from outpace.targets.base import TargetModel
-from outpace.verify import Verifier
+from outpace.verify import Verifier, load_verifier
 
 _log = logging.getLogger(__name__)
 
 Adaptive = Literal["auto"] | bool | Policy
 
 
-def usual_drafter(target: TargetModel) -> str:
-    """The drafter where none is named: ``lookahead``, whose window is a tree, so without it for chains."""
-    return "lookahead:window=0" if target.chains_only else "lookahead"
+def usual_drafter(target: TargetModel, verifier: Verifier | str = "match") -> str:
+    """The drafter where none is named; one of chains if the target or the verifier takes only those.
+
+    Raises:
+        OutpaceError: an unknown verifier.
+    """
+    chains = target.chains_only or load_verifier(verifier).chains
+    return f"{DEFAULT_DRAFTER},branches=1" if chains else DEFAULT_DRAFTER
 
 
 def drafter_of(given: Drafter[Any] | str | None) -> Drafter[Any]:

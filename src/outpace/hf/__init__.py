@@ -89,8 +89,9 @@ def accelerate(
 
     Args:
         model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder.
-        drafter: a drafter or its spec string; "none" decodes plainly. By default "lookahead", and
-            "lookahead:window=0" for a model that takes chains only (BLOOM, MPT; docs/reference/models.md).
+        drafter: a drafter or its spec string; "none" decodes plainly. By default "suffix:memory=0",
+            which keeps nothing of a call for later ones; as chains (branches=1) for a model or a verifier
+            that takes only those (BLOOM, MPT; docs/reference/models.md).
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
             "block" or "traversal" (their distribution), or one of another package.
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing if

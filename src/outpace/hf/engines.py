@@ -202,7 +202,7 @@ class Engines:
     def _engine(self, target: TargetModel) -> RowEngine:
         engine = RowEngine(
             target,
-            usual_drafter(target) if self.drafter is None else self.drafter,
+            usual_drafter(target, self.verifier) if self.drafter is None else self.drafter,
             self.verifier,
             adaptive=self.adaptive,
             observer=self.learner,

@@ -19,7 +19,7 @@ from outpace.cli import app
 from outpace.cli import bench_run as console
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.writer import check_out
-from outpace.core import OutpaceError
+from outpace.core import DEFAULT_DRAFTER, OutpaceError
 
 Bench = Callable[..., Any]
 
@@ -55,6 +55,7 @@ def test_the_last_line_is_one_json_object(bench: Bench, folder: Path, prompts: P
     rows = rows_of(result)
     assert [name for name, _ in rows] == [
         "none",
+        DEFAULT_DRAFTER,
         "lookahead",
         "prompt_lookup",
         "transformers:plain",
@@ -67,7 +68,7 @@ def test_the_last_line_is_one_json_object(bench: Bench, folder: Path, prompts: P
         assert row["tau"] == 48 / row["steps"] >= 1
         assert set(row["categories"]) == {"all", "b"}
     assert rows["none", 1]["steps"] == 48 and rows["none", 1]["speedup"] == 1
-    assert [row["adaptive"] for row in rows.values()] == [False, True, True, False, False]
+    assert [row["adaptive"] for row in rows.values()] == [False, True, True, True, False, False]
     assert found["settings"]["max_new_tokens"] == 12 and found["model"]["name"] == str(folder)
     assert found["whole"] and found["machine"]["torch"]
     assert "speed over plain decoding" in result.stderr

@@ -14,7 +14,7 @@ from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.parts import check_length, profiled, sampling
 from outpace.cli.place import spread_of
-from outpace.core import TargetOptions
+from outpace.core import DEFAULT_DRAFTER, TargetOptions
 from outpace_lab.cli.options import Html, Like
 from outpace_lab.cli.reports import check_outputs
 from outpace_lab.cli.sources import source_of
@@ -64,7 +64,7 @@ def bench_lab(
     suite: o.Suites = "builtin",
     data: o.Data = None,
     limit: o.Limit = None,
-    drafters: b.Drafters = "none,lookahead,prompt_lookup",
+    drafters: b.Drafters = f"none,{DEFAULT_DRAFTER},lookahead,prompt_lookup",
     lengths: b.Lengths = None,
     profile: b.ProfileToo = None,
     verifier: o.VerifierName = "match",

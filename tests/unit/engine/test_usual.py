@@ -1,0 +1,42 @@
+"""The drafter where none is named: it fits every target and verifier, and keeps nothing for later texts."""
+
+from __future__ import annotations
+
+import pytest
+
+import outpace
+from outpace.core import DEFAULT_DRAFTER, SamplingParams
+from outpace.engine.engine import Engine
+from outpace.engine.parts import usual_drafter
+from outpace.testing import ToyTarget
+from outpace.verify import VERIFIERS
+
+PROMPT = [3, 1, 4, 1, 5, 9, 2, 6]
+PARAMS = SamplingParams(max_new_tokens=60, ignore_eos=True)
+
+
+def steps_of(drafter: str) -> list[int]:
+    """Steps of one text, decoded twice by one engine."""
+    engine = Engine(ToyTarget(), drafter, adaptive=False)
+    return [engine.generate([PROMPT], PARAMS)[0].stats.steps for _ in range(2)]
+
+
+def test_nothing_of_a_text_is_kept_for_the_next() -> None:
+    first, second = steps_of(DEFAULT_DRAFTER)
+    assert first == second < PARAMS.max_new_tokens
+    remembering = steps_of("suffix")  # whose options are otherwise the same
+    assert remembering[0] == first and remembering[1] < second
+
+
+@pytest.mark.parametrize("verifier", VERIFIERS)
+def test_every_verifier_takes_it(verifier: str) -> None:
+    engine = Engine(ToyTarget(), usual_drafter(ToyTarget(), verifier), verifier, adaptive=False)
+    assert engine.generate([PROMPT], PARAMS)[0].stats.accepted
+    assert engine.drafter.trees != engine.verifier.chains
+
+
+def test_a_target_of_chains_gets_chains() -> None:
+    target = ToyTarget()
+    target.chains_only = "its positions cannot be set"
+    drafter = Engine(target, usual_drafter(target)).drafter
+    assert not drafter.trees and outpace.load_drafter(f"{DEFAULT_DRAFTER},branches=1") == drafter
