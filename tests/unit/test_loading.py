@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaForCausalLM
 
-from folders import save_llama
-from outpace.core import ContextOverflow, OutpaceError
+from folders import byte_tokenizer, save_llama
+from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.loading import Loaded, load
+from outpace.loading import loaded as loaded_module
 from outpace.loading.placement import Shared
 
 
@@ -37,6 +39,47 @@ def test_a_folder_loads_in_float32_on_a_cpu(model: Loaded, folder: Path) -> None
     assert (model.dtype, model.device) == ("float32", "cpu")
     assert str(model) == f"{folder}, float32 on cpu"
     assert load(str(folder), device="cpu", dtype="bfloat16").dtype == "bfloat16"
+
+
+@pytest.fixture(scope="module")
+def half(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model with weights in bfloat16."""
+    made = tmp_path_factory.mktemp("models") / "half"
+    shutil.copytree(folder, made)
+    LlamaForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).save_pretrained(made)
+    return made
+
+
+def test_bfloat16_stays_where_steps_in_it_are_bit_exact(half: Path) -> None:
+    found = load(str(half), device="cpu")
+    assert found.dtype == "bfloat16" and found.target.bit_exact
+    assert "dtype" in str(found.target.plan) and found.target.plan.dtype == "bfloat16, the model's own"
+    assert load(str(half), "float32", "cpu").target.plan.dtype == ""
+    assert load(device="cpu").dtype == "bfloat16"  # the embedded model
+
+
+def test_bfloat16_becomes_float32_where_steps_in_it_are_not_bit_exact(
+    half: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = load(str(half), device="cpu", stock=True)
+    assert (found.dtype, found.target.dtype) == ("float32", torch.float32)
+    assert "not bit-exact: " in found.target.plan.dtype
+    made = loaded_module.Target
+
+    def target(model: Any, **options: Any) -> Any:
+        if model.dtype == torch.bfloat16:
+            raise UnsupportedModel("it cannot be in bfloat16")
+        return made(model, **options)
+
+    monkeypatch.setattr(loaded_module, "Target", target)
+    found = load(str(half), device="cpu")
+    assert found.dtype == "float32" and "it cannot be in bfloat16" in found.target.plan.dtype
+
+
+def test_float16_becomes_float32(half: Path, tmp_path: Path) -> None:
+    LlamaForCausalLM.from_pretrained(half, dtype=torch.float16).save_pretrained(tmp_path / "f16")
+    byte_tokenizer().save_pretrained(tmp_path / "f16")
+    assert load(str(tmp_path / "f16"), device="cpu").dtype == "float32"
 
 
 def test_the_real_model_is_looked_for_in_the_cache(

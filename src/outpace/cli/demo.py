@@ -47,7 +47,7 @@ Real = Annotated[
     typer.Option("--real", help="Use SmolLM2-135M-Instruct, which `make real` fetches, as a chat model."),
 ]
 
-# What this project began with; a small window, since on a CPU a wide forward costs more. Others get the default.
+# On a CPU a wide forward costs more: the embedded model has a small window, others the default drafter.
 DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"
 
 

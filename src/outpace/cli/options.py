@@ -74,7 +74,8 @@ Dtype = Annotated[
     str,
     model_option(
         "--dtype",
-        help="auto (the model's own on a GPU, float32 on a CPU), float32, bfloat16, float16, float64.",
+        help="auto (the model's own; on a CPU bfloat16 if that is the model's own and bit-exact, or else "
+        "float32), float32, bfloat16, float16, float64.",
     ),
 ]
 Trust = Annotated[

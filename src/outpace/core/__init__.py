@@ -29,8 +29,8 @@ from outpace.core.results import (
 )
 
 __all__ = [
-    "DEFAULT_DRAFTER", "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason", "Generation", "LogitsProcessor",
-    "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost", "SamplingParams", "Source",
-    "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict",
-    "described", "first_line", "in_progress", "load_extra", "out_of_memory",
+    "DEFAULT_DRAFTER", "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason", "Generation",
+    "LogitsProcessor", "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost",
+    "SamplingParams", "Source", "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs",
+    "UnsupportedModel", "Verdict", "described", "first_line", "in_progress", "load_extra", "out_of_memory",
 ]  # fmt: skip

@@ -35,7 +35,8 @@ def load(
         name: a hub name, a folder, or a .gguf file, which llama.cpp runs (its weights keep their types);
             None is the embedded model, "smollm2" the public model that `make real` fetches. The low-rank
             updates in a folder written by peft are merged into the model that they update.
-        dtype: one of ``DTYPES``, or "auto": the model's own on a GPU, float32 on a CPU.
+        dtype: one of ``DTYPES``, or "auto": the model's own on a GPU; on a CPU bfloat16 if that is the
+            model's own and steps in it are bit-exact here, otherwise float32. ``target.plan`` says which.
         device: in torch's notation; None is cuda if available; or several devices or processes.
         trust_remote_code: run Python code that comes with the model.
         llamacpp: options of a .gguf file, fields of ``LlamaCppOptions``, as in "threads=4,n_gpu_layers=-1".

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
 from typing import Any
 
-from outpace.core import USUAL, ContextOverflow, OutpaceError, TargetOptions
+import torch
+
+from outpace.core import USUAL, ContextOverflow, OutpaceError, TargetOptions, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
 from outpace.loading.placement import Spread, device_of, dtype_of
-from outpace.loading.weights import Encoders, load_weights, source_of
+from outpace.loading.weights import Encoders, load_weights, own_dtype, source_of
 from outpace.policy.governor import Governor
 from outpace.reading import render, token_ids
 from outpace.targets import Target, TargetModel
@@ -157,16 +159,36 @@ def load_here(
     options: TargetOptions = USUAL,
 ) -> Loaded:
     """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
+
+    def on(device: torch.device | None, dtype: torch.dtype | str, **more: Any) -> Loaded:
+        shown, model, tokenizer = load_weights(name, dtype, trust_remote_code, seq2seq, **more)
+        placed = model if device is None else model.to(device)
+        return made(shown, placed, tokenizer, source_of(name), options)
+
     if isinstance(place, Spread):
-        chosen = dtype_of(dtype, place.devices[0])
-        parts = load_weights(name, chosen, trust_remote_code, seq2seq, device_map=place.layers)
-        shown, model, tokenizer = parts
-    else:
-        device = device_of(place)
-        parts = load_weights(name, dtype_of(dtype, device), trust_remote_code, seq2seq)
-        shown, model, tokenizer = parts
-        model = model.to(device)
-    return made(shown, model, tokenizer, source_of(name), options)
+        return on(None, dtype_of(dtype, place.devices[0]), device_map=place.layers)
+    device = device_of(place)
+    if dtype != "auto" or device.type != "cpu":
+        return on(device, dtype_of(dtype, device))
+    own = own_dtype(name, trust_remote_code)
+    first, why = dtype_of(dtype, device, own), ""
+    if first == torch.bfloat16:
+        try:
+            found = on(device, first)
+            if found.target.bit_exact:
+                return _because(found, "bfloat16, the model's own")
+            why = found.target.inexact
+            del found  # its memory is needed
+        except UnsupportedModel as error:
+            why = str(error)
+        why = f"float32, since steps in bfloat16, the model's own, are not bit-exact: {why}"
+    return _because(on(device, torch.float32), why)
+
+
+def _because(loaded: Loaded, why: str) -> Loaded:
+    """Report in the target's plan which dtype was chosen, and why."""
+    loaded.target.plan = replace(loaded.target.plan, dtype=why)
+    return loaded
 
 
 def made(name: str, model: Any, tokenizer: Any, source: str = "", options: TargetOptions = USUAL) -> Loaded:

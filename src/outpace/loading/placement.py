@@ -110,14 +110,21 @@ def devices_of(place: Place) -> list[torch.device]:
     return [device_of(place if isinstance(place, str) else None)]
 
 
-def dtype_of(dtype: str, device: torch.device) -> torch.dtype | str:
-    """The dtype of a name. "auto" is float32 on a CPU, and stays "auto" on a GPU: the model's own.
+def dtype_of(dtype: str, device: torch.device, own: torch.dtype | None = None) -> torch.dtype | str:
+    """The dtype of a name.
+
+    "auto" stays "auto" on a GPU: the model's own. On a CPU it is float32, or bfloat16 if that is the model's
+    own; ``load_here`` keeps bfloat16 only if the target is bit-exact in it.
+
+    Args:
+        own: the model's own dtype, if that may be taken on a CPU.
 
     Raises:
         OutpaceError: there is no such dtype.
     """
     if dtype == "auto":
-        return torch.float32 if device.type == "cpu" else "auto"
+        on_cpu = torch.bfloat16 if own == torch.bfloat16 else torch.float32
+        return on_cpu if device.type == "cpu" else "auto"
     if dtype not in DTYPES:
         raise OutpaceError(f"unknown dtype {dtype!r}; there are: auto, {', '.join(DTYPES)}")
     chosen: torch.dtype = getattr(torch, dtype)

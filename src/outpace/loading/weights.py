@@ -22,7 +22,7 @@ from transformers.models.auto.modeling_auto import (
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line
 from outpace.embedded import nano_path, smollm2_path
-from outpace.loading.placement import Place, devices_of, dtype_of
+from outpace.loading.placement import Place, Shared, Spread, devices_of, dtype_of
 from outpace.targets import is_gguf
 from outpace.targets.weights import adapters
 from outpace.targets.weights.checkpoint import read_config
@@ -47,13 +47,38 @@ def needs_of_name(
         config = read_config(source, trust_remote_code)
         if getattr(config, "is_encoder_decoder", False) or not is_large(config):
             return None
-        chosen = dtype_of(dtype, devices_of(device)[0])
         own = getattr(config, "dtype", None) or torch.float32
+        divided = isinstance(device, Spread) or (isinstance(device, Shared) and device.parallel == "tensor")
+        chosen = dtype_of(dtype, devices_of(device)[0], None if divided else own)
         return needs_of(config, chosen if isinstance(chosen, torch.dtype) else own, trust_remote_code)
     except OutpaceError:
         raise
     except Exception as error:
         raise OutpaceError(_explain(error, source, name)) from error
+
+
+def own_dtype(name: str | None, trust_remote_code: bool = False) -> torch.dtype | None:
+    """The dtype in a decoder-only model's config; None if there is none, or the weights are quantised.
+
+    None too if the config cannot be read, which loading then reports.
+    """
+    try:
+        if (base := _updated(name)) is not None:
+            return own_dtype(base, trust_remote_code)
+        config = read_config(source_of(name), trust_remote_code)
+    except Exception:  # transformers and the hub may raise anything
+        return None
+    found = getattr(config, "dtype", None)
+    other = getattr(config, "is_encoder_decoder", False) or getattr(config, "quantization_config", None)
+    return found if isinstance(found, torch.dtype) and not other else None
+
+
+def _updated(name: str | None) -> str | None:
+    """The model that a folder written by peft updates; None for any other model."""
+    folder = None if name is None else Path(name).expanduser()
+    if folder is None or not (folder / adapters.ADAPTER).is_file() or (folder / "config.json").is_file():
+        return None
+    return adapters.base_of(folder)
 
 
 def load_weights(
@@ -83,10 +108,9 @@ def _parts(
     name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: Encoders, **more: Any
 ) -> tuple[Any, Any]:
     """Load a model and its tokenizer. Updates in a folder written by peft are merged into their model."""
-    folder = None if name is None else Path(name).expanduser()
-    if folder is None or not (folder / adapters.ADAPTER).is_file() or (folder / "config.json").is_file():
+    if name is None or (base := _updated(name)) is None:
         return _read(source_of(name), shown_name(name), dtype, trust_remote_code, seq2seq, **more)
-    base = adapters.base_of(folder)
+    folder = Path(name).expanduser()
     try:
         model, tokenizer = _parts(base, dtype, trust_remote_code, seq2seq, **more)
     except OutpaceError as error:

@@ -40,6 +40,7 @@ class StepPlan:
         row_step: the rows of a forward are padded to a multiple of this.
         layouts: layout of a forward -> number of those that ran: "fixed" (shapes), "mixed line" (the rows of
             several windows in a line), "line" (of one) and "padded" (a window).
+        dtype: the dtype that ``outpace.load`` chose on a CPU, and why; empty if there was nothing to choose.
     """
 
     name: str = "stock"
@@ -49,6 +50,7 @@ class StepPlan:
     packed: Mapping[str, int] = field(default_factory=dict)
     row_step: int = 1
     layouts: Counter[str] = field(default_factory=Counter, compare=False)
+    dtype: str = field(default="", compare=False)
 
     @property
     def fused(self) -> bool:
@@ -66,6 +68,7 @@ class StepPlan:
         rows = [
             *((_label(passed.name, passed.exact), f"no: {passed.reason}") for passed in self.passed_over),
             (_label(self.name, self.exact), "; ".join(["runs here", *layers, bits])),
+            *([("dtype", self.dtype)] if self.dtype else []),
             ("forwards", ", ".join(f"{n} {name}" for name, n in self.layouts.most_common()) or "none yet"),
         ]
         width = max(len(name) for name, _ in rows)

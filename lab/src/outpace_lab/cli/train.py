@@ -135,6 +135,7 @@ def train_drafter(
     with screen.of_the_first():
         with screen.busy(f"loading {model or 'the embedded model'} ..."):
             from outpace.loading import load
+            from outpace.loading.placement import device_of
             from outpace_lab.cli import train_run as train
             from outpace_lab.cli import train_texts as texts
             from outpace_lab.train.loop import Training
@@ -152,7 +153,10 @@ def train_drafter(
                 seed=seed,
                 on_policy=on_policy,
             )
-            loaded = load(model, dtype, own_device(device), trust_remote_code=trust_remote_code, seq2seq=True)
+            place = own_device(device)
+            # Weights are trained, and states kept, in float32 on a CPU.
+            dtype = "float32" if dtype == "auto" and device_of(place).type == "cpu" else dtype
+            loaded = load(model, dtype, place, trust_remote_code=trust_remote_code, seq2seq=True)
         corpus = texts.Corpus(data, chat, distil, max_new_tokens, temperature, length, held_out)
         earlier = [folder.strip() for folder in (boost_after or "").split(",") if folder.strip()]
         try:

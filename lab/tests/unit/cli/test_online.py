@@ -88,7 +88,7 @@ def test_a_chat_teaches_the_drafter(run: Run, heads: str, tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--observer", "online"), "lookahead has no weights of its own to learn"),
+        (("--observer", "online"), "suffix has no weights of its own to learn"),
         (("-d", "early_exit", "--observer", "online"), "give path=FOLDER"),
         (("--observer", "online", "--compare"), "leave one of --compare and --observer out"),
         (("--observer", "online", "--parallel", "draft"), "leave one of --observer and --parallel out"),
