@@ -17,23 +17,26 @@ A name is a key of a table, an entry point that an installed package registers, 
 from __future__ import annotations
 
 import dataclasses
-import difflib
+import re
 import sys
 import types
 import typing
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint
 from importlib.util import find_spec
 from typing import Any, Generic, Literal, TypeVar
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, near
 from outpace.plugins import checked_class, installed, load_class, moved
 
 T = TypeVar("T")
 
 _NUMBERS = tuple[int, ...]
+_OPTION = re.compile(r"\s*\w+\s*=")
+_NONE: Mapping[str, EntryPoint] = types.MappingProxyType({})  # classes of other packages are not allowed
 _KINDS = {
     bool: "true or false",
     int: "a whole number",
@@ -91,6 +94,40 @@ def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | Non
     return _Loader(kind, table, base).load(spec)
 
 
+def split_specs(text: str) -> list[str]:
+    """Split a list of specs at its commas; one within parentheses, or before ``name=``, belongs to a spec."""
+    specs: list[str] = []
+    depth = 0
+    for piece in text.split(","):
+        if specs and (depth > 0 or _OPTION.match(piece)):
+            specs[-1] += "," + piece
+        else:
+            specs.append(piece)
+        depth += piece.count("(") - piece.count(")")
+    return [spec.strip() for spec in specs]
+
+
+def check(kind: str, table: Mapping[str, type[T]], spec: str) -> None:
+    """Check a spec string without importing what it names.
+
+    Args:
+        kind: as for ``load``.
+        table: outlines of the classes by name (``outpace.outline``).
+
+    Raises:
+        OutpaceError: as ``load``, for a mistake that the outlines show. A spec that names a class of another
+            package is not checked.
+    """
+    if not _balanced(spec):
+        raise OutpaceError(f"the parentheses do not match in {spec.strip()!r}")
+    with suppress(_Foreign):
+        _Checker(kind, table, None).load(spec)
+
+
+class _Foreign(Exception):
+    """A spec names a class of another package."""
+
+
 @dataclass(frozen=True)
 class _Loader(Generic[T]):
     """Parser of specs with balanced parentheses."""
@@ -118,21 +155,26 @@ class _Loader(Generic[T]):
         name, _, options = (part.strip() for part in spec.partition(":"))
         if name in self.table:
             return name, self.table[name], options
-        others: Mapping[str, EntryPoint] = {}
-        if self.base is not None:
-            others = installed(f"{self.kind}s")
-            if name in others:
-                return name, load_class(self.kind, others[name], self.base), options
-            if _is_module(name, options):
-                attribute, _, options = (part.strip() for part in options.partition(":"))
-                return f"{name}:{attribute}", self._of_path(name, attribute, self.base), options
+        others = self._others()
+        if name in others or (others is not _NONE and _is_module(name, options)):
+            return self._foreign(name, options, others)
         if advice := moved(self.kind, name):
             raise OutpaceError(advice)
         names = [*self.table, *others]
-        near = difflib.get_close_matches(name, names, 1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
         known = ", ".join(names) or "none"
-        raise OutpaceError(f"there is no {self.kind} {name!r}.{hint} There are: {known}")
+        raise OutpaceError(f"there is no {self.kind} {name!r}.{near(name, names)} There are: {known}")
+
+    def _others(self) -> Mapping[str, EntryPoint]:
+        """The entry points of other packages."""
+        return _NONE if self.base is None else installed(f"{self.kind}s")
+
+    def _foreign(self, name: str, options: str, others: Mapping[str, EntryPoint]) -> tuple[str, type[T], str]:
+        """The name, the class and the options of a class of another package."""
+        assert self.base is not None
+        if name in others:
+            return name, load_class(self.kind, others[name], self.base), options
+        attribute, _, options = (part.strip() for part in options.partition(":"))
+        return f"{name}:{attribute}", self._of_path(name, attribute, self.base), options
 
     def _of_path(self, module: str, attribute: str, base: type[T]) -> type[T]:
         """The class of a dotted path, checked."""
@@ -157,7 +199,10 @@ class _Loader(Generic[T]):
         for item in filter(None, _split(options, ",")):
             option, text = self._item(name, item, hints)
             if option not in hints:
-                raise OutpaceError(f"{name} has no option {option!r}; it has: {', '.join(hints) or 'none'}")
+                raise OutpaceError(
+                    f"{name} has no option {option!r}; it has: {', '.join(hints) or 'none'}."
+                    f"{near(option, hints)}".rstrip(".")
+                )
             if option in values:
                 raise OutpaceError(f"{name}: option {option!r} is given twice")
             if not text:
@@ -230,6 +275,16 @@ class _Loader(Generic[T]):
             return "VALUE"
         group = f"({self.kind.upper()})"
         return f"{group}+{group}" if _several(hint) else group
+
+
+class _Checker(_Loader[T]):
+    """Parser that leaves classes of other packages alone."""
+
+    def _others(self) -> Mapping[str, EntryPoint]:
+        return installed(f"{self.kind}s")
+
+    def _foreign(self, name: str, options: str, others: Mapping[str, EntryPoint]) -> tuple[str, type[T], str]:
+        raise _Foreign
 
 
 def _is_module(name: str, options: str) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence as Seq
 
 from outpace.bench.ours import Ours
@@ -12,28 +11,19 @@ from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
-
-_OPTION = re.compile(r"\s*\w+\s*=")
+from outpace.spec import split_specs
 
 
 def split_drafters(text: str) -> list[str]:
     """Split a list of drafters' specs at its commas.
 
-    A comma within parentheses, or before ``name=``, belongs to a spec. Plain decoding comes first, listed or
+    Plain decoding comes first, listed or
     not, since all others are compared with it.
 
     Raises:
         OutpaceError: a spec is empty, or given twice.
     """
-    specs: list[str] = []
-    depth = 0
-    for piece in text.split(","):
-        if specs and (depth > 0 or _OPTION.match(piece)):
-            specs[-1] += "," + piece
-        else:
-            specs.append(piece)
-        depth += piece.count("(") - piece.count(")")
-    specs = [spec.strip() for spec in specs]
+    specs = split_specs(text)
     if not all(specs):
         raise OutpaceError(f"--drafters has an empty name in {text!r}; write none,lookahead,prompt_lookup")
     others = [spec for spec in specs if spec != BASELINE]

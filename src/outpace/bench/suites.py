@@ -16,11 +16,9 @@ from pathlib import Path
 
 from outpace.bench.items import Suite, read_items
 from outpace.core import OutpaceError
-from outpace.plugins import installed, load_object, moved
+from outpace.names import COPYING, FILE, SUITES, check_suite
+from outpace.plugins import installed, load_object
 
-COPYING = ("rewriting", "retrieval")
-PACKAGED = ("builtin", *COPYING)
-FILE = "file:"
 _FOLDER = Path(__file__).parent / "prompts"
 
 
@@ -58,7 +56,7 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
     """A suite's prompts, in their order.
 
     Args:
-        name: one of ``PACKAGED``, the name of an installed package's, or ``file:PATH``.
+        name: one of ``SUITES``, the name of an installed package's, or ``file:PATH``.
         data: a folder that suites of other packages are read from; None for their usual place.
 
     Raises:
@@ -69,7 +67,7 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
         if not path.is_file():
             raise OutpaceError(f"no such file: {path}; --suite {FILE}PATH takes a JSONL file of prompts")
         return Suite(name, tuple(read_items(path, path.stem)), str(path))
-    if name not in PACKAGED:
+    if name not in SUITES:
         return _of_package(name, data)
     items = read_items(_FOLDER / f"{name}.jsonl", name)
     if name in COPYING:  # outputs that repeat a text are as long as the text
@@ -79,9 +77,6 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
 
 def _of_package(name: str, data: Path | None) -> Suite:
     """A suite of another package."""
-    others = installed("suites")
-    if name not in others:
-        names = ", ".join((*PACKAGED, *others, f"{FILE}PATH"))
-        raise OutpaceError(moved("suite", name) or f"there is no suite {name!r}; there are: {names}")
-    found: Suite = load_object("suite", others[name])(data)
+    check_suite(name)
+    found: Suite = load_object("suite", installed("suites")[name])(data)
     return found

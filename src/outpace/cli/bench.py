@@ -10,10 +10,11 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
-from outpace.cli.parts import Source, check_length, profiled, sampling
+from outpace.cli.parts import Source, check_length, check_listed, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.cli.writer import check_json
 from outpace.core import DEFAULT_DRAFTER, OutpaceError, TargetOptions
+from outpace.names import is_gguf
 
 TRANSFORMERS = "transformers:plain,transformers:prompt_lookup"
 
@@ -105,10 +106,11 @@ def bench(
         return refuse_given(context)
     sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_length(max_new_tokens)
+    check_listed(suite, drafters)
+    Source(model, device, dtype, trust_remote_code).check_names(verifier=verifier)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
         from outpace.cli import bench_run as runner
-        from outpace.targets import is_gguf
 
         check_json(json_to)
         settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)

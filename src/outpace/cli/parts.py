@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.cli import screen
-from outpace.core import DEFAULT_DRAFTER, USUAL, OutpaceError, SamplingParams, TargetOptions
+from outpace.core import DEFAULT_DRAFTER, USUAL, OutpaceError, SamplingParams, TargetOptions, need
+from outpace.names import check_names, check_suite, is_gguf
+from outpace.spec import split_specs
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -58,6 +60,7 @@ class Source:
 
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
+        self.check_names(drafter, verifier)
         with screen.busy(f"loading {self.model or 'the embedded model'} ..."):
             from outpace.loading import load
             from outpace.loading.weights import needs_of_name
@@ -75,6 +78,13 @@ class Source:
                 seq2seq=self.seq2seq,
                 **vars(self.options),
             )
+
+    def check_names(self, drafter: str = "", verifier: str = "match") -> None:
+        """Refuse unknown names and missing extras, before torch is imported."""
+        device = self.place if isinstance(self.place, str) else None
+        check_names(self.model, self.dtype, device, drafter, verifier)
+        if is_gguf(self.model or ""):
+            need("llamacpp", "a GGUF file")
 
     def check(self, drafter: str, verifier: str, references: bool) -> None:
         """Refuse a drafter or a verifier that is unknown, before the model is loaded."""
@@ -100,12 +110,13 @@ def profiled(
         remark: called with a message if the profile was tuned for another number.
     """
     if profile is None:
+        loaded = source.load(drafter or DEFAULT_DRAFTER, verifier, references)
         from outpace.engine.parts import usual_drafter
 
-        loaded = source.load(drafter or DEFAULT_DRAFTER, verifier, references)
         return loaded, drafter or usual_drafter(loaded.target, verifier)
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")
+    source.check_names(verifier=verifier)
     from outpace.engine.profile import load_profile, other_batch, read_profiles
 
     read_profiles(profile)  # reports errors in the file before the model loads
@@ -130,6 +141,15 @@ def check_drafter(spec: str, references: bool) -> None:
 def labelled(drafter: str, engine: Engine) -> str:
     """Label of an engine beside plain decoding: its drafter, and its verifier if that changes the tokens."""
     return drafter if engine.verifier.invariant else f"{drafter}, {engine.verifier}"
+
+
+def check_listed(suites: str, drafters: str) -> None:
+    """Refuse an unknown suite or drafter in lists of them, before torch is imported."""
+    for name in suites.split(","):
+        check_suite(name.strip())
+    for spec in split_specs(drafters):
+        if spec:
+            check_names(drafter=spec)
 
 
 def check_length(max_new_tokens: int) -> None:

@@ -6,8 +6,7 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -21,7 +20,7 @@ from outpace.cli.app import app, guarded
 from outpace.cli.observing import attached, observer_of
 from outpace.cli.parts import Source, profiled, steps
 from outpace.cli.place import place_of
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, need
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -128,16 +127,18 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     began = time.monotonic()
-    with _installed():
-        from outpace.serve.admission import Limits
-        from outpace.serve.auth import Keys
-        from outpace.serve.engine import make_engine
-        from outpace.serve.server import Options, Server, listen
-        from outpace.serve.telemetry import tracer_to
+    others = _others(also or [])
+    _check(Source(model, device, dtype, trust_remote_code), [drafter, *others.values()], otlp_endpoint)
+    from outpace.serve.admission import Limits
+    from outpace.serve.auth import Keys
+    from outpace.serve.engine import make_engine
+    from outpace.serve.server import Options, Server, listen
+    from outpace.serve.telemetry import tracer_to
+
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
-    watching, others = observer_of(observer, parallel), _others(also or [])
+    watching = observer_of(observer, parallel)
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
     options = Options(served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
     listener, rooms = listen(host, port), _options(memory, prefix_cache, adaptive)
@@ -155,15 +156,13 @@ def serve(
         _run(Server(options, load, ready), listener, not no_access_log)
 
 
-@contextmanager
-def _installed() -> Iterator[None]:
-    """Context in which a missing package is reported with the extra that installs it."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        raise OutpaceError(
-            f"outpace serve needs {error.name}, which is not installed: pip install 'outpace[serve]'"
-        ) from error
+def _check(source: Source, specs: list[str], endpoint: str | None) -> None:
+    """Refuse missing extras and unknown names, before torch is imported."""
+    need("serve", "outpace serve")
+    if endpoint:
+        need("otel", "--otlp-endpoint")
+    for spec in specs:
+        source.check_names(spec)
 
 
 def _run(server: Server, listener: socket, access: bool) -> None:

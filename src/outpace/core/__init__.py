@@ -14,9 +14,11 @@ from outpace.core.errors import (
     first_line,
     in_progress,
     load_extra,
+    near,
     out_of_memory,
 )
-from outpace.core.options import DEFAULT_DRAFTER, USUAL, TargetOptions
+from outpace.core.extras import EXTRAS, missing, need
+from outpace.core.options import DEFAULT_DRAFTER, DTYPES, USUAL, TargetOptions
 from outpace.core.parameters import LogitsProcessor, SamplingParams, Speculation
 from outpace.core.results import (
     PROMISES,
@@ -29,8 +31,9 @@ from outpace.core.results import (
 )
 
 __all__ = [
-    "DEFAULT_DRAFTER", "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason", "Generation",
-    "LogitsProcessor", "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost",
+    "DEFAULT_DRAFTER", "DTYPES", "EXTRAS", "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason",
+    "Generation", "LogitsProcessor", "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost",
     "SamplingParams", "Source", "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs",
-    "UnsupportedModel", "Verdict", "described", "first_line", "in_progress", "load_extra", "out_of_memory",
+    "UnsupportedModel", "Verdict", "described", "first_line", "in_progress", "load_extra", "missing",
+    "near", "need", "out_of_memory",
 ]  # fmt: skip

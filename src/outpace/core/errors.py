@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import sys
 import traceback
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
@@ -59,6 +61,12 @@ def load_extra(module: str, purpose: str, extra: str) -> Any:
         return import_module(module)
     except ImportError as error:
         raise OutpaceError(f"{purpose} needs {module}: pip install 'outpace[{extra}]'") from error
+
+
+def near(name: str, names: Iterable[str]) -> str:
+    """A question after an unknown name: whether the most similar of these was meant; empty if none is."""
+    found = difflib.get_close_matches(name, list(names), 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
 
 
 def first_line(error: BaseException) -> str:

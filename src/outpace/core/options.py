@@ -12,6 +12,9 @@ from outpace.core.errors import OutpaceError
 # "suffix" remembers earlier outputs.
 DEFAULT_DRAFTER = "suffix:memory=0"
 
+# Those that models are loaded in, by torch's names.
+DTYPES = ("float32", "bfloat16", "float16", "float64")
+
 _OFF = (None, False, "auto")
 
 

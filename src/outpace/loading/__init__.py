@@ -5,12 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from outpace.core import OutpaceError, TargetOptions
+from outpace.hub import local
 from outpace.loading.loaded import Loaded, load_here
 from outpace.loading.placement import Place, Shared, Spread, check_needs
 from outpace.loading.shared import load_shared
-from outpace.loading.weights import Encoders, needs_of_name, shown_name
+from outpace.loading.weights import Encoders, needs_of_name
+from outpace.names import is_gguf, shown_name
 from outpace.spec import load as load_spec
-from outpace.targets import is_gguf
 from outpace.targets.cpu.packing import check_rounding
 
 __all__ = ["Loaded", "load"]
@@ -95,6 +96,6 @@ def _load_gguf(
     chosen = load_spec(
         "option of a GGUF file", {"llamacpp": LlamaCppOptions}, f"llamacpp:{llamacpp}".rstrip(":")
     )
-    target = LlamaCppTarget(name, **vars(chosen))
+    target = LlamaCppTarget(local(name), **vars(chosen))
     target.tokenizer.need_text()
     return Loaded(name, target, target.tokenizer, target.file_type.lower(), "cpu", str(target.path))

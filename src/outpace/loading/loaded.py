@@ -16,7 +16,8 @@ from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
 from outpace.loading.placement import Spread, device_of, dtype_of
-from outpace.loading.weights import Encoders, load_weights, own_dtype, source_of
+from outpace.loading.weights import Encoders, load_weights, own_dtype
+from outpace.names import source_of
 from outpace.policy.governor import Governor
 from outpace.reading import render, token_ids
 from outpace.targets import Target, TargetModel

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,13 +9,13 @@ from typing import Literal
 
 import torch
 
-from outpace.core import OutpaceError, first_line
+from outpace.core import OutpaceError, first_line, need
+from outpace.names import check_dtype
 from outpace.targets.hardware import total_bytes
 from outpace.targets.ranks.processes import Ranks
 from outpace.targets.weights.needs import GIB, Needs
 
 _MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
-DTYPES = ("float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)
@@ -51,8 +50,7 @@ class Spread:
         Raises:
             OutpaceError: it is neither, or accelerate is missing.
         """
-        if importlib.util.find_spec("accelerate") is None:
-            raise OutpaceError("a device map needs accelerate: pip install 'outpace[devices]'")
+        need("devices", "a device map")
         if text in _MAPS:
             return cls(text)
         try:
@@ -125,8 +123,7 @@ def dtype_of(dtype: str, device: torch.device, own: torch.dtype | None = None) -
     if dtype == "auto":
         on_cpu = torch.bfloat16 if own == torch.bfloat16 else torch.float32
         return on_cpu if device.type == "cpu" else "auto"
-    if dtype not in DTYPES:
-        raise OutpaceError(f"unknown dtype {dtype!r}; there are: auto, {', '.join(DTYPES)}")
+    check_dtype(dtype)
     chosen: torch.dtype = getattr(torch, dtype)
     return chosen
 

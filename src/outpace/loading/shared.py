@@ -12,12 +12,12 @@ import torch
 from outpace.core import OutpaceError, TargetOptions
 from outpace.loading.loaded import Loaded, load_here, made
 from outpace.loading.placement import Shared, dtype_of
-from outpace.loading.weights import load_weights, source_of
+from outpace.loading.weights import load_weights
+from outpace.names import ADAPTER, source_of
 from outpace.policy.latency import Latency
 from outpace.targets.ranks.led import LedTarget, follow
 from outpace.targets.ranks.processes import Ranks
 from outpace.targets.ranks.shared_drafts import ParallelTarget, deal, typical
-from outpace.targets.weights import adapters
 
 
 def load_shared(
@@ -62,7 +62,7 @@ def _whole(name: str | None, dtype: str, ranks: Ranks, trust_remote_code: bool) 
 def _sharded(name: str | None, dtype: str, ranks: Ranks, trust_remote_code: bool) -> Loaded:
     """This rank's shard of every layer."""
     source, chosen = source_of(name), dtype_of(dtype, torch.device(_own_device()))
-    if name is not None and (Path(name).expanduser() / adapters.ADAPTER).is_file():
+    if name is not None and (Path(name).expanduser() / ADAPTER).is_file():
         raise OutpaceError(f"{name} contains updates of a model; save the merged model to share it")
     shown, model, tokenizer = load_weights(name, chosen, trust_remote_code, **sharding(ranks.size))
     return made(shown, model, tokenizer, source, TargetOptions(exact=False, pack=False))

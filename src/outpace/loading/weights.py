@@ -5,7 +5,6 @@ Weights are read from safetensors only.
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +20,9 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line
-from outpace.embedded import nano_path, smollm2_path
+from outpace.hub import unreachable
 from outpace.loading.placement import Place, Shared, Spread, devices_of, dtype_of
-from outpace.targets import is_gguf
+from outpace.names import ADAPTER, SMOLLM2, is_gguf, shown_name, source_of
 from outpace.targets.weights import adapters
 from outpace.targets.weights.checkpoint import read_config
 from outpace.targets.weights.needs import Needs, is_large, needs_of
@@ -40,7 +39,7 @@ def needs_of_name(
     Raises:
         OutpaceError: there is no such model.
     """
-    if name is None or is_gguf(name) or (Path(name).expanduser() / adapters.ADAPTER).is_file():
+    if name is None or is_gguf(name) or (Path(name).expanduser() / ADAPTER).is_file():
         return None
     source = source_of(name)
     try:
@@ -76,7 +75,7 @@ def own_dtype(name: str | None, trust_remote_code: bool = False) -> torch.dtype 
 def _updated(name: str | None) -> str | None:
     """The model that a folder written by peft updates; None for any other model."""
     folder = None if name is None else Path(name).expanduser()
-    if folder is None or not (folder / adapters.ADAPTER).is_file() or (folder / "config.json").is_file():
+    if folder is None or not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
         return None
     return adapters.base_of(folder)
 
@@ -116,7 +115,7 @@ def _parts(
     except OutpaceError as error:
         raise OutpaceError(
             f"{name} updates the model {base}: {error}. If that model has moved, set base_model_name_or_path "
-            f"in {folder / adapters.ADAPTER} to its new place"
+            f"in {folder / ADAPTER} to its new place"
         ) from error
     return adapters.merge(model, folder), tokenizer
 
@@ -157,54 +156,6 @@ def _silence() -> None:
     hub_logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     if downloads:
         enable_progress_bars()
-
-
-def shown_name(name: str | None) -> str:
-    """A model's name for messages."""
-    return nano_path().name if name is None else name
-
-
-def source_of(name: str | None) -> str:
-    """The path or hub name that transformers loads a model from: a path if the folder exists.
-
-    Raises:
-        OutpaceError: the name is neither.
-    """
-    if name is None:
-        if not (nano_path() / "config.json").is_file():
-            raise OutpaceError(
-                "the embedded model is missing from this installation; reinstall outpace, or give --model"
-            )
-        return str(nano_path())
-    if not name.strip():
-        raise OutpaceError("the model's name is empty; give a folder or a name on the Hugging Face hub")
-    path = Path(name).expanduser()
-    if path.is_dir():
-        if not any((path / file).is_file() for file in ("config.json", adapters.ADAPTER)):
-            raise OutpaceError(f"{name} is not a model: the folder has no config.json")
-        return str(path)
-    if is_gguf(name):
-        raise OutpaceError(
-            f"{name} is a GGUF file, which llama.cpp decodes, and this needs a transformers model; give its "
-            "folder or its name on the hub"
-        )
-    if path.exists():
-        raise OutpaceError(f"{name} is a file; give the folder that contains config.json and the weights")
-    if name == "smollm2":
-        if not smollm2_path().is_dir():
-            raise OutpaceError(
-                "SmolLM2-135M-Instruct has not been fetched yet; run `make real` once, in a clone of outpace"
-            )
-        return str(smollm2_path())
-    if _looks_like_path(name):
-        raise OutpaceError(f"no such folder: {name}")
-    return name
-
-
-def _looks_like_path(name: str) -> bool:
-    """True if a name cannot be a hub name, which is ``name`` or ``owner/name``."""
-    separators = name.count("/") + name.count(os.sep) * (os.sep != "/")
-    return name.startswith((".", "/", "~", os.sep)) or separators > 1 or name.endswith(("/", os.sep))
 
 
 def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders) -> Any:
@@ -278,10 +229,7 @@ def _explain(error: Exception, source: str, shown: str) -> str:
     if "trust_remote_code" in text:
         return f"{shown} runs its own Python code; read it, and pass --trust-remote-code if you trust it"
     if "couldn't connect" in text.lower() or "offline" in text.lower():
-        return (
-            f"cannot load {shown}: there is no such folder, it is not in the local cache, and the Hugging "
-            f"Face hub cannot be reached. Fetch it with a network (hf download {shown}), or give a folder"
-        )
+        return unreachable(shown, (SMOLLM2,))
     if "safetensors" in text and isinstance(error, OSError):
         return (
             f"cannot load {shown}: it has no weights in safetensors format, the only one that outpace loads; "

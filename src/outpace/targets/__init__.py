@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from outpace.core import OutpaceError, TargetOptions, UnsupportedModel
+from outpace.hub import local
+from outpace.names import is_gguf
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.rows import Output, Rows
@@ -53,7 +55,7 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
             )
         from outpace.targets.llamacpp import LlamaCppTarget
 
-        return LlamaCppTarget(model, **options)
+        return LlamaCppTarget(local(model), **options)
     config = getattr(model, "config", None)
     if config is None or not callable(model):
         raise UnsupportedModel(f"a {type(model).__name__} is not a transformers model; pass a loaded model")
@@ -65,8 +67,3 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     if is_multimodal(config):
         return MultimodalTarget(model, **options)
     return CausalTarget(model, **options)
-
-
-def is_gguf(name: str | Path) -> bool:
-    """True if a model's name is the path of a GGUF file, which llama.cpp runs."""
-    return str(name).lower().endswith(".gguf")

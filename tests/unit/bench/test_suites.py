@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from outpace import names
 from outpace.bench import suites
 from outpace.bench.suites import COPYING, load_suite, load_together
 from outpace.core import OutpaceError
@@ -72,7 +73,7 @@ def test_several_suites_as_one_take_turns() -> None:
 
 
 def test_an_unknown_suite(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(suites, "installed", lambda group: {})
+    monkeypatch.setattr(names, "installed", lambda group: {})
     with pytest.raises(OutpaceError, match="builtin, rewriting, retrieval, file:PATH"):
         load_suite("poetry")
     with pytest.raises(OutpaceError, match="gsm8k is in outpace-lab: pip install outpace-lab"):
@@ -81,7 +82,8 @@ def test_an_unknown_suite(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_suite_of_another_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     found = {"sayings": EntryPoint("sayings", "unit.bench.told:sayings", f"outpace.{'suites'}")}
-    monkeypatch.setattr(suites, "installed", lambda group: found if group == "suites" else {})
+    for module in (suites, names):
+        monkeypatch.setattr(module, "installed", lambda group: found if group == "suites" else {})
     (item,) = load_suite("sayings", tmp_path).items
     assert item.turns == (str(tmp_path),)
     with pytest.raises(OutpaceError, match="builtin, rewriting, retrieval, sayings, file:PATH"):

@@ -27,7 +27,7 @@ from outpace.bench.runs import Method, Request, Run
 from outpace.cli import screen
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
-from outpace.targets import is_gguf
+from outpace.names import is_gguf
 from outpace.testing.gguf import write_gguf
 
 _SCRIPT = Path(__file__).parent / "workers" / "worker.py"

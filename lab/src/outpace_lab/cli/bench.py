@@ -12,9 +12,10 @@ from outpace.cli import bench as b
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
-from outpace.cli.parts import check_length, profiled, sampling
+from outpace.cli.parts import check_length, check_listed, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.core import DEFAULT_DRAFTER, TargetOptions
+from outpace.names import check_names, is_gguf
 from outpace_lab.cli.options import Html, Like
 from outpace_lab.cli.reports import check_outputs
 from outpace_lab.cli.sources import source_of
@@ -99,9 +100,10 @@ def bench_lab(
     """
     sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_length(max_new_tokens)
+    check_listed(suite, drafters)
+    check_names(model, dtype, device, verifier=verifier)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
-        from outpace.targets import is_gguf
         from outpace_lab.cli import bench_run as runner
 
         check_outputs(json_to, html)

@@ -13,7 +13,7 @@ from rich.table import Table
 from outpace.cli import options as o
 from outpace.cli import progress
 from outpace.cli.app import app, guarded, show
-from outpace.core import OutpaceError
+from outpace.core import DTYPES, OutpaceError
 
 ShapeName = Annotated[
     str,
@@ -51,7 +51,6 @@ def grow_model(
     """
     import torch
 
-    from outpace.loading.placement import DTYPES
     from outpace.loading.weights import load_weights
     from outpace_lab.bench.growth import Growth, vocabulary_note
     from outpace_lab.bench.growth_folder import check_folder, save

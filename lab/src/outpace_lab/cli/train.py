@@ -11,6 +11,7 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded, show
+from outpace.names import check_names
 from outpace_lab.cli.options import ChatPrompts, TrainingData
 
 _training = partial(typer.Option, rich_help_panel="Training")
@@ -132,6 +133,7 @@ def train_drafter(
     `draft_model:model=OUT`. With --tune lora the model is trained too; use it
     as --model OUT/target.
     """
+    check_names(model, dtype, device)
     with screen.of_the_first():
         with screen.busy(f"loading {model or 'the embedded model'} ..."):
             from outpace.loading import load

@@ -79,6 +79,8 @@ def prepare(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> T
     documents = [data.sourced(document, model.target) for document in read]
     given = [document for document in documents if not (corpus.distil or document.open)]
     asked = [document for document in documents if corpus.distil or document.open]
+    # A document's part does not depend on its answer, so too few are refused before any is written.
+    data.split([*given, *asked], corpus.held_out)
     answers = _answers(model, corpus, asked, out, processes) if asked else []
     parts = data.split([*given, *answers], corpus.held_out)
     theirs = set(given)

@@ -10,9 +10,9 @@ from typing import Any
 
 from outpace.core import OutpaceError
 from outpace.files import read_json
+from outpace.names import ADAPTER
 from outpace.targets.weights.checkpoint import FLOATS, header
 
-ADAPTER = "adapter_config.json"  # as peft names it
 _WEIGHTS = "adapter_model.safetensors"
 
 

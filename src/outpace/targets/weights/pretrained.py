@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line, out_of_memory
-from outpace.targets import Target, TargetModel, is_gguf
+from outpace.names import is_gguf
+from outpace.targets import Target, TargetModel
 from outpace.targets.weights.checkpoint import read_config
 
 # (path, dtype, device) -> the model; freed with the last engine that uses it.

@@ -1,0 +1,203 @@
+"""The Hugging Face hub: whether a model is there, fetching it, and GGUF files by ``owner/name:QUANT``.
+
+Imports no torch. A hub that cannot be reached is reported within seconds.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from outpace.core import OutpaceError, first_line, near
+
+_SECONDS = 3.0  # in which the hub must answer the first question
+_QUANTISED = re.compile(r"([\w.-]+/[\w.-]+):([A-Za-z0-9_]+)")
+_QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP)\w*)(?=[-.]|$)", re.IGNORECASE)
+_PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
+_WEIGHTS = ".safetensors"
+_PATTERNS = [f"*{_WEIGHTS}", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
+
+
+def cached(repository: str) -> bool:
+    """True if files of a model are in the hub's cache on this machine."""
+    return any(_snapshots(repository))
+
+
+def cached_names() -> list[str]:
+    """The names of the models in the hub's cache."""
+    folders = _cache().glob("models--*")
+    return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
+
+
+def check(repository: str, known: Iterable[str] = ()) -> None:
+    """Refuse a model that is neither in the cache nor on the hub.
+
+    Args:
+        known: further names, one of which may be meant.
+
+    Raises:
+        OutpaceError: it is not there, or the hub cannot be reached.
+    """
+    if not cached(repository):
+        _files(repository, known)
+
+
+def pull(repository: str) -> Path:
+    """Fetch what decoding with a model needs into the hub's cache, and return its folder.
+
+    Raises:
+        OutpaceError: there is no such model, it has no weights that outpace loads, or the hub cannot be
+            reached.
+    """
+    from huggingface_hub import snapshot_download
+
+    files = _files(repository)
+    if quants := _quants(files):
+        advice = f"outpace pull {repository}:{min(quants)}"
+        if not any(name.endswith(_WEIGHTS) for name in files):
+            raise OutpaceError(f"{repository} has GGUF files, {', '.join(quants)}; name one, as in {advice}")
+    elif not any(name.endswith(_WEIGHTS) for name in files):
+        raise OutpaceError(f"{repository} has no weights in safetensors format, the only one that is loaded")
+    try:
+        return Path(snapshot_download(repository, allow_patterns=_PATTERNS, ignore_patterns="original/*"))
+    except Exception as error:  # the hub may raise anything
+        raise _refused(repository, error) from error
+
+
+# -- GGUF files ------------------------------------------------------------------------------------------
+
+
+def is_quantised(name: str) -> bool:
+    """True if a name is a GGUF file on the hub, ``owner/name:QUANT``."""
+    return _QUANTISED.fullmatch(name) is not None
+
+
+def check_quantised(name: str) -> None:
+    """Refuse the name of a GGUF file that is neither in the cache nor on the hub.
+
+    Raises:
+        OutpaceError: as ``local``.
+    """
+    repository, quant = name.split(":")
+    if not _here(repository, quant):
+        _chosen(repository, quant, _files(repository))
+
+
+def local(name: str | Path) -> str | Path:
+    """The path of a GGUF file; one that is named by ``owner/name:QUANT`` is fetched into the hub's cache.
+
+    Raises:
+        OutpaceError: there is no such file, or the hub cannot be reached.
+    """
+    if not is_quantised(str(name)):
+        return name
+    from huggingface_hub import hf_hub_download
+
+    repository, quant = str(name).split(":")
+    if (found := _here(repository, quant)) is not None:
+        return found
+    try:
+        paths = [
+            hf_hub_download(repository, file, etag_timeout=_SECONDS)
+            for file in _chosen(repository, quant, _files(repository))
+        ]
+    except OutpaceError:
+        raise
+    except Exception as error:  # the hub may raise anything
+        raise _refused(repository, error) from error
+    return Path(paths[0])
+
+
+def _here(repository: str, quant: str) -> Path | None:
+    """The file in the cache, its first part if it has several; None if one is missing."""
+    for folder in _snapshots(repository):
+        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+        try:
+            found = _chosen(repository, quant, names)
+        except OutpaceError:
+            continue
+        parts = re.search(r"-of-(\d{5})\.gguf$", found[0])
+        if len(found) == (int(parts[1]) if parts else 1):
+            return folder / found[0]
+    return None
+
+
+def _chosen(repository: str, quant: str, files: Collection[str]) -> list[str]:
+    """The file of a quantisation, or its parts in order."""
+    quants = _quants(files)
+    found = next((names for name, names in quants.items() if name.lower() == quant.lower()), [])
+    if not found:
+        known = f"has {', '.join(quants)}.{near(quant.upper(), quants)}" if quants else "has no GGUF files"
+        raise OutpaceError(f"{repository} has no GGUF file {quant}; it {known}")
+    if len(found) > 1 and not all(map(_PART.search, found)):
+        raise OutpaceError(f"{repository} has several GGUF files {quant}: {', '.join(found)}; fetch one")
+    return found
+
+
+def _quants(files: Iterable[str]) -> dict[str, list[str]]:
+    """The GGUF files by quantisation; those of projectors are left out."""
+    found: dict[str, list[str]] = {}
+    for name in sorted(files):
+        if name.lower().endswith(".gguf") and "mmproj" not in name.lower():
+            for quant in _QUANT.findall(name.rpartition("/")[2])[-1:]:
+                found.setdefault(quant.upper(), []).append(name)
+    return found
+
+
+# -- the hub and its cache -------------------------------------------------------------------------------
+
+
+def _files(repository: str, known: Iterable[str] = ()) -> Mapping[str, int | None]:
+    """The names and sizes of a model's files on the hub.
+
+    Raises:
+        OutpaceError: there is no such model, or the hub cannot be reached.
+    """
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE:
+        raise OutpaceError(unreachable(repository, known))
+    try:
+        found: Any = HfApi().model_info(repository, timeout=_SECONDS, files_metadata=True)
+    except Exception as error:  # the hub may raise anything
+        raise _refused(repository, error, known) from error
+    return {one.rfilename: one.size for one in found.siblings or ()}
+
+
+def unreachable(name: str, known: Iterable[str] = ()) -> str:
+    """The message about a model that is not in the cache while the hub cannot be reached."""
+    return (
+        f"cannot load {name}: there is no such folder, it is not in the local cache, and the Hugging Face "
+        f"hub cannot be reached. Fetch it with a network (outpace pull {name}), or give a folder."
+        f"{near(name, [*known, *cached_names()])}".rstrip(".")
+    )
+
+
+def _refused(name: str, error: Exception, known: Iterable[str] = ()) -> OutpaceError:
+    """The error for one that the hub, or the way to it, has raised."""
+    from huggingface_hub import errors
+
+    hint = near(name, [*known, *cached_names()])
+    if isinstance(error, errors.GatedRepoError):
+        return OutpaceError(f"{name} is gated: ask for access on its page on the hub, then `hf auth login`")
+    if isinstance(error, errors.RepositoryNotFoundError | errors.HFValidationError):
+        return OutpaceError(
+            f"{name} is neither a folder nor a model on the hub (a private one needs `hf auth login`).{hint}"
+        )
+    if isinstance(error, errors.HfHubHTTPError):
+        return OutpaceError(f"the hub refuses {name}: {first_line(error)}")
+    return OutpaceError(unreachable(name, known))
+
+
+def _cache() -> Path:
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
+def _snapshots(repository: str) -> list[Path]:
+    """The folders of a model's files in the cache."""
+    folder = _cache() / f"models--{repository.replace('/', '--')}" / "snapshots"
+    return sorted(folder.iterdir()) if folder.is_dir() else []

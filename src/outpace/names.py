@@ -1,0 +1,157 @@
+"""Names that a user gives, of models, methods, dtypes and devices: checks that import no torch."""
+
+from __future__ import annotations
+
+import os
+import re
+from functools import lru_cache
+from pathlib import Path
+
+from outpace import hub
+from outpace.core import DTYPES, OutpaceError, near
+from outpace.embedded import nano_path, smollm2_path
+from outpace.outline import Outline, Outlines
+from outpace.plugins import installed, moved
+from outpace.spec import check as check_spec
+
+ADAPTER = "adapter_config.json"  # as peft names it
+SMOLLM2 = "smollm2"
+COPYING = ("rewriting", "retrieval")
+SUITES = ("builtin", *COPYING)
+FILE = "file:"  # before the path of a suite's file
+# Kinds of devices in torch's notation; a package may register another.
+_DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mlu", "musa", "xla", "mtia", "meta")
+_HERE = Path(__file__).parent
+
+
+def check_names(
+    model: str | None = None,
+    dtype: str = "auto",
+    device: str | None = None,
+    drafter: str = "",
+    verifier: str = "match",
+) -> None:
+    """Refuse unknown names.
+
+    What these checks cannot know, such as bounds of options, is checked where the objects are made.
+
+    Args:
+        device: in torch's notation; None is any.
+        drafter: a spec string; empty for the default.
+
+    Raises:
+        OutpaceError: a name is unknown; the message names the remedy, and a similar name if there is one.
+    """
+    if drafter:
+        check_spec("drafter", _outlines("drafter"), drafter)
+    check_spec("verifier", _outlines("verifier"), verifier)
+    check_dtype(dtype)
+    if device is not None:
+        check_device(device)
+    check_model(model)
+
+
+@lru_cache(maxsize=2)
+def _outlines(kind: str) -> dict[str, type[Outline]]:
+    if kind == "drafter":
+        return Outlines(_HERE / "drafters", "Drafter", "paper").table
+    return Outlines(_HERE / "verify", "Verifier", "name").table
+
+
+def check_dtype(dtype: str) -> None:
+    """Refuse an unknown dtype."""
+    if dtype not in (known := ("auto", *DTYPES)):
+        raise OutpaceError(f"unknown dtype {dtype!r}; there are: {', '.join(known)}.{near(dtype, known)}")
+
+
+def check_device(device: str) -> None:
+    """Refuse a device that is a misspelling; one that torch alone may know is left to torch."""
+    kind = device.partition(":")[0]
+    if kind not in _DEVICES and (hint := near(kind, _DEVICES)):
+        raise OutpaceError(f"unknown device {device!r}.{hint}")
+
+
+def check_suite(name: str) -> None:
+    """Refuse an unknown suite of prompts; a file is not looked for."""
+    others = installed("suites")
+    if name not in (*SUITES, *others) and not name.startswith(FILE):
+        known = (*SUITES, *others, f"{FILE}PATH")
+        message = f"there is no suite {name!r}.{near(name, known)} There are: {', '.join(known)}"
+        raise OutpaceError(moved("suite", name) or message)
+
+
+def check_model(name: str | None) -> None:
+    """Refuse a model that is neither here nor on the hub."""
+    if name is None:
+        source_of(name)
+    elif hub.is_quantised(name):
+        hub.check_quantised(name)
+    elif not is_gguf(name):
+        source = source_of(name)
+        if not Path(source).is_dir():
+            hub.check(source, (SMOLLM2,))
+    elif not Path(name).expanduser().is_file():
+        raise OutpaceError(f"no such file: {name}")
+
+
+def is_gguf(name: str | Path) -> bool:
+    """True if a model's name is a GGUF file, which llama.cpp runs: its path, or ``owner/name:QUANT``."""
+    return str(name).lower().endswith(".gguf") or hub.is_quantised(str(name))
+
+
+def shown_name(name: str | None) -> str:
+    """A model's name for messages."""
+    return nano_path().name if name is None else name
+
+
+def source_of(name: str | None) -> str:
+    """The path or hub name that transformers loads a model from: a path if the folder exists.
+
+    Raises:
+        OutpaceError: the name is neither.
+    """
+    if name is None:
+        if not (nano_path() / "config.json").is_file():
+            raise OutpaceError(
+                "the embedded model is missing from this installation; reinstall outpace, or give --model"
+            )
+        return str(nano_path())
+    if not name.strip():
+        raise OutpaceError("the model's name is empty; give a folder or a name on the Hugging Face hub")
+    path = Path(name).expanduser()
+    if path.is_dir():
+        if not any((path / file).is_file() for file in ("config.json", ADAPTER)):
+            raise OutpaceError(f"{name} is not a model: the folder has no config.json")
+        return str(path)
+    if is_gguf(name):
+        raise OutpaceError(
+            f"{name} is a GGUF file, which llama.cpp decodes, and this needs a transformers model; give its "
+            "folder or its name on the hub"
+        )
+    if path.exists():
+        raise OutpaceError(f"{name} is a file; give the folder that contains config.json and the weights")
+    if name == SMOLLM2:
+        if not smollm2_path().is_dir():
+            raise OutpaceError(
+                "SmolLM2-135M-Instruct has not been fetched yet; run `outpace pull smollm2` once"
+            )
+        return str(smollm2_path())
+    if _looks_like_path(name):
+        hint = near(path.name, [one.name for one in _siblings(path)])
+        raise OutpaceError(f"no such folder: {name}{'.' if hint else ''}{hint}")
+    return name
+
+
+def _siblings(path: Path) -> list[Path]:
+    """The folders beside a path that does not exist."""
+    try:
+        return [one for one in path.parent.iterdir() if one.is_dir()]
+    except OSError:
+        return []
+
+
+def _looks_like_path(name: str) -> bool:
+    """True if a name cannot be a hub name, which is ``name`` or ``owner/name``."""
+    separators = name.count("/") + name.count(os.sep) * (os.sep != "/")
+    path = name.startswith((".", "/", "~", os.sep)) or separators > 1 or name.endswith(("/", os.sep))
+    return path or not re.fullmatch(r"[\w./-]+", name)

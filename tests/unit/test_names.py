@@ -1,0 +1,101 @@
+"""Names are checked before torch is imported, with a hint where one is misspelt."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from outpace.core import EXTRAS, OutpaceError, missing, need
+from outpace.drafters import DRAFTERS
+from outpace.names import _outlines, check_device, check_names, check_suite
+from outpace.outline import Outline
+from outpace.spec import _hints, _needed
+from outpace.verify import VERIFIERS
+
+# What a user types, and what is said.
+MISTAKES = {
+    "generate -p x --drafter sufix": "Did you mean 'suffix'?",
+    "generate -p x --drafter suffix:memry=0": "Did you mean 'memory'?",
+    "generate -p x --drafter suffix:memory=all": "memory must be a whole number, not 'all'",
+    "generate -p x --drafter combined:(lookahead:windw=3)+(suffix)": "Did you mean 'window'?",
+    "generate -p x --drafter lookahead:refill=drawn": "refill must be 'draw' or 'argmax'",
+    "generate -p x --drafter (suffix": "parentheses do not match",
+    "generate -p x --verifier matsh": "Did you mean 'match'?",
+    "generate -p x --dtype bfloat": "Did you mean 'bfloat16'?",
+    "generate -p x --model smolm2": "Did you mean 'smollm2'?",
+    "generate -p x --model ./no/such/folder": "no such folder",
+    "generate -p x --model model.gguf": "no such file: model.gguf",
+    "chat --device cdua:1": "Did you mean 'cuda'?",
+    "serve --drafter sufix": "Did you mean 'suffix'?",
+    "serve --also a=sufix": "Did you mean 'suffix'?",
+    "serve --otlp-endpoint http://x": "needs opentelemetry.sdk, which is not installed",
+    "demo --drafter lokahead": "Did you mean 'lookahead'?",
+    "bench --suite bultin": "Did you mean 'builtin'?",
+    "bench --drafters none,sufix": "Did you mean 'suffix'?",
+}
+# torch, and an extra, are as if they were not installed.
+CHILD = """
+import json, sys
+from typer.testing import CliRunner
+
+class Without:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "transformers", "opentelemetry"):
+            raise ModuleNotFoundError(f"no {name}", name=name)
+
+sys.meta_path.insert(0, Without())
+from outpace.cli.app import app
+import outpace.cli
+found = {words: CliRunner().invoke(app, words.split()) for words in json.loads(sys.argv[1])}
+print(json.dumps({words: [one.exit_code, one.output] for words, one in found.items()}))
+"""
+
+
+def test_mistakes_are_found_without_torch() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, json.dumps(list(MISTAKES))], capture_output=True, text=True, check=True
+    )
+    for words, (code, output) in json.loads(done.stdout).items():
+        assert code == 2 and MISTAKES[words] in output, (words, output)
+
+
+@pytest.mark.parametrize(("kind", "classes"), [("drafter", DRAFTERS), ("verifier", VERIFIERS)])
+def test_outlines_are_those_of_the_classes(kind: str, classes: dict[str, type[Any]]) -> None:
+    outlines = _outlines(kind)
+    assert set(outlines) == set(classes)
+    for name, cls in classes.items():
+        drawn, own = _hints(outlines[name]), _hints(cls)
+        assert list(drawn) == list(own) and _needed(outlines[name]) == _needed(cls)
+        for option, hint in own.items():
+            known = drawn[option] in (hint, Any) or Outline in getattr(drawn[option], "__args__", ())
+            assert known, f"{name}:{option} is {hint}, and not {drawn[option]}"
+
+
+def test_what_torch_or_another_package_may_know_is_left_to_it() -> None:
+    check_names(drafter="their_package.drafting:Mine:anything=3", device="privatedevice:3")
+    check_names(drafter="combined:(their_package.drafting:Mine)+(suffix)")
+    for device in ("cpu", "cuda:7", "mps", "xpu", "npu:0"):
+        check_device(device)
+    check_suite("file:anything.jsonl")
+    with pytest.raises(OutpaceError, match="there is no suite 'gsm8k_of_nobody'"):
+        check_suite("gsm8k_of_nobody")
+
+
+def test_extras_are_those_of_the_package() -> None:
+    pyproject = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    section = pyproject.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
+    declared = re.findall(r"^(\w+) = ", section, re.MULTILINE)
+    assert set(declared) == {*EXTRAS, "test", "dev"}
+
+
+def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.core.extras.EXTRAS", {"one": ("json", "no_such.thing")})
+    assert missing("one") == ["no_such.thing"]
+    with pytest.raises(OutpaceError, match=r"it needs no_such.thing, .*pip install 'outpace\[one\]'"):
+        need("one", "it")
