@@ -55,7 +55,7 @@ test-slow: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS) tests integrations lab/tests
 
 real: $(TEST)
-	$(BIN)/python tools/fetch_real.py
+	$(BIN)/outpace pull smollm2
 
 test-real: $(TEST)
 	$(BIN)/python -m pytest -m real --durations 25 tests lab/tests

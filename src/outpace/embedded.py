@@ -1,4 +1,4 @@
-"""Folders of models in the Hugging Face format: those in the package, and the one that `make real` writes."""
+"""Folders of models in the Hugging Face format: in the package, and of `outpace pull smollm2`."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def nano_drafter_path(method: str) -> Path:
 
 
 def smollm2_path() -> Path:
-    """The folder that `make real` writes SmolLM2-135M-Instruct to; it may not exist yet."""
+    """The folder that `outpace pull smollm2` writes to; it may not exist yet."""
     return cache_path() / "smollm2-135m-instruct"
 
 

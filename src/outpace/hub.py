@@ -6,9 +6,12 @@ Imports no torch. A hub that cannot be reached is reported within seconds.
 from __future__ import annotations
 
 import re
+import ssl
 from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 from outpace.core import OutpaceError, first_line, near
 
@@ -157,13 +160,27 @@ def _files(repository: str, known: Iterable[str] = ()) -> Mapping[str, int | Non
     """
     from huggingface_hub import HfApi, constants
 
-    if constants.HF_HUB_OFFLINE:
+    if constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT):
         raise OutpaceError(unreachable(repository, known))
     try:
         found: Any = HfApi().model_info(repository, timeout=_SECONDS, files_metadata=True)
     except Exception as error:  # the hub may raise anything
         raise _refused(repository, error, known) from error
     return {one.rfilename: one.size for one in found.siblings or ()}
+
+
+def _answers(endpoint: str) -> bool:
+    """True if the hub answers, whatever it says.
+
+    Its library asks several questions, each with its own patience, before it says that none is answered.
+    """
+    try:
+        with urlopen(Request(endpoint, method="HEAD"), timeout=_SECONDS):
+            return True
+    except HTTPError:
+        return True
+    except OSError as error:  # of certificates only the library knows which are trusted
+        return isinstance(getattr(error, "reason", None), ssl.SSLError)
 
 
 def unreachable(name: str, known: Iterable[str] = ()) -> str:

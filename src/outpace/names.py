@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from functools import lru_cache
 from pathlib import Path
 
@@ -42,9 +43,11 @@ def check_names(
     Raises:
         OutpaceError: a name is unknown; the message names the remedy, and a similar name if there is one.
     """
-    if drafter:
+    # Where the classes are imported, loading them finds the same mistakes at once.
+    if drafter and "outpace.drafters" not in sys.modules:
         check_spec("drafter", _outlines("drafter"), drafter)
-    check_spec("verifier", _outlines("verifier"), verifier)
+    if "outpace.verify" not in sys.modules:
+        check_spec("verifier", _outlines("verifier"), verifier)
     check_dtype(dtype)
     if device is not None:
         check_device(device)

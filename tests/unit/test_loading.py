@@ -86,7 +86,7 @@ def test_the_real_model_is_looked_for_in_the_cache(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
-    with pytest.raises(OutpaceError, match="make real"):
+    with pytest.raises(OutpaceError, match="outpace pull smollm2"):
         load("smollm2")
     shutil.copytree(folder, tmp_path / "smollm2-135m-instruct")
     assert load("smollm2", device="cpu").source == str(tmp_path / "smollm2-135m-instruct")
@@ -155,7 +155,7 @@ def test_a_missing_tokenizer_is_said(copy: Path) -> None:
 
 
 def test_an_embedded_model_that_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.loading.weights.nano_path", lambda: tmp_path)
+    monkeypatch.setattr("outpace.names.nano_path", lambda: tmp_path)
     with pytest.raises(OutpaceError, match="missing from this installation"):
         load()
 

@@ -106,13 +106,13 @@ def bench(
         return refuse_given(context)
     sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_length(max_new_tokens)
+    check_json(json_to)
     check_listed(suite, drafters)
     Source(model, device, dtype, trust_remote_code).check_names(verifier=verifier)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
         from outpace.cli import bench_run as runner
 
-        check_json(json_to)
         settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)
         beside = peers or ("none" if is_gguf(model or "") else TRANSFORMERS)
         methods = (drafters, lengths, verifier, adaptive, beside, assistant)

@@ -44,7 +44,9 @@ Once = Annotated[
 ]
 Real = Annotated[
     bool,
-    typer.Option("--real", help="Use SmolLM2-135M-Instruct, which `make real` fetches, as a chat model."),
+    typer.Option(
+        "--real", help="Use SmolLM2-135M-Instruct, which `outpace pull smollm2` fetches, as a chat model."
+    ),
 ]
 
 # On a CPU a wide forward costs more: the embedded model has a small window, others the default drafter.

@@ -22,8 +22,8 @@ ModelName = Annotated[
     model_option(
         "--model",
         "-m",
-        help="Hub name or folder, smollm2 (see `make real`), or a .gguf file, which llama.cpp runs. "
-        "Default: the embedded model.",
+        help="Hub name or folder, smollm2 (see `outpace pull`), or a .gguf file or owner/name:QUANT, which "
+        "llama.cpp runs. Default: the embedded model.",
     ),
 ]
 VerifierName = Annotated[

@@ -16,6 +16,8 @@ from transformers import AutoModelForSpeechSeq2Seq, WhisperFeatureExtractor
 
 from folders import byte_tokenizer, save_llama
 from outpace.cli.encoder_decoder import read_wav
+from outpace.core import OutpaceError
+from outpace.loading import load
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
 
 NEW = 16
@@ -185,11 +187,12 @@ def test_what_does_not_fit_together(run: Run, folder: Path, sounds: list[Path], 
         (["-m", folder, "-p", "x"], "use it with `outpace generate --audio FILE.wav`"),
         (["-m", folder, "-p", "x", "--language", "fr"], "give --audio FILE.wav too"),
         (["-m", text, *given(sounds[:1])], "(llama) reads no audio; leave --audio out"),
-        (["-m", tmp_path / "x.gguf", *given(sounds[:1])], "--audio is for transformers models"),
     ]:
         result = run("generate", *options)
         assert result.exit_code == 2
         assert told in " ".join(result.stderr.split())
+    with pytest.raises(OutpaceError, match="--audio is for transformers models"):
+        load(str(tmp_path / "x.gguf"), seq2seq="audio")
     (folder / "preprocessor_config.json").rename(tmp_path / "aside.json")
     try:
         result = run("generate", "-m", folder, *given(sounds[:1]))

@@ -260,7 +260,7 @@ def test_the_command_can_be_given_again(bench: Bench, monkeypatch: pytest.Monkey
 def test_what_is_in_the_laboratory_is_named_without_it(
     monkeypatch: pytest.MonkeyPatch, args: list[str], name: str
 ) -> None:
-    for module in ("outpace.bench.peers", "outpace.bench.suites", "outpace.spec"):
+    for module in ("outpace.bench.peers", "outpace.bench.suites", "outpace.names", "outpace.spec"):
         monkeypatch.setattr(f"{module}.installed", lambda group: {})
     refused(CliRunner().invoke(app, args), f"{name} is in outpace-lab: pip install outpace-lab")
 

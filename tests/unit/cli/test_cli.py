@@ -384,7 +384,7 @@ def test_demo_in_a_pipe(run: Run, folder: Path, drafter: str) -> None:
 def test_demo_on_the_embedded_model_by_default(
     run: Run, monkeypatch: pytest.MonkeyPatch, folder: Path
 ) -> None:
-    monkeypatch.setattr("outpace.loading.weights.nano_path", lambda: folder)
+    monkeypatch.setattr("outpace.names.nano_path", lambda: folder)
     result = run("demo", "--once", "--prompt", "ab", "-n", 4)
     assert result.exit_code == 0 and result.stdout.startswith("tiny, float32 on cpu")
 
@@ -441,8 +441,8 @@ def test_chat_goes_on_after_a_message_that_does_not_fit(run: Run, folder: Path) 
         (["-p", "x", "--compare", "--batch", "2"], "leave --batch out"),
         (["-p", "x", "--compare", "--json", "--logprobs", "1"], "leave one of them out"),
         (["-p", "x", "--model", "./no/such/folder"], "no such folder: ./no/such/folder"),
-        (["-p", "x", "--model", "nobody/no-such-model"], "hf download nobody/no-such-model"),
-        (["-p", "x", "--model", "no such name"], "cannot load no such name"),
+        (["-p", "x", "--model", "nobody/no-such-model"], "outpace pull nobody/no-such-model"),
+        (["-p", "x", "--model", "no such name"], "no such folder: no such name"),
         (["-p", "x", "--model", ""], "the model's name is empty"),
         (["-p", "x", "--device", "toaster"], "device 'toaster' cannot be used"),
         (["-p", "x", "--dtype", "int3"], "unknown dtype 'int3'"),

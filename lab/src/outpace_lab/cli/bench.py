@@ -100,13 +100,13 @@ def bench_lab(
     """
     sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_length(max_new_tokens)
+    check_outputs(json_to, html)
     check_listed(suite, drafters)
     check_names(model, dtype, device, verifier=verifier)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
         from outpace_lab.cli import bench_run as runner
 
-        check_outputs(json_to, html)
         settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)
         beside = peers or ("llama.cpp" if is_gguf(model or "") else b.TRANSFORMERS)
         methods = (drafters, lengths, verifier, adaptive, beside, assistant)
