@@ -174,7 +174,7 @@ def test_keys() -> None:
                 found = await exchange.json()
                 assert exchange.status == status, headers
                 assert status == 200 or found["error"]["code"] == "invalid_api_key"
-            assert await client.get("/health") == {"status": "ok"}
+            assert (await client.get("/health"))["status"] == "ok"
             assert "error" in await client.get("/metrics")
 
     run(main)

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING
 
+from outpace.cli import screen
 from outpace.core import OutpaceError
 from outpace.spec import load
 
@@ -56,10 +57,10 @@ def engine_of(
     learner: Learner | None = None,
 ) -> Engine:
     """An engine with a drafter, or with the observer's drafter in its place."""
-    return model.engine(
-        spec if learner is None else learner.drafter,
-        verifier,
-        slots,
-        "auto" if adaptive is None else adaptive,
-        learner,
-    )
+    from outpace.engine.slow import reasons
+
+    own = spec if learner is None else learner.drafter
+    engine = model.engine(own, verifier, slots, "auto" if adaptive is None else adaptive, learner)
+    for reason in reasons(engine.target, engine.drafter, engine.governor, engine.verifier):
+        screen.note(f"slower than it could be: {reason}", style="yellow")
+    return engine

@@ -194,6 +194,8 @@ def _banner(service: Service, host: str, listener: socket, keys: int, began: flo
     screen.note(f"  drafters  {', '.join(service.drafters.names)}")
     if service.exactness:
         screen.note(f"  not exact: near-ties may flip ({service.exactness['exactness']['reason']})")
+    for reason in service.slow:
+        screen.note(f"  slower than it could be: {reason}")
     screen.note(f"  keys      {keys or 'none: requests need no key'}")
     screen.note(f"  ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it", style="dim")
 

@@ -15,6 +15,7 @@ from outpace.draws.sampling import Key, NoEnd
 from outpace.engine.drafting import Drafting
 from outpace.engine.observer import Observer
 from outpace.engine.parts import need_logits
+from outpace.engine.slow import reasons
 from outpace.policy.governor import Policy
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
@@ -98,6 +99,7 @@ class Requests:
             priority=priority,
             salt=salt,
         )
+        sequence.stats.slow = reasons(target, drafting.drafter, drafting.policy, self.verifier)
         sequence.stats.lossy = self.verifier.lossy
         if self.verifier.keeps_tokens(params.greedy):
             sequence.stats.promise, sequence.stats.inexact = target.promise, target.inexact

@@ -26,7 +26,7 @@ from outpace.engine.parts import Adaptive
 from outpace.engine.profile import load_profile
 from outpace.hf.checks import refuse_arguments
 from outpace.hf.decoding import Decoder
-from outpace.hf.engines import Engines
+from outpace.hf.engines import ONE_CALL, Engines
 from outpace.targets.inputs.config import CACHE
 from outpace.verify import Verifier, load_verifier
 
@@ -34,7 +34,6 @@ __all__ = ["accelerate", "decode", "restore"]
 
 Model = TypeVar("Model")
 _STEP = ("exact", "pack", "fuse", "quantise", "stock")  # options that leave a model able to do all else
-_PLAIN = TargetOptions(exact=False, pack=False)
 
 
 def accelerate(
@@ -188,7 +187,7 @@ def decode(
         model: Any, input_ids: Tensor, inputs_tensor: Tensor | None = None, **prepared: Any
     ) -> Any:
         # Engines for this call alone: keeping the callable must not keep a model alive.
-        return Decoder(Engines(drafter, verifier, adaptive, options=_PLAIN))(
+        return Decoder(Engines(drafter, verifier, adaptive, options=ONE_CALL))(
             model, input_ids, inputs_tensor=inputs_tensor, **prepared
         )
 

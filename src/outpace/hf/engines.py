@@ -21,6 +21,7 @@ from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Learner
 from outpace.engine.parts import Adaptive, usual_drafter
+from outpace.engine.slow import reasons, tell
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
@@ -29,6 +30,8 @@ from outpace.verify import Verifier, load_verifier
 
 LayerRows = tuple[Tensor, Tensor]
 
+# A single call does not pay for packed weights and tests of bits.
+ONE_CALL = TargetOptions(exact=False, pack=False)
 _ANOTHER = "the learner was made for another model, or it has changed; make one"
 
 
@@ -210,6 +213,9 @@ class Engines:
             length=1,
             memory=None,
         )
+        parts = engine.target, engine.drafter, engine.governor, engine.verifier
+        for reason in reasons(*parts) if self._options != ONE_CALL else ():
+            tell(f"slower than it could be: {reason}")
         if self.costs and isinstance(engine.governor, Governor):
             engine.governor.begin_with(self.costs)
         return engine

@@ -169,26 +169,27 @@ def load_here(
     if isinstance(place, Spread):
         return on(None, dtype_of(dtype, place.devices[0]), device_map=place.layers)
     device = device_of(place)
-    if dtype != "auto" or device.type != "cpu":
-        return on(device, dtype_of(dtype, device))
     own = own_dtype(name, trust_remote_code)
+    if dtype != "auto" or device.type != "cpu":
+        return _because(on(device, dtype_of(dtype, device)), "", own)
     first, why = dtype_of(dtype, device, own), ""
     if first == torch.bfloat16:
         try:
             found = on(device, first)
             if found.target.bit_exact:
-                return _because(found, "bfloat16, the model's own")
+                return _because(found, "bfloat16, the model's own", own)
             why = found.target.inexact
             del found  # its memory is needed
         except UnsupportedModel as error:
             why = str(error)
         why = f"float32, since steps in bfloat16, the model's own, are not bit-exact: {why}"
-    return _because(on(device, torch.float32), why)
+    return _because(on(device, torch.float32), why, own)
 
 
-def _because(loaded: Loaded, why: str) -> Loaded:
-    """Report in the target's plan which dtype was chosen, and why."""
-    loaded.target.plan = replace(loaded.target.plan, dtype=why)
+def _because(loaded: Loaded, why: str, own: torch.dtype | None) -> Loaded:
+    """Report in the target's plan which dtype was chosen, and why, and the model's own."""
+    named = "" if own is None else str(own).removeprefix("torch.")
+    loaded.target.plan = replace(loaded.target.plan, dtype=why, own_dtype=named)
     return loaded
 
 

@@ -73,7 +73,7 @@ def convert(folder: Path, out: Path, file: str = _FILE) -> None:
     config = read.config
     for name in ("quantization_config", "_pre_quantization_dtype"):
         vars(config).pop(name, None)
-    model = LlamaForCausalLM(config)
+    model: Any = LlamaForCausalLM(config)
     missing, unexpected = model.load_state_dict(read.state_dict(), strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise OutpaceError(f"the file's weights do not fit: {missing} missing, {unexpected} unexpected")

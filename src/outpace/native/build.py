@@ -146,6 +146,17 @@ def _opened(folder: Path) -> Iterator[Path]:
         os.close(opened)
 
 
+def compiled_anew() -> str:
+    """The reason why libraries are compiled anew in each process; empty if they are kept."""
+    try:
+        with _opened(cache_path() / "native") as folder:
+            return "" if os.access(folder, os.W_OK) else f"{cache_path()} cannot be written"
+    except (OSError, NoHome) as error:
+        return first_line(error)
+    except OutpaceError:  # open to others: nothing is compiled, for which there is another reason
+        return ""
+
+
 @lru_cache(maxsize=1)
 def _temporary(process: int, reason: str) -> Path:
     """A folder of this process (a fork has its own), removed at its end; a warning gives the reason."""

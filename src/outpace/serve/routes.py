@@ -141,9 +141,12 @@ async def _model(name: str, request: Request) -> Response:
 
 async def _health(request: Request) -> Response:
     service: Service | None = request.app.state.service
+    found: dict[str, Any] = {"status": "ok"}
     if service is not None:
         await service.check_health()
-    return json_response({"status": "ok"})
+        if service.slow:
+            found["slow"] = service.slow
+    return json_response(found)
 
 
 async def _ready(request: Request) -> Response:

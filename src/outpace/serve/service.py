@@ -16,6 +16,7 @@ from outpace._version import __version__
 from outpace.core import OutpaceError
 from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
+from outpace.engine.slow import reasons
 from outpace.loading import Loaded
 from outpace.serve.admission import Admission, Limits, Ticket
 from outpace.serve.engine import Drafters
@@ -66,6 +67,7 @@ class Service:
         self.created = int(self.now())
         self.fingerprint = f"outpace-{__version__}-{model.dtype}"
         self.exactness = exactness(engine)
+        self.slow = reasons(engine.target, engine.drafter, engine.governor, engine.verifier)
         self.draining = False
         self.drafters = Drafters(engine)
         loop = asyncio.get_running_loop()

@@ -41,6 +41,7 @@ class StepPlan:
         layouts: layout of a forward -> number of those that ran: "fixed" (shapes), "mixed line" (the rows of
             several windows in a line), "line" (of one) and "padded" (a window).
         dtype: the dtype that ``outpace.load`` chose on a CPU, and why; empty if there was nothing to choose.
+        own_dtype: the dtype in the config of a model that ``outpace.load`` read; empty if it names none.
     """
 
     name: str = "stock"
@@ -51,6 +52,7 @@ class StepPlan:
     row_step: int = 1
     layouts: Counter[str] = field(default_factory=Counter, compare=False)
     dtype: str = field(default="", compare=False)
+    own_dtype: str = field(default="", compare=False)
 
     @property
     def fused(self) -> bool:
