@@ -1,0 +1,185 @@
+"""``outpace env``: what is installed, what this machine can do, and how a model would run here."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shlex
+import shutil
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from outpace._version import __version__
+from outpace.cli import options as o
+from outpace.cli.app import app, guarded, show
+from outpace.cli.parts import Source
+from outpace.core import EXTRAS, OutpaceError, missing
+from outpace.embedded import NoHome, cache_path
+
+if TYPE_CHECKING:
+    from outpace.loading import Loaded
+
+_PACKAGES = ("torch", "transformers", "huggingface-hub", "numpy", "outpace-lab")
+
+
+@app.command(epilog="Example: [bold]outpace env --model smollm2[/bold]")
+@guarded
+def env(
+    model: o.ModelName = None,
+    device: o.Device = None,
+    dtype: o.Dtype = "auto",
+    trust_remote_code: o.Trust = False,
+    llamacpp: o.LlamaCpp = "",
+    quantise: o.Quantise = None,
+    stock: o.Stock = False,
+    as_json: o.AsJson = False,
+) -> None:
+    """Print versions, device, instruction sets, compiler, caches and extras.
+
+    With --model also how that model would run here: which steps, in which dtype, and why not others.
+    """
+    found: dict[str, Any] = {}
+    if model is not None:
+        found = _served(Source(model, device, dtype, trust_remote_code, llamacpp), quantise, stock)
+    show(environment() | found, as_json, _table)
+
+
+def environment() -> dict[str, Any]:
+    """What is installed, and what this machine can do."""
+    import torch
+
+    from outpace.native.instructions import chosen, instructions, limits
+    from outpace.targets.hardware import processor
+
+    limit = chosen()
+    gpus = range(torch.cuda.device_count())
+    return {
+        "outpace": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        **{name: _version(name) for name in _PACKAGES},
+        "processor": processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "instructions": limits(platform.machine(), instructions()),
+        "limited_to": None if limit is None else limit.march,
+        "gpus": [torch.cuda.get_device_name(place) for place in gpus],
+        "compiler": _compiler(),
+        "compiled": _compiled(),
+        "cache": _cache(),
+        "extras": {extra: missing(extra) for extra in EXTRAS},
+    }
+
+
+def _served(source: Source, quantise: str | None, stock: bool) -> dict[str, Any]:
+    """How a model would run: whether it is served, and by which steps."""
+    from dataclasses import replace
+
+    from outpace.cli.parts import steps
+
+    try:
+        loaded = replace(source, options=steps(quantise, stock, False)).load()
+    except OutpaceError as error:
+        return {"model": {"name": source.model, "served": False, "reason": str(error)}}
+    return {"model": served(loaded)}
+
+
+def served(loaded: Loaded) -> dict[str, Any]:
+    """How a loaded model runs, as JSON values."""
+    from outpace.engine.parts import usual_drafter
+    from outpace.engine.slow import reasons
+
+    target, plan = loaded.target, loaded.target.plan
+    return {
+        "name": loaded.name,
+        "served": True,
+        "device": loaded.device,
+        "dtype": loaded.dtype,
+        "dtype_because": plan.dtype,
+        "drafter": usual_drafter(target),
+        "step": plan.name,
+        "fused": plan.fused,
+        "packed": dict(plan.packed),
+        "bit_exact": target.bit_exact,
+        "inexact": target.inexact,
+        "promise": target.promise,
+        "chains_only": target.chains_only,
+        "context": target.context,
+        "passed_over": [{"step": one.name, "reason": one.reason} for one in plan.passed_over],
+        "slow": list(reasons(target)),
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _compiler() -> str | None:
+    """The C compiler's path; None if there is none."""
+    try:
+        words = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError:
+        return None
+    return shutil.which(words[0])
+
+
+def _compiled() -> str:
+    """Why functions in C are not used, or are compiled in each process; empty if they are there."""
+    import torch
+
+    from outpace.native.build import compiled_anew
+    from outpace.native.layers import functions
+
+    found = functions(torch.bfloat16)
+    return found if isinstance(found, str) else compiled_anew()
+
+
+def _cache() -> str | None:
+    try:
+        return str(cache_path())
+    except NoHome:
+        return None
+
+
+def _table(found: dict[str, Any]) -> RenderableType:
+    rows = {**found}
+    extras, model = rows.pop("extras"), rows.pop("model", None)
+    compiled = rows.pop("compiled")
+    rows["functions in C"] = compiled or "compiled"
+    blocks: list[RenderableType] = [_grid(rows), Text("")]
+    installs = {
+        f"outpace[{extra}]": f"pip install 'outpace[{extra}]' ({', '.join(lacks)})" if lacks else "installed"
+        for extra, lacks in extras.items()
+    }
+    blocks.append(_grid(installs))
+    if model is not None:
+        passed = model.pop("passed_over", [])
+        packed = model.pop("packed", {})
+        rows = {name.replace("_", " "): value for name, value in model.items() if value not in ("", None, [])}
+        if packed:
+            rows["packed"] = ", ".join(f"{count} layers by {kernel}" for kernel, count in packed.items())
+        rows |= {f"not {one['step']}": one["reason"] for one in passed}
+        blocks += [Text(""), _grid(rows)]
+    return Group(*blocks)
+
+
+def _grid(rows: dict[str, Any]) -> Table:
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    for name, value in rows.items():
+        grid.add_row(Text(name), Text(_words(value), overflow="fold"))
+    return grid
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, list):
+        return ", ".join(map(str, value)) or "none"
+    return "none" if value is None else str(value)

@@ -1,0 +1,48 @@
+"""``outpace env``: what is here, and how a model would run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from outpace.core import DEFAULT_DRAFTER, EXTRAS
+
+Run = Callable[..., Any]
+
+
+def test_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
+    monkeypatch.setattr("outpace.cli.env.missing", lambda extra: ["thing"] if extra == "serve" else [])
+    found = json.loads(run("env", "--json").stdout)
+    assert found["torch"] == torch.__version__ and found["cache"] == str(tmp_path)
+    assert set(found["extras"]) == set(EXTRAS) and "model" not in found
+    said = run("env").stdout
+    assert "pip install 'outpace[serve]' (thing)" in said and "installed" in said
+    monkeypatch.setenv("CC", "no-such-compiler")
+    assert json.loads(run("env", "--json").stdout)["compiler"] is None
+
+
+def test_how_a_model_would_run(run: Run, folder: Path) -> None:
+    found = json.loads(run("env", "--model", folder, "--json").stdout)["model"]
+    assert found["served"] and (found["dtype"], found["drafter"]) == ("float32", DEFAULT_DRAFTER)
+    assert not found["fused"] and {"step": "invariant", "reason": "it is for GPUs"} in found["passed_over"]
+    assert "not fused" in found["slow"][0]
+    said = " ".join(run("env", "--model", folder, "--stock").stdout.split())
+    assert "step stock" in said and "bit exact no" in said and "leave stock out" in said
+
+
+def test_a_model_that_is_not_served(run: Run) -> None:
+    found = run("env", "--model", "./no/such/folder", "--json")
+    assert found.exit_code == 0
+    about = json.loads(found.stdout)["model"]
+    assert about == {
+        "name": "./no/such/folder",
+        "served": False,
+        "reason": "no such folder: ./no/such/folder",
+    }
+    assert "served no" in " ".join(run("env", "--model", "./no/such/folder").stdout.split())
