@@ -22,7 +22,7 @@ INTERFACE = {
     "outpace.drafters.support.vocabulary", "outpace.draws.logits", "outpace.draws.sampling",
     "outpace.engine.engine", "outpace.engine.parts", "outpace.engine.profile", "outpace.engine.request",
     "outpace.targets", "outpace.targets.around", "outpace.targets.base", "outpace.targets.combined.split",
-    "outpace.targets.rows",
+    "outpace.names", "outpace.targets.rows",
     "outpace.targets.stock.causal", "outpace.targets.stock.seq2seq", "outpace.targets.ties",
     "outpace.targets.weights.adapters", "outpace.targets.weights.pretrained", "outpace.testing.gguf",
     "outpace.verify.base",

@@ -136,7 +136,12 @@ def test_pages() -> None:
             assert card["drafters"] == ["prompt_lookup", "off", "copy"]
             assert await client.get("/v1/models/nano") == card
             assert (await client.get("/v1/models/other"))["error"]["code"] == "model_not_found"
-            assert (await client.get("/health"))["status"] == "ok"
+            health = await client.get("/health")
+            assert health["status"] == "ok"
+            assert [reason.partition(",")[0] for reason in health["slow"]] == [
+                "weights are float64",
+                "nothing decides how much to draft",
+            ]
             assert await client.get("/health/ready") == {"status": "ready"}
             assert set(await client.get("/version")) == {"version"}
             assert "/v1/chat/completions" in (await client.get("/openapi.json"))["paths"]

@@ -163,6 +163,18 @@ def test_draft_models_are_trained_one_after_another(run: Run, model: Loaded, tmp
     assert result.exit_code == 2 and "would be overwritten" in " ".join(result.stderr.split())
 
 
+def test_too_few_prompts_are_refused_before_any_is_answered(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "answer", None)
+    data = tmp_path / "few.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(6)), "utf-8")
+    asked = ("--data", data, "--distil", "--held-out", 0.001, "--out", tmp_path / "out")
+    result = run("medusa:heads=2", *SMALL, *asked)
+    assert result.exit_code == 2
+    assert "one part is empty; give more documents" in " ".join(result.stderr.split())
+
+
 def test_answers_are_gone_on_with_where_they_were_interrupted(
     run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
