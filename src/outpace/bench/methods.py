@@ -17,8 +17,7 @@ from outpace.spec import split_specs
 def split_drafters(text: str) -> list[str]:
     """Split a list of drafters' specs at its commas.
 
-    Plain decoding comes first, listed or
-    not, since all others are compared with it.
+    Plain decoding comes first, listed or not, since all others are compared with it.
 
     Raises:
         OutpaceError: a spec is empty, or given twice.

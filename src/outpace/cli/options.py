@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from outpace.cli import completing
 from outpace.cli.layout import RARE
 from outpace.core import DEFAULT_DRAFTER
 
@@ -18,6 +19,14 @@ method_option = partial(typer.Option, rich_help_panel="Methods")
 data_option = partial(typer.Option, rich_help_panel="Data")
 sampling_option = partial(typer.Option, rich_help_panel="Sampling")
 output_option = partial(typer.Option, rich_help_panel="Output")
+# One whose value names drafters.
+drafter_option = partial(
+    typer.Option,
+    metavar="SPEC",
+    autocompletion=completing.drafters,
+    callback=completing.with_own_modules,
+    rich_help_panel="Model",
+)
 
 ModelName = Annotated[
     str | None,
@@ -25,6 +34,7 @@ ModelName = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
+        autocompletion=completing.models,
         help="Hub name or folder, smollm2 (see `outpace pull`), or a .gguf file or owner/name:QUANT, which "
         "llama.cpp runs. Default: the embedded model.",
     ),
@@ -116,13 +126,11 @@ MaxNewTokens = Annotated[
 Temperature = Annotated[float, sampling_option("--temperature", "-t", metavar="T", help="0 is greedy.")]
 AsJson = Annotated[bool, output_option("--json", help="Results as JSON.")]
 Overwrite = Annotated[bool, output_option("--overwrite", help="Let --out replace a file.")]
-_SPEC = (
+SPEC = (
     "A drafter and its options, as in lookahead:window=7,ngram=5; nested drafters in parentheses, as in "
     "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
 )
-DefaultDrafterSpec = Annotated[
-    str, model_option("--drafter", "-d", metavar="SPEC", help=_SPEC, show_default=DEFAULT_DRAFTER)
-]
+DefaultDrafterSpec = Annotated[str, drafter_option("--drafter", "-d", help=SPEC, show_default=DEFAULT_DRAFTER)]
 ObserverSpec = Annotated[
     str,
     rare_option(
