@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "transformers", "huggingface-hub", "numpy", "outpace-lab")
 
 
-@app.command(epilog="Example: [bold]outpace env --model smollm2[/bold]")
+@app.command(epilog="Example: outpace env --model smollm2")
 @guarded
 def env(
     model: o.ModelName = None,

@@ -34,7 +34,7 @@ Delete = Annotated[
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")]
 
 
-@app.command(epilog="Example: [bold]outpace pull smollm2[/bold]")
+@app.command(epilog="Example: outpace pull smollm2")
 @guarded
 def pull(name: Name) -> None:
     """Fetch a model into the cache, for --model NAME.
@@ -45,7 +45,7 @@ def pull(name: Name) -> None:
     screen.out().print(Text(f"{name}: {_gigabytes(_size(path))} in {path}"), soft_wrap=True)
 
 
-@app.command(epilog="Example: [bold]outpace models --delete smollm2[/bold]")
+@app.command(epilog="Example: outpace models --delete smollm2")
 @guarded
 def models(delete: Delete = None, yes: Yes = False, as_json: o.AsJson = False) -> None:
     """List the models in the caches with their sizes, or delete some."""
