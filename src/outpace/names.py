@@ -54,6 +54,11 @@ def check_names(
     check_model(model)
 
 
+def methods(kind: str) -> list[str]:
+    """The names of all drafters or verifiers, those of other packages too."""
+    return sorted({*_outlines(kind), *installed(f"{kind}s")})
+
+
 @lru_cache(maxsize=2)
 def _outlines(kind: str) -> dict[str, type[Outline]]:
     if kind == "drafter":

@@ -26,6 +26,8 @@ MISTAKES = {
     "generate -p x --drafter combined:(lookahead:windw=3)+(suffix)": "Did you mean 'window'?",
     "generate -p x --drafter lookahead:refill=drawn": "refill must be 'draw' or 'argmax'",
     "generate -p x --drafter (suffix": "parentheses do not match",
+    'generate -p x --drafter {"method":"combined","parts":["sufix"]}': "Did you mean 'suffix'?",
+    'bench --drafters none,{"method":"suffix","memry":0,"branches":2}': "Did you mean 'memory'?",
     "generate -p x --verifier matsh": "Did you mean 'match'?",
     "generate -p x --dtype bfloat": "Did you mean 'bfloat16'?",
     "generate -p x --model smolm2": "Did you mean 'smollm2'?",

@@ -4,31 +4,27 @@ from __future__ import annotations
 
 import re
 import sys
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from outpace.embedded import smollm2_path
-from outpace.plugins import installed
-
-_FOLDER = Path(__file__).parent.parent / "drafters"
-_MARK = "    paper: ClassVar[str] ="  # a file with this line has a drafter of the file's name
+from outpace.embedded import NoHome, smollm2_path
+from outpace.hub import cached_names
+from outpace.names import SMOLLM2, methods
 
 
 def drafters(incomplete: str) -> list[str]:
     """Names of drafters that complete the last of a list."""
     before, comma, last = incomplete.rpartition(",")
-    own = [file.stem for file in _FOLDER.rglob("*.py") if _MARK in file.read_text("utf-8")]
-    names = sorted({*own, *installed("drafters")})
-    return [f"{before}{comma}{name}" for name in names if name.startswith(last)]
+    return [f"{before}{comma}{name}" for name in methods("drafter") if name.startswith(last)]
 
 
 def models(incomplete: str) -> list[str]:
     """Names of models that are on this machine, and paths."""
-    from huggingface_hub.constants import HF_HUB_CACHE
-
-    found = [path.name[8:].replace("--", "/") for path in Path(HF_HUB_CACHE).glob("models--*")]
-    found += ["smollm2"] if smollm2_path().is_dir() else []
+    found = cached_names()
+    with suppress(NoHome):
+        found += [SMOLLM2] if smollm2_path().is_dir() else []
     names = sorted(name for name in found if name.startswith(incomplete))
     folder, slash, _ = incomplete.rpartition("/")
     for path in sorted(Path(f"{folder}{slash}" or ".").expanduser().glob("*")):

@@ -130,7 +130,9 @@ SPEC = (
     "A drafter and its options, as in lookahead:window=7,ngram=5; nested drafters in parentheses, as in "
     "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
 )
-DefaultDrafterSpec = Annotated[str, drafter_option("--drafter", "-d", help=SPEC, show_default=DEFAULT_DRAFTER)]
+DefaultDrafterSpec = Annotated[
+    str, drafter_option("--drafter", "-d", help=SPEC, show_default=DEFAULT_DRAFTER)
+]
 ObserverSpec = Annotated[
     str,
     rare_option(

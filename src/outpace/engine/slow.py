@@ -14,6 +14,7 @@ import torch
 from outpace.core import TargetOptions
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
+from outpace.embedded import CACHE
 from outpace.native import build, layers
 from outpace.policy.governor import Policy
 from outpace.targets.base import TargetModel
@@ -66,7 +67,7 @@ def _step(target: TargetModel) -> str:
     if why:
         return f"layers are not fused: {why}; docs/reference/models.md names the families that are"
     if anew := build.compiled_anew():
-        return f"functions in C are compiled in each process: {anew}; set OUTPACE_CACHE to another folder"
+        return f"functions in C are compiled in each process: {anew}; set {CACHE} to another folder"
     return ""
 
 
