@@ -2,7 +2,7 @@
 # make test          run the tests of outpace: those of each submission
 # make test-lab      run the tests of the laboratory, outpace-lab
 # make test-all      everything below but test-real: all combinations, other packages, versions and processors
-#   test-slow        the whole losslessness matrix and the long samples, of both packages
+#   test-slow        the whole losslessness matrix, the long samples and the deliberate bugs, of both packages
 #   test-llamacpp    GGUF files, with llama-cpp-python built once into the user's cache
 #   test-optional    what needs torchao, bitsandbytes or sentencepiece, in an environment of its own
 #   test-cpus        steps once per instruction set that this processor can be limited to
@@ -12,6 +12,7 @@
 #   test-newest      the same on the newest transformers that the package index has
 #   soak             1,000 mixed requests against the server
 #   conformance      others' tests of OpenAI's API against the server; fetched from the package index
+# make test-mutants  run the deliberate bugs alone: each must make the tests fail that guard its place
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model; test-llamacpp-real on its GGUF files of every type
 # make exactness     write the table of exactness from runs on the embedded model, SmolLM2 and GGUF files
@@ -38,7 +39,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-lab test-all test-slow exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest test-newest clean distclean
+.PHONY: demo test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -53,6 +54,9 @@ test-all: test test-lab test-slow test-llamacpp test-optional test-cpus test-san
 
 test-slow: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS) tests integrations lab/tests
+
+test-mutants: $(TEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS) tests/mutants
 
 real: $(TEST)
 	$(BIN)/python tools/fetch_real.py

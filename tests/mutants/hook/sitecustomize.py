@@ -1,10 +1,12 @@
-"""Compiles one module from another text, in this process and those it starts; ``test_mutants`` sets which.
+"""Compiles some modules from other texts, in this process and those it starts.
 
-The source on disk stays as it is, and no bytecode is read or written for the module.
+``MUTANT_TEXTS`` has the file of each module's text, in JSON. The source on disk stays as it is, and no
+bytecode is read or written for these modules.
 """
 
 from __future__ import annotations
 
+import json
 import linecache
 import os
 import sys
@@ -14,12 +16,12 @@ from pathlib import Path
 from types import CodeType
 from typing import Any
 
-MODULE, TEXT = os.environ["MUTANT_MODULE"], Path(os.environ["MUTANT_TEXT"])
+TEXTS: dict[str, str] = json.loads(os.environ["MUTANT_TEXTS"])
 
 
 class Mutated(SourceFileLoader):
     def get_code(self, fullname: str) -> CodeType:
-        text = TEXT.read_text("utf-8")
+        text = Path(TEXTS[fullname]).read_text("utf-8")
         # For tracebacks, and for Triton, which reads the source of its kernels.
         linecache.cache[self.path] = (len(text), None, text.splitlines(keepends=True), self.path)
         return compile(text, self.path, "exec", dont_inherit=True)
@@ -27,7 +29,7 @@ class Mutated(SourceFileLoader):
 
 class Finder(MetaPathFinder):
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if fullname != MODULE:
+        if fullname not in TEXTS:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         assert spec is not None and spec.origin is not None
