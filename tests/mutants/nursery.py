@@ -16,10 +16,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import Phase, settings
 
 HOOK = Path(__file__).parent / "hook"
 _SECONDS = 300  # a mutant may never end
-_SLOW = ("hypothesis", "numpy", "scipy.stats", "torch", "transformers.models.auto", "transformers.generation")
+_SLOW = ("numpy", "scipy.stats", "torch", "transformers.models.auto", "transformers.generation")
+# The profile of running.py, but a failing example need not be the smallest.
+settings.register_profile(
+    "mutants",
+    settings(derandomize=True, deadline=None, database=None, phases=(Phase.explicit, Phase.generate)),
+)
 
 
 def run(job: dict[str, Any]) -> int:

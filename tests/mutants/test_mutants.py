@@ -75,7 +75,8 @@ def command(mutant: Mutant, tests: str) -> list[str]:
     marks = ["-m", "slow"] if mutant.reason else []  # no quick test sees it
     # pytest imports files with names of tests itself, and *_test.py are some of the source.
     files = ["-o", "python_files=test_*.py"]
-    return ["-x", "-q", "-p", "no:cacheprovider", *files, *marks, *shlex.split(tests)]
+    fast = ["-x", "-q", "-p", "no:cacheprovider", "--hypothesis-profile=mutants"]
+    return [*fast, *files, *marks, *shlex.split(tests)]
 
 
 def seen(status: int, output: str) -> bool:
