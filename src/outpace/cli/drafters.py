@@ -27,7 +27,7 @@ _HOW_TO_WRITE = (
 )
 
 
-@app.command(epilog="Example: [bold]outpace drafters --json[/bold]")
+@app.command(epilog="Example: outpace drafters --json")
 @guarded
 def drafters(as_json: o.AsJson = False) -> None:
     """List the drafting methods, their options and defaults, and their papers.
