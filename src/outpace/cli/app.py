@@ -44,7 +44,6 @@ app = App(
     cls=_Commands,
     help="Faster decoding of Hugging Face models and GGUF files, exact as docs/concepts/exactness.md has it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -25,9 +25,10 @@ ProfileToo = Annotated[
 ]
 Drafters = Annotated[
     str,
-    o.method_option(
+    o.drafter_option(
         "--drafters",
         metavar="LIST",
+        rich_help_panel="Methods",
         help="Drafters and their options; none, plain decoding, is always measured.",
     ),
 ]

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
 
-DrafterSpec = Annotated[str, o.model_option("--drafter", "-d", metavar="SPEC", help=o._SPEC)]
+DrafterSpec = Annotated[str, o.drafter_option("--drafter", "-d", help=o.SPEC)]
 Question = Annotated[
     str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Prompt in place of the question.")
 ]

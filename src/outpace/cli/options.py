@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from outpace.cli import completing
 from outpace.cli.layout import RARE
 
 # An option in one of the panels of --help.
@@ -17,6 +18,14 @@ method_option = partial(typer.Option, rich_help_panel="Methods")
 data_option = partial(typer.Option, rich_help_panel="Data")
 sampling_option = partial(typer.Option, rich_help_panel="Sampling")
 output_option = partial(typer.Option, rich_help_panel="Output")
+# One whose value names drafters.
+drafter_option = partial(
+    typer.Option,
+    metavar="SPEC",
+    autocompletion=completing.drafters,
+    callback=completing.with_own_modules,
+    rich_help_panel="Model",
+)
 
 ModelName = Annotated[
     str | None,
@@ -24,6 +33,7 @@ ModelName = Annotated[
         "--model",
         "-m",
         metavar="MODEL",
+        autocompletion=completing.models,
         help="Hub name or folder, smollm2 (see `make real`), or a .gguf file, which llama.cpp runs. "
         "Default: the embedded model.",
     ),
@@ -114,13 +124,11 @@ MaxNewTokens = Annotated[
 Temperature = Annotated[float, sampling_option("--temperature", "-t", metavar="T", help="0 is greedy.")]
 AsJson = Annotated[bool, output_option("--json", help="Results as JSON.")]
 Overwrite = Annotated[bool, output_option("--overwrite", help="Let --out replace a file.")]
-_SPEC = (
+SPEC = (
     "A drafter and its options, as in lookahead:window=7,ngram=5; nested drafters in parentheses, as in "
     "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
 )
-DefaultDrafterSpec = Annotated[
-    str, model_option("--drafter", "-d", metavar="SPEC", help=_SPEC, show_default="lookahead")
-]
+DefaultDrafterSpec = Annotated[str, drafter_option("--drafter", "-d", help=SPEC, show_default="lookahead")]
 ObserverSpec = Annotated[
     str,
     rare_option(

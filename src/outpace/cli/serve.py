@@ -74,7 +74,7 @@ Endpoint = Annotated[
 ]
 Others = Annotated[
     list[str] | None,
-    o.model_option(
+    o.drafter_option(
         "--also",
         metavar="NAME=SPEC",
         help="A further drafter, which requests select by its name; repeatable.",

@@ -18,9 +18,10 @@ from outpace_lab.cli.sources import source_of
 
 TuneDrafters = Annotated[
     str,
-    o.method_option(
+    o.drafter_option(
         "--drafters",
         metavar="LIST",
+        rich_help_panel="Methods",
         help="Drafters to try: a name tries options of several widths, a spec only that one.",
         show_default=False,
     ),
