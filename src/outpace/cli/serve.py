@@ -77,7 +77,8 @@ Others = Annotated[
     o.drafter_option(
         "--also",
         metavar="NAME=SPEC",
-        help="A further drafter, which requests select by its name; repeatable.",
+        help="A further drafter, which requests select by its name; repeatable. Those that need nothing "
+        "are there by their own names.",
     ),
 ]
 MaxRunning = Annotated[int, _limits("--max-running", metavar="N", help="Sequences decoded at once.", min=1)]
@@ -172,7 +173,7 @@ def serve(
         loaded, spec = profiled(Source(*parts), drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
-        return loaded, make_engine(loaded, own, limits, others, learner, **rooms)
+        return loaded, make_engine(loaded, own, limits, others, learner, ready=True, **rooms)
 
     with ExitStack() as learners:
         _run(Server(options, load, ready), listener, not no_access_log)
