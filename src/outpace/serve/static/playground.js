@@ -187,7 +187,8 @@ function begin(name, [path, body]) {
 async function submit(event) {
   event.preventDefault();
   if (running()) return;
-  showAnswer();
+  sought = true;
+  draw();
   const { drafter, together } = state.form;
   if (state.tab === "generate") await begin("generate", request(drafter));
   if (state.tab === "edit") await begin("edit", editRequest());
@@ -201,6 +202,8 @@ async function submit(event) {
     if (!state.runs.plain.error) await Promise.all([plain, begin("drafted", request(drafter === "off" ? "" : drafter))]);
   }
 }
+
+let sought = false; // the answer has just been asked for
 
 // Where the answer is below the form, as on a telephone, go to it.
 function showAnswer() {
@@ -657,9 +660,9 @@ function edit() {
   const run = state.runs.edit;
   const details = run?.usage?.completion_tokens_details;
   const reused = (run?.steps ?? []).reduce((sum, step) => sum + (step.drafters[REFERENCE]?.accepted ?? 0), 0);
-  const words = run?.ids.length ? `${reused} of ${plural(run.ids.length, "token")} reused from the text` : "";
+  const words = run ? `${reused} of ${plural(run.ids.length, "token")} reused from the text` : "";
   return html`
-    <p class="verdict" role="status" ?hidden=${!words}>${words}${details ? `; ${details.rejected_prediction_tokens} of the prediction rejected` : ""}</p>
+    <p class="verdict" role="status" ?hidden=${!run}>${words}${details ? `; ${details.rejected_prediction_tokens} of the prediction rejected` : ""}</p>
     <div class="marked">${output("edit", "Edited text")}</div>
     ${tree("edit")}
   `;
@@ -842,6 +845,8 @@ function draw() {
   frame ||= requestAnimationFrame(() => {
     frame = 0;
     render(page(), document.body);
+    if (sought) showAnswer();
+    sought = false;
     for (const [name, run] of Object.entries(state.runs)) if (!run.ended) follow(name);
   });
 }
