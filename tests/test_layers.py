@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from outpace.drafters import DRAFTERS
 
 PACKAGE = Path(__file__).parent.parent / "src" / "outpace"
+LAB = PACKAGE.parent.parent / "lab"
 
 # Bottom to top. A unit is a module or a package directly under outpace.
 LAYERS: list[set[str]] = [
@@ -426,3 +428,24 @@ def test_checker_catches_a_long_function() -> None:
     assert check_size("engine", f"def f():\n{doc}{body}    y = 0\n") == ["engine:1: f has 61 lines, over 60"]
     nested = "class A:\n    async def f(self):\n" + "        pass\n" * FUNCTION_LINES
     assert len(check_size("engine", nested)) == 1
+
+
+@pytest.mark.parametrize("source", [PACKAGE, LAB / "src"], ids=["core", "lab"])
+def test_an_environment_variable_is_named_once(source: Path) -> None:
+    """So that no message spells it in another way."""
+    found = Counter(name for path in source.rglob("*.py") for name in variables_of(path.read_text("utf-8")))
+    assert found and {name for name, count in found.items() if count > 1} == set()
+
+
+def variables_of(source: str) -> Iterator[str]:
+    """The environment variables of ours that strings name, docstrings apart."""
+    tree = ast.parse(source)
+    docs = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docs:
+            yield from re.findall("OUTPACE_?[A-Z]+(?:_[A-Z]+)*", node.value)
+
+
+def test_every_naming_of_a_variable_is_found() -> None:
+    source = '"""OUTPACE_DOC"""\nA = "OUTPACE_A"\nf(f"set {A} or OUTPACEB", "OUTPACE_A_B of OUTPACE_")'
+    assert sorted(variables_of(source)) == ["OUTPACEB", "OUTPACE_A", "OUTPACE_A_B"]

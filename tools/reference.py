@@ -49,8 +49,16 @@ def entries() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
 
 
 def methods(found: list[dict[str, Any]]) -> str:
-    rows = ([f"`{own['name']}`", own["summary"], own["paper"]] for own in found)
-    return table(("name", "what it does", "paper"), rows)
+    uses = any(own["when"] for own in found)
+    head = ("name", "what it does", *(("when, and what it needs",) if uses else ()), "paper")
+    rows = (
+        [f"`{own['name']}`", own["summary"], *([_use(own)] if uses else []), own["paper"]] for own in found
+    )
+    return table(head, rows)
+
+
+def _use(own: dict[str, Any]) -> str:
+    return own["when"] + (f"; needs {own['needs']}" if own["needs"] else "")
 
 
 def options(found: list[dict[str, Any]]) -> str:

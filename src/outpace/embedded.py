@@ -7,6 +7,8 @@ from pathlib import Path
 
 from outpace.core import OutpaceError
 
+CACHE = "OUTPACE_CACHE"
+
 # Methods with an embedded drafter for the embedded model.
 _TRAINED = ("eagle", "medusa")
 
@@ -54,12 +56,12 @@ def cache_path() -> Path:
     Raises:
         NoHome: none of these is known.
     """
-    if named := os.environ.get("OUTPACE_CACHE"):
+    if named := os.environ.get(CACHE):
         return Path(named)
     try:
         caches = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     except RuntimeError:
-        raise NoHome("the user has no home folder; set OUTPACE_CACHE to a folder") from None
+        raise NoHome(f"the user has no home folder; set {CACHE} to a folder") from None
     return Path(caches) / "outpace"
 
 

@@ -8,7 +8,9 @@ They nest, for drafters that combine others::
     group   = "(" spec ")"
 
 as in ``combined:(lookahead:window=5,ngram=4)+(prompt_lookup),max_nodes=40``. A text may contain commas inside
-parentheses; its parentheses must be balanced.
+parentheses; its parentheses must be balanced. A spec may be JSON, for shells that dislike parentheses::
+
+    {"method": "combined", "parts": [{"method": "lookahead", "window": 5}, "prompt_lookup"], "max_nodes": 40}
 
 A name is a key of a table, an entry point that an installed package registers, or the path of a class:
 ``my_package.my_module:Mine:window=3``. Classes of other packages are imported when a spec names them.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import json
 import sys
 import types
 import typing
@@ -33,6 +36,7 @@ from outpace.plugins import checked_class, installed, load_class, moved
 
 T = TypeVar("T")
 
+_IN_JSON = '{"method": "lookahead", "window": 7}'
 _NUMBERS = tuple[int, ...]
 _KINDS = {
     bool: "true or false",
@@ -73,7 +77,7 @@ def check_choices(owner: str, options: object, *names: str) -> None:
 
 
 def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | None = None) -> T:
-    """The object that a spec string ``name:option=value,option=value`` describes.
+    """The object that a spec string ``name:option=value,option=value``, or the same as JSON, describes.
 
     Args:
         kind: "drafter" or "verifier", for messages.
@@ -86,9 +90,69 @@ def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | Non
         OutpaceError: unknown name or option, invalid value, unbalanced parentheses, or a class of another
             package that cannot be imported; the message names the remedy.
     """
+    spec = plain(spec)
     if not _balanced(spec):
         raise OutpaceError(f"the parentheses do not match in {spec.strip()!r}")
     return _Loader(kind, table, base).load(spec)
+
+
+def named(kind: str, table: Mapping[str, type[T]], name: str, base: type[T] | None = None) -> type[T]:
+    """The class that a name selects, as ``load`` does.
+
+    Raises:
+        OutpaceError: there is none; or options follow the name.
+    """
+    _, cls, options = _Loader(kind, table, base).named(name)
+    if options:
+        raise OutpaceError(f"give a name without options, not {name!r}")
+    return cls
+
+
+class _Written(str):
+    """A spec that was an object in JSON."""
+
+
+def plain(spec: str) -> str:
+    """A spec without JSON.
+
+    Raises:
+        OutpaceError: it begins as JSON does, and is none that describes a method.
+    """
+    if not spec.lstrip().startswith("{"):
+        return spec
+    try:
+        return str(json.loads(spec, object_pairs_hook=_written))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, OutpaceError):
+            raise
+        raise OutpaceError(
+            f"{spec.strip()!r} is no JSON ({error}); a spec in JSON is as in {_IN_JSON}"
+        ) from None
+
+
+def _written(pairs: list[tuple[str, Any]]) -> _Written:
+    """An object of JSON as a spec."""
+    names = [value for key, value in pairs if key == "method"]
+    if len(names) != 1 or not isinstance(names[0], str):
+        raise OutpaceError(f"a spec in JSON names one method, as in {_IN_JSON}")
+    options = ",".join(f"{key}={_text(key, value)}" for key, value in pairs if key != "method")
+    return _Written(f"{names[0]}:{options}" if options else names[0])
+
+
+def _text(option: str, value: Any) -> str:
+    """A value of JSON as in a spec; in a list, a text is a spec."""
+    if isinstance(value, list):
+        return "+".join(_text(option, _Written(one) if isinstance(one, str) else one) for one in value)
+    if isinstance(value, _Written):
+        return f"({value})"
+    if not isinstance(value, str):
+        return "none" if value is None else json.dumps(value)
+    if not _balanced(value) or _split(value, ",") != [value]:
+        raise OutpaceError(
+            f"{option}: {value!r} cannot be given in a spec, since it has a comma, a parenthesis "
+            "of no pair or a space at an end"
+        )
+    return value
 
 
 @dataclass(frozen=True)
@@ -100,7 +164,7 @@ class _Loader(Generic[T]):
     base: type[T] | None
 
     def load(self, spec: str) -> T:
-        name, cls, options = self._named(spec)
+        name, cls, options = self.named(spec)
         try:
             values = self._values(name, cls, options)
             missing = [option for option in _needed(cls) if option not in values]
@@ -113,7 +177,7 @@ class _Loader(Generic[T]):
                 raise
             raise OutpaceError(f"{name}: {error}") from error  # a class of another package
 
-    def _named(self, spec: str) -> tuple[str, type[T], str]:
+    def named(self, spec: str) -> tuple[str, type[T], str]:
         """The name in a spec, its class, and the text of its options."""
         name, _, options = (part.strip() for part in spec.partition(":"))
         if name in self.table:

@@ -132,7 +132,7 @@ def test_pages() -> None:
             assert other == {**card, "id": "other name"}
             called = await client.chat(model="other name", max_tokens=1).json()
             assert called["model"] == "other name"
-            assert card["id"] == "nano" and card["max_model_len"] == 2048
+            assert card["id"] == "nano" and card["max_model_len"] == 2048 and card["chat"] is True
             assert card["drafters"] == ["prompt_lookup", "off", "copy"]
             assert await client.get("/v1/models/nano") == card
             assert (await client.get("/v1/models/other"))["error"]["code"] == "model_not_found"

@@ -12,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from outpace.drafters import DRAFTERS
+from outpace.embedded import smollm2_path
+from outpace.loading import load
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
 from outpace.serve.playground import FILES
@@ -63,6 +66,33 @@ def test_the_page_names_files_that_there_are_and_has_nothing_inline() -> None:
             assert re.search(rf"package {path.rpartition('/')[2][:-3]}, version \d", licences)
 
 
+@pytest.mark.real
+@pytest.mark.skipif(not smollm2_path().is_dir(), reason="SmolLM2 is not here; make real fetches it")
+def test_the_example_of_an_edit_is_mended_and_most_of_it_reused() -> None:
+    """The text and the instruction of the page, on a model that follows it."""
+    source = FILES["/static/playground.js"].content.decode()
+    text, change = re.findall('const (?:EXAMPLE|CHANGE) =\\s+"(.*)";', source)
+
+    async def main() -> None:
+        smollm2 = load("smollm2", "bfloat16", "cpu")
+        async with serving("suffix:memory=0", loaded=smollm2) as client:
+            asked = {
+                "messages": [{"role": "user", "content": f"{change}\n\nText: {text}\nCorrected:"}],
+                "prediction": {"type": "content", "content": text},
+                "max_tokens": 128,
+            }
+            found = await client.chat(**asked).json()
+        mended = text.replace("markte", "market").replace("givs", "gives")
+        assert mended != text and found["choices"][0]["message"]["content"].strip() == mended
+        usage = found["usage"]
+        assert (
+            usage["completion_tokens_details"]["accepted_prediction_tokens"]
+            > 0.6 * usage["completion_tokens"]
+        )
+
+    run(main, 300)
+
+
 # -- in a browser ----------------------------------------------------------------------------------------
 
 
@@ -74,7 +104,7 @@ def address() -> Iterator[str]:
     limits = Limits()
 
     def load() -> tuple[Any, Any]:
-        return model(), make_engine(model(), DRAFTER, limits, adaptive=False, memory=0.2)
+        return model(), make_engine(model(), DRAFTER, limits, ready=True, adaptive=False, memory=0.2)
 
     server = Server(Options(drain=0, limits=limits), load, started.put)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
@@ -134,7 +164,43 @@ def spans(page: Page, name: str) -> list[list[Any]]:
     return found
 
 
+def test_a_chat_models_page_opens_in_chat_with_one_line_of_invitation(page: Page) -> None:
+    assert page.get_by_role("radio", name="Chat").is_checked()
+    for tab in ("Generate", "Race", "Edit"):
+        page.get_by_role("tab", name=tab).click()
+        page.locator(".answer").get_by_text(f"Press {tab}: ").wait_for()
+        assert page.locator(".tokens").count() == page.locator(".figures").count() == 0
+
+
+def test_a_model_without_a_template_is_asked_to_complete(page: Page) -> None:
+    def plain(route: Any) -> None:
+        found = route.fetch().json()
+        found["data"][0]["chat"] = False
+        route.fulfill(json=found)
+
+    page.route("**/v1/models", plain)
+    page.reload()
+    page.get_by_text("nano", exact=False).first.wait_for()
+    assert page.get_by_role("radio", name="Completion").is_checked()
+
+
+def test_every_drafter_that_needs_nothing_can_be_chosen(page: Page) -> None:
+    ready = {name for name, cls in DRAFTERS.items() if not cls.needs} - {"none"}
+    box = page.get_by_label("Drafter")
+    offered = box.locator("option").all_inner_texts()
+    assert offered[0] == "the server's own: combined" and {*offered[1:]} == {"off", *ready}
+    box.select_option("token_recycling")
+    page.get_by_role("spinbutton", name="Tokens").fill("24")
+    with page.expect_response(STREAM) as caught:
+        page.get_by_role("button", name="Generate").click()
+    finish(page)
+    steps = steps_of(caught.value.text())
+    assert {name for step in steps for name in step["drafters"]} == {"token_recycling"}
+    page.get_by_text(re.compile("τ is the number of tokens per step")).wait_for()
+
+
 def test_colours_are_those_of_the_steps_of_the_response(page: Page) -> None:
+    page.get_by_role("radio", name="Completion").check()
     page.get_by_label("Text to continue").fill("one two three four. one two three four. one")
     page.get_by_role("spinbutton", name="Tokens").fill("48")
     with page.expect_response(STREAM) as caught:
@@ -210,7 +276,11 @@ def test_an_edit_marks_what_was_reused(page: Page) -> None:
         for text in step["texts"][: step["drafters"].get("reference", {"accepted": 0})["accepted"]]
         if text != "<|endoftext|>"  # which is no part of the text
     ]
-    assert len(reused) > 10
+    asked = caught.value.request.post_data_json
+    text = asked["prediction"]["content"]
+    said = f"Correct the two mistakes; repeat the rest.\n\nText: {text}\nCorrected:"
+    assert asked["messages"] == [{"role": "user", "content": said}]
+    assert len(reused) > 0.6 * sum(len(step["tokens"]) for step in steps)
     assert page.locator("#tokens-edit .reused").all_text_contents() == reused
 
 
@@ -224,6 +294,8 @@ def test_it_is_usable_by_keyboard_at_320_pixels(page: Page) -> None:
     page.get_by_role("spinbutton", name="Tokens").fill("16")
     page.keyboard.press("Enter")
     page.locator("#tokens-generate .step").first.wait_for()
+    box = page.locator("#tokens-generate").bounding_box()
+    assert box is not None and 0 <= box["y"] < 400  # the answer is in view
     finish(page)
     assert page.evaluate("() => document.documentElement.scrollWidth") == 320
     button = page.get_by_role("button", name="Generate")

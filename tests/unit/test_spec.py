@@ -115,6 +115,52 @@ def test_a_mistake_is_named(spec: str, message: str) -> None:
         read(spec)
 
 
+@pytest.mark.parametrize(
+    ("spec", "same"),
+    [
+        ('{"method": "leaf"}', "leaf"),
+        (' {"number": -1, "method": "leaf", "text": "a(b,c)"} ', "leaf:number=-1,text=a(b,c)"),
+        (
+            '{"method": "many", "parts": [{"method": "leaf", "number": 1}, "leaf"], "number": 3}',
+            "many:(leaf:number=1)+(leaf),number=3",
+        ),
+        ('{"method": "many", "parts": ["leaf:number=1"]}', "many:(leaf:number=1)"),
+        (
+            '{"method": "pair", "first": {"method": "many", "parts": ["leaf"]}, "second": null}',
+            "pair:(many:(leaf)),second=none",
+        ),
+        ('{"method": "row", "numbers": [2, 4, -1]}', "row:numbers=2+4+-1"),
+    ],
+)
+def test_a_spec_in_json(spec: str, same: str) -> None:
+    assert read(spec) == read(same)
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ('{"method": "leaf"', 'is no JSON .*; a spec in JSON is as in {"method": "lookahead", "window": 7}'),
+        ('{"window": 7}', "a spec in JSON names one method, as in"),
+        ('{"method": 7}', "a spec in JSON names one method"),
+        ('{"method": "many", "parts": [{}]}', "a spec in JSON names one method"),
+        ('{"a": ' * 100_000, "is no JSON"),
+        ('{"method": "leaf", "text": "a,b"}', "text: 'a,b' cannot be given in a spec, since it has a comma"),
+        ('{"method": "leaf", "text": "a)("}', r"text: 'a\)\(' cannot be given"),
+        ('{"method": "leaf", "numbr": 1}', "leaf has no option 'numbr'; it has: number, text"),
+        ('{"method": "leaf", "number": 1.5}', "leaf: number must be a whole number, not '1.5'"),
+        ('{"method": "leaf", "number": true}', "leaf: number must be a whole number, not 'true'"),
+        ('{"method": "leaf", "number": 1, "number": 2}', "option 'number' is given twice"),
+        ('{"method": "lea"}', "no thing 'lea'. Did you mean 'leaf'"),
+        ('{"method": "many"}', "many needs parts"),
+        ('{"method": "many", "parts": "leaf"}', "each thing in parentheses"),
+        ('{"method": "pair", "first": ["leaf", "leaf"]}', "first takes one thing, not 2"),
+    ],
+)
+def test_a_mistake_in_json_is_named(spec: str, message: str) -> None:
+    with pytest.raises(OutpaceError, match=message):
+        read(spec)
+
+
 def render(thing: Thing) -> str:
     if isinstance(thing, Leaf):
         return f"leaf:number={thing.number}" + (f",text={thing.text}" if thing.text else "")

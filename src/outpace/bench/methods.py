@@ -12,6 +12,7 @@ from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
+from outpace.spec import plain
 
 _OPTION = re.compile(r"\s*\w+\s*=")
 
@@ -19,8 +20,8 @@ _OPTION = re.compile(r"\s*\w+\s*=")
 def split_drafters(text: str) -> list[str]:
     """Split a list of drafters' specs at its commas.
 
-    A comma within parentheses, or before ``name=``, belongs to a spec. Plain decoding comes first, listed or
-    not, since all others are compared with it.
+    A comma within parentheses or JSON, or before ``name=``, belongs to a spec. Plain decoding comes first,
+    listed or not, since all others are compared with it.
 
     Raises:
         OutpaceError: a spec is empty, or given twice.
@@ -32,8 +33,8 @@ def split_drafters(text: str) -> list[str]:
             specs[-1] += "," + piece
         else:
             specs.append(piece)
-        depth += piece.count("(") - piece.count(")")
-    specs = [spec.strip() for spec in specs]
+        depth += sum(piece.count(mark) for mark in "({[") - sum(piece.count(mark) for mark in ")}]")
+    specs = [plain(spec.strip()) for spec in specs]
     if not all(specs):
         raise OutpaceError(f"--drafters has an empty name in {text!r}; write none,lookahead,prompt_lookup")
     others = [spec for spec in specs if spec != BASELINE]

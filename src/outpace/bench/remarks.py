@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Sequence as Seq
 
 from outpace.bench.record import Record
 from outpace.bench.rows import Difference, Row
+from outpace.bench.speed import LEAST_GROUPS, ratios
+from outpace.bench.statistics import interval
 
 _SHOWN = 5
 _ALIKE = 1.1
@@ -44,6 +47,46 @@ def totals(rows: Seq[Row]) -> list[str]:
             f"{both[1]:.2f} times on all together, where those that take long count for more"
         )
     return lines
+
+
+def verdicts(record: Record) -> list[str]:
+    """State for each suite and batch size which method is the fastest, by how much, and how sure that is.
+
+    A method that failed, that is lossy or that broke its promise is out of the question.
+    """
+    groups: dict[tuple[str, int], list[Row]] = {}
+    for row in record.rows:
+        groups.setdefault((row.suite, row.batch), []).append(row)
+    lines = []
+    for (suite, batch), rows in groups.items():
+        where = f" on {suite}" + (f", {batch} at once" if batch > 1 else "") if len(groups) > 1 else ""
+        lines.append(f"Fastest here{where}: {_fastest(rows, [*record.failed, *record.broken])}.")
+    return lines
+
+
+def _fastest(rows: Seq[Row], wrong: Seq[Row]) -> str:
+    right = [row for row in rows if not row.lossy and row not in wrong]
+    ranked = [(row, row.speed) for row in right if row.speed is not None]
+    ranked.sort(key=lambda each: each[1].speedup, reverse=True)
+    plain = rows[0]
+    if not ranked or ranked[0][0] is plain:
+        return "plain decoding, which no other method beats"
+    first, speed = ranked[0]
+    line = f"{first.label}, {_times(speed.speedup, speed.interval)} as fast as plain decoding"
+    second = next((row for row, _ in ranked[1:] if row is not plain), plain)
+    shared = min(len(first.samples), len(second.samples))
+    if second is not plain and shared:
+        found = ratios(first.samples[:shared], second.samples[:shared])
+        span = interval(found) if shared >= LEAST_GROUPS else None
+        line += f", {_times(statistics.median(found), span)} as fast as {second.label}"
+    return f"{line}; n = {speed.groups}"
+
+
+def _times(ratio: float, span: tuple[float, float] | None) -> str:
+    """A ratio with its interval; one that may be below 1 is called unsure."""
+    if span is None:
+        return f"{ratio:.2f} times (too few prompts for an interval)"
+    return f"{ratio:.2f} times (95% {span[0]:.2f}-{span[1]:.2f}{', unsure' if span[0] <= 1 else ''})"
 
 
 def described(one: Difference) -> str:

@@ -66,11 +66,11 @@ def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
     plain = measured.traces[0]
     mine = [_whole(trace.runs[place]) for place in places]
     theirs = [_whole(plain.runs[place]) for place in places]
-    ratios = _ratios(mine, theirs)
+    whole = ratios(mine, theirs)
     later = [(_later(trace.runs[place]), _later(plain.runs[place])) for place in places]
     # A group whose answers were complete after the first step has nothing to compare after it.
     decoding = [(one, two) for one, two in later if one.timed and two.timed]
-    decode = _ratios([one for one, _ in decoding], [two for _, two in decoding])
+    decode = ratios([one for one, _ in decoding], [two for _, two in decoding])
     low, middle, high = quartiles([one.tokens / statistics.median(one.seconds) for one in mine])
     runs = [run for place in places for repeat in trace.runs[place] for run in repeat]
     steps = [run.steps for run in runs if run.steps is not None]
@@ -79,8 +79,8 @@ def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
         groups=len(places),
         tokens_per_second=_rate(mine),
         quartiles=(low, middle, high),
-        speedup=statistics.median(ratios),
-        interval=interval(ratios) if len(ratios) >= LEAST_GROUPS else None,
+        speedup=statistics.median(whole),
+        interval=interval(whole) if len(whole) >= LEAST_GROUPS else None,
         speedup_total=ratio(_rate(mine), _rate(theirs)),
         decode_tokens_per_second=_rate([one for one, _ in decoding]) if decode else None,
         decode_speedup=statistics.median(decode) if decode else None,
@@ -128,7 +128,7 @@ def _rate(groups: Seq[_Timed]) -> float:
     return ratio(sum(group.tokens for group in groups), seconds)
 
 
-def _ratios(mine: Seq[_Timed], theirs: Seq[_Timed]) -> list[float]:
+def ratios(mine: Seq[_Timed | Sample], theirs: Seq[_Timed | Sample]) -> list[float]:
     """Ratio of the tokens per second in each group: the median over paired repeats."""
     return [
         statistics.median(

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
-from typer.core import TyperGroup
 
 from outpace._version import __version__
 from outpace.cli import screen
+from outpace.cli.layout import App, Group
 from outpace.core import OutpaceError, first_line, out_of_memory
 from outpace.plugins import installed, load_object, moved, package_of
 
@@ -24,7 +24,7 @@ T = TypeVar("T")
 NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
-class _Commands(TyperGroup):
+class _Commands(Group):
     """The commands; one that is in another package is named with that package."""
 
     kind = "command"
@@ -39,21 +39,20 @@ class _Benchmarks(_Commands):
     kind = "benchmark"
 
 
-app = typer.Typer(
+app = App(
     name="outpace",
     cls=_Commands,
     help="Faster decoding of Hugging Face models and GGUF files, exact as docs/concepts/exactness.md has it.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-datastores = typer.Typer(
-    help="Build and inspect datastores for the drafter [bold]retrieval[/bold].", no_args_is_help=True
+datastores = App(
+    cls=Group, help="Build and inspect datastores for the drafter `retrieval`.", no_args_is_help=True
 )
 app.add_typer(datastores, name="datastore")
-benchmarks = typer.Typer(cls=_Benchmarks)
+benchmarks = App(cls=_Benchmarks)
 app.add_typer(benchmarks, name="bench")
 
 

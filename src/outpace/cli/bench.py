@@ -18,13 +18,17 @@ from outpace.core import OutpaceError, TargetOptions
 TRANSFORMERS = "transformers:plain,transformers:prompt_lookup"
 
 ProfileToo = Annotated[
-    Path | None, o.model_option("--profile", help="Also measure the drafter of an `outpace tune` profile.")
+    Path | None,
+    o.model_option(
+        "--profile", metavar="FILE", help="Also measure the drafter of an `outpace tune` profile."
+    ),
 ]
 Drafters = Annotated[
     str,
-    o.method_option(
+    o.drafter_option(
         "--drafters",
         metavar="LIST",
+        rich_help_panel="Methods",
         help="Drafters and their options; none, plain decoding, is always measured.",
     ),
 ]
@@ -42,12 +46,13 @@ Assistant = Annotated[
     str | None,
     o.method_option(
         "--assistant",
+        metavar="MODEL",
         help="Draft model of transformers:assisted. Default: the embedded one, for the embedded model.",
     ),
 ]
 Batches = Annotated[str, o.method_option("--batch", metavar="LIST", help="Prompts decoded together.")]
 BenchRepeats = Annotated[
-    int, o.method_option("--repeats", help="Runs of each method, after a warm-up.", min=1)
+    int, o.method_option("--repeats", metavar="N", help="Runs of each method, after a warm-up.", min=1)
 ]
 Lengths = Annotated[
     str | None,
@@ -58,13 +63,14 @@ Lengths = Annotated[
     ),
 ]
 BenchSeed = Annotated[
-    int, o.sampling_option("--seed", help="Seed of the first prompt and of the order of methods.")
+    int,
+    o.sampling_option("--seed", metavar="N", help="Seed of the first prompt and of the order of methods."),
 ]
 
 
 @benchmarks.callback(
     invoke_without_command=True,
-    epilog="Example: [bold]outpace bench --suite builtin --json result.json[/bold]",
+    epilog="Example: outpace bench --suite builtin --json result.json",
 )
 @guarded
 def bench(

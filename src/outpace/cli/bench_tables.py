@@ -11,10 +11,11 @@ from typing import Any
 from rich import box
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from outpace.bench.items import counted
 from outpace.bench.record import Record
-from outpace.bench.remarks import missing, remarks, totals, versions
+from outpace.bench.remarks import missing, remarks, totals, verdicts, versions
 from outpace.bench.rows import Row, number
 
 _LOOK: dict[str, Any] = {
@@ -63,6 +64,8 @@ def show(record: Record, console: Console, further: Callable[[Seq[Row]], list[Ta
         console.print(f"Note: {note}", soft_wrap=True)
     if missing(record):
         console.print(missing(record), soft_wrap=True)
+    for line in verdicts(record):
+        console.print(Text(line, style="bold"), soft_wrap=True)
 
 
 def new_table(title: str, *columns: str) -> Table:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
 
 
-@app.command(epilog="Example: [bold]outpace chat --model HuggingFaceTB/SmolLM2-135M-Instruct[/bold]")
+@app.command(epilog="Example: outpace chat --model HuggingFaceTB/SmolLM2-135M-Instruct")
 @guarded
 def chat(
     model: o.ModelName = None,

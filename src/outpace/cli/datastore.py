@@ -19,10 +19,13 @@ from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
 
 SourcePaths = Annotated[
-    list[Path], typer.Argument(help="Files and folders of texts or of token ids.", show_default=False)
+    list[Path],
+    typer.Argument(
+        metavar="SOURCE...", help="Files and folders of texts or of token ids.", show_default=False
+    ),
 ]
 DatastoreOut = Annotated[
-    Path, o.output_option("--out", "-o", help="The datastore's file.", show_default=False)
+    Path, o.output_option("--out", "-o", metavar="PATH", help="The datastore's file.", show_default=False)
 ]
 TokenizerName = Annotated[
     str | None,
@@ -30,6 +33,7 @@ TokenizerName = Annotated[
         "--model",
         "--tokenizer",
         "-m",
+        metavar="MODEL",
         help="Model whose tokenizer is used: hub name or folder. Default: the embedded model.",
     ),
 ]
@@ -37,32 +41,38 @@ VocabularySize = Annotated[
     int | None,
     o.model_option(
         "--vocabulary",
+        metavar="N",
         help="Size of the vocabulary, in place of --model if all sources are token ids.",
         min=1,
     ),
 ]
-Field = Annotated[str, typer.Option("--field", help="Field of a .jsonl file's objects with the text.")]
+Field = Annotated[
+    str, typer.Option("--field", metavar="NAME", help="Field of a .jsonl file's objects with the text.")
+]
 EndToken = Annotated[
     int | None,
-    typer.Option("--end-token", help="The token id that ends each document of a .npy file.", min=0),
+    typer.Option(
+        "--end-token", metavar="ID", help="The token id that ends each document of a .npy file.", min=0
+    ),
 ]
 SortingMemory = Annotated[
     float,
     typer.Option(
         "--memory",
+        metavar="GB",
         help="GB for sorting. Texts that need more go into several shards, which slows look-ups down.",
         min=0.001,
     ),
 ]
-DatastoreFile = Annotated[Path, typer.Argument(help="The datastore's file.", show_default=False)]
+DatastoreFile = Annotated[
+    Path, typer.Argument(metavar="FILE", help="The datastore's file.", show_default=False)
+]
 VerifyAll = Annotated[
     bool, typer.Option("--verify", help="Read the whole file and compare it with its checksums.")
 ]
 
 
-@datastores.command(
-    "build", epilog="Example: [bold]outpace datastore build texts/ --out texts.datastore[/bold]"
-)
+@datastores.command("build", epilog="Example: outpace datastore build texts/ --out texts.datastore")
 @guarded
 def build_datastore(
     sources: SourcePaths,
@@ -99,7 +109,7 @@ def build_datastore(
     show(build(pieces, size, words, out, int(memory * 2**30)), as_json, table)
 
 
-@datastores.command("info", epilog="Example: [bold]outpace datastore info texts.datastore --verify[/bold]")
+@datastores.command("info", epilog="Example: outpace datastore info texts.datastore --verify")
 @guarded
 def datastore_info(file: DatastoreFile, verify: VerifyAll = False, as_json: o.AsJson = False) -> None:
     """Print the contents of a datastore."""

@@ -37,8 +37,10 @@ if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
 
-DrafterSpec = Annotated[str, o.model_option("--drafter", "-d", metavar="SPEC", help=o._SPEC)]
-Question = Annotated[str | None, typer.Option("--prompt", "-p", help="Prompt in place of the question.")]
+DrafterSpec = Annotated[str, o.drafter_option("--drafter", "-d", help=o.SPEC)]
+Question = Annotated[
+    str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="Prompt in place of the question.")
+]
 Once = Annotated[
     bool, typer.Option("--once", help="Print only the final state, for terminals that cannot be redrawn.")
 ]
@@ -52,7 +54,7 @@ DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"
 OTHERS_DRAFTER = "suffix"
 
 
-@app.command(epilog="Example: [bold]outpace demo --drafter lookahead:window=5,ngram=4[/bold]")
+@app.command(epilog="Example: outpace demo --drafter lookahead:window=5,ngram=4")
 @guarded
 def demo(
     drafter: DrafterSpec = "",

@@ -7,13 +7,15 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import MISSING, Field, fields
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Group, RenderableType
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from outpace.cli import completing
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded, show
 from outpace.core import OutpaceError
@@ -22,19 +24,46 @@ _HOW_TO_WRITE = (
     "An option follows the name, as in --drafter lookahead:window=5,guesses=5. A drafter as an option goes "
     "in parentheses; join several by plus signs, as in "
     "combined:parts=(lookahead:window=5)+(prompt_lookup),max_nodes=40. The name of the first option may be "
-    "omitted then, as in combined:(lookahead)+(prompt_lookup). Name your own drafter by its path, "
+    "omitted then, as in combined:(lookahead)+(prompt_lookup). JSON is read too, as in "
+    '\'{"method": "lookahead", "window": 5}\'. Name your own drafter by its path, '
     "as in my_package.my_module:MyDrafter:window=5."
 )
 
+Name = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME",
+        help="Show this one: its options and its paper.",
+        show_default=False,
+        autocompletion=completing.drafters,
+        callback=completing.with_own_modules,
+    ),
+]
 
-@app.command(epilog="Example: [bold]outpace drafters --json[/bold]")
+
+@app.command(epilog="Example: outpace drafters suffix")
 @guarded
-def drafters(as_json: o.AsJson = False) -> None:
-    """List the drafting methods, their options and defaults, and their papers.
+def drafters(name: Name = None, as_json: o.AsJson = False) -> None:
+    """List the drafting methods: when to use which, and what it needs.
 
     Drafters registered by other installed packages are listed with their package.
     """
-    show(catalogue(), as_json, table)
+    if name is None:
+        show(catalogue(), as_json, table)
+    else:
+        show(entry_of(name), as_json, described)
+
+
+def entry_of(name: str) -> dict[str, Any]:
+    """The entry of one drafter; by its path, if it is not listed.
+
+    Raises:
+        OutpaceError: there is no such drafter.
+    """
+    from outpace.drafters import drafter_class
+
+    found = next((entry for entry in catalogue() if entry["name"] == name), None)
+    return found or _entry(name, "outpace", drafter_class(name))
 
 
 def catalogue() -> list[dict[str, Any]]:
@@ -49,6 +78,8 @@ def _entry(name: str, package: str, cls: type[Any]) -> dict[str, Any]:
         "name": name,
         "package": package,
         "summary": (inspect.getdoc(cls) or "").split("\n")[0],
+        "when": vars(cls).get("when", ""),  # what a base is for, a drafter need not be
+        "needs": getattr(cls, "needs", ""),
         "paper": getattr(cls, "paper", ""),
         "options": _options(cls),
         "error": None,
@@ -67,7 +98,7 @@ def _third_party() -> Iterator[dict[str, Any]]:
                 raise OutpaceError(f"outpace has its own drafter {name!r}; select this one as {entry.value}")
             yield _entry(name, package, load_class("drafter", entry, Drafter))
         except OutpaceError as error:
-            empty = {"summary": "", "paper": "", "options": []}
+            empty = {"summary": "", "when": "", "needs": "", "paper": "", "options": []}
             yield {"name": name, "package": package, **empty, "error": str(error)}
 
 
@@ -118,29 +149,65 @@ def _attributes(doc: str) -> dict[str, str]:
 
 
 def table(found: list[dict[str, Any]]) -> RenderableType:
-    """The catalogue as text."""
-    blocks: list[RenderableType] = []
+    """A line for each drafter: those that need nothing, those that do, and those of other packages."""
+    groups: dict[str, list[dict[str, Any]]] = {"For any model": [], "With something more": []}
     for entry in found:
-        name = Text(entry["name"], style="bold")
-        below: list[RenderableType] = []
-        if entry["package"] != "outpace":
-            name.append(f" ({entry['package']})", style="not bold dim")
-        if entry["error"]:
-            below.append(Text(entry["error"], style="red"))
-        else:
-            below += [Text(entry["summary"]), Text(f"Paper: {entry['paper']}", style="dim")]
-        if entry["options"]:
-            below.append(_option_table(entry["options"]))
-        blocks += [name, Padding(Group(*below), (0, 0, 0, 2), expand=False), Text("")]
-    return Group(*blocks, Text(_HOW_TO_WRITE, style="dim"))
+        own = list(groups)[bool(entry["needs"])]
+        groups.setdefault(own if entry["package"] == "outpace" else entry["package"], []).append(entry)
+    blocks: list[RenderableType] = []
+    for title, entries in groups.items():
+        blocks += [Text(title, style="bold"), _lines(entries), Text("")]
+    return Group(*blocks, Text("Options and paper of one: outpace drafters NAME", style="dim"))
+
+
+def _lines(found: list[dict[str, Any]]) -> Table:
+    grid = _grid()
+    for entry in found:
+        about = entry["when"] or entry["summary"].rstrip(".")
+        needs = f"; needs {entry['needs']}" if entry["needs"] else ""
+        text = Text(entry["error"], style="red") if entry["error"] else Text(about + needs)
+        grid.add_row(Text(f"  {entry['name']}", style="bold"), text)
+    return grid
+
+
+def _grid() -> Table:
+    """Two columns, of which nothing is cut."""
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(overflow="fold")
+    grid.add_column(overflow="fold")
+    return grid
+
+
+def described(entry: dict[str, Any]) -> RenderableType:
+    """All about one drafter."""
+    name = Text(entry["name"], style="bold")
+    if entry["package"] != "outpace":
+        name.append(f" ({entry['package']})", style="not bold dim")
+    if entry["error"]:
+        return Group(name, Text(entry["error"], style="red"))
+    rows = (("when", entry["when"]), ("needs", entry["needs"]), ("paper", entry["paper"]))
+    facts = _grid()
+    for title, text in rows:
+        if text:
+            facts.add_row(Text(title, style="dim"), Text(text))
+    blocks: list[RenderableType] = [name, Text(entry["summary"]), facts]
+    if entry["options"]:
+        blocks += [
+            Text("\nOptions", style="bold"),
+            Padding(_option_table(entry["options"]), (0, 0, 0, 2), expand=False),
+        ]
+    return Group(*blocks, Text(f"\n{_HOW_TO_WRITE}", style="dim"))
 
 
 def _option_table(options: list[dict[str, Any]]) -> Table:
     """A row per option: its notation with the default, and its description."""
-    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid = _grid()
     for option in options:
         default = "" if option["required"] else f" = {_shown(option['default'])}"
-        grid.add_row(Text(f"{option['name']}: {_kind(option['type'])}{default}"), Text(option["description"]))
+        grid.add_row(
+            Text(f"{option['name']}: {_kind(option['type'])}{default}"),
+            Text(option["description"].replace("``", "`")),
+        )
     return grid
 
 

@@ -44,21 +44,24 @@ if TYPE_CHECKING:
 PresencePenalty = Annotated[
     float,
     o.sampling_option(
-        "--presence-penalty", help="Subtracted once from the logit of each token in the output."
+        "--presence-penalty", metavar="X", help="Subtracted once from the logit of each token in the output."
     ),
 ]
 FrequencyPenalty = Annotated[
     float,
     o.sampling_option(
-        "--frequency-penalty", help="Subtracted from a token's logit once per occurrence in the output."
+        "--frequency-penalty",
+        metavar="X",
+        help="Subtracted from a token's logit once per occurrence in the output.",
     ),
 ]
-Prompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")]
+Prompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt.")]
 PromptFile = Annotated[
     Path | None,
     typer.Option(
         "--file",
         "-f",
+        metavar="FILE",
         help="A text file, or a .jsonl of prompts: strings, or objects with prompt, question or turns.",
     ),
 ]
@@ -67,38 +70,48 @@ Reference = Annotated[
     typer.Option(
         "--reference",
         "-r",
+        metavar="FILE",
         help="Text file that the output may repeat, for --drafter reference; repeatable. "
         "(In a .jsonl: a list of texts, references.)",
     ),
 ]
 Audio = Annotated[
     list[Path] | None,
-    typer.Option("--audio", help="A wav file, for a model of speech (Whisper); repeatable."),
+    typer.Option("--audio", metavar="FILE", help="A wav file, for a model of speech (Whisper); repeatable."),
 ]
 Language = Annotated[
-    str | None, typer.Option("--language", help="With --audio: the language spoken. Default: detected.")
+    str | None,
+    typer.Option("--language", metavar="NAME", help="With --audio: the language spoken. Default: detected."),
 ]
 Task = Annotated[
-    str | None, typer.Option("--task", help="With --audio: transcribe, or translate (into English).")
+    str | None,
+    typer.Option("--task", metavar="NAME", help="With --audio: transcribe, or translate (into English)."),
 ]
 InTemplate = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
-Batch = Annotated[int, typer.Option("--batch", help="Prompts decoded together.", min=1)]
-Stop = Annotated[list[str] | None, o.sampling_option("--stop", help="Text that ends the output; repeatable.")]
+Batch = Annotated[int, typer.Option("--batch", metavar="N", help="Prompts decoded together.", min=1)]
+Stop = Annotated[
+    list[str] | None,
+    o.sampling_option("--stop", metavar="TEXT", help="Text that ends the output; repeatable."),
+]
 IgnoreEos = Annotated[bool, o.sampling_option("--ignore-eos", help="Continue after an end token.")]
 Logprobs = Annotated[
     int | None,
-    o.output_option("--logprobs", help="With --json: log probabilities of each token and of N alternatives."),
+    o.output_option(
+        "--logprobs", metavar="N", help="With --json: log probabilities of each token and of N alternatives."
+    ),
 ]
-Out = Annotated[Path | None, o.output_option("--out", "-o", help="Write results to this file.")]
+Out = Annotated[
+    Path | None, o.output_option("--out", "-o", metavar="PATH", help="Write results to this file.")
+]
 Compare = Annotated[
     bool, o.output_option("--compare", help="Decode plainly too, in turns: equality and both speeds.")
 ]
 Repeats = Annotated[
-    int, o.output_option("--repeats", help="With --compare: report medians of N runs.", min=1)
+    int, o.output_option("--repeats", metavar="N", help="With --compare: report medians of N runs.", min=1)
 ]
 
 
-@app.command(epilog='Example: [bold]outpace generate --prompt "The quick brown" --compare[/bold]')
+@app.command(epilog='Example: outpace generate --prompt "The quick brown" --compare')
 @guarded
 def generate(
     prompt: Prompt = None,

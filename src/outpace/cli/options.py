@@ -8,18 +8,32 @@ from typing import Annotated
 
 import typer
 
+from outpace.cli import completing
+from outpace.cli.layout import RARE
+
 # An option in one of the panels of --help.
 model_option = partial(typer.Option, rich_help_panel="Model")
+rare_option = partial(typer.Option, rich_help_panel=RARE)
 method_option = partial(typer.Option, rich_help_panel="Methods")
 data_option = partial(typer.Option, rich_help_panel="Data")
 sampling_option = partial(typer.Option, rich_help_panel="Sampling")
 output_option = partial(typer.Option, rich_help_panel="Output")
+# One whose value names drafters.
+drafter_option = partial(
+    typer.Option,
+    metavar="SPEC",
+    autocompletion=completing.drafters,
+    callback=completing.with_own_modules,
+    rich_help_panel="Model",
+)
 
 ModelName = Annotated[
     str | None,
     model_option(
         "--model",
         "-m",
+        metavar="MODEL",
+        autocompletion=completing.models,
         help="Hub name or folder, smollm2 (see `make real`), or a .gguf file, which llama.cpp runs. "
         "Default: the embedded model.",
     ),
@@ -43,11 +57,12 @@ Adaptive = Annotated[
     ),
 ]
 Device = Annotated[
-    str | None, model_option("--device", help="In torch's notation. Default: cuda if available.")
+    str | None,
+    model_option("--device", metavar="DEVICE", help="In torch's notation. Default: cuda if available."),
 ]
 DeviceMap = Annotated[
     str | None,
-    model_option(
+    rare_option(
         "--device-map",
         metavar="MAP",
         help="Divide the layers among devices: auto, balanced, sequential, or JSON from module to device.",
@@ -55,7 +70,7 @@ DeviceMap = Annotated[
 ]
 Parallel = Annotated[
     str | None,
-    model_option(
+    rare_option(
         "--parallel",
         metavar="MODE",
         help="Under torchrun: draft (each process has the model, and verifies a share of a draft) or tensor "
@@ -64,23 +79,25 @@ Parallel = Annotated[
 ]
 ParallelTimeout = Annotated[
     float,
-    model_option(
-        "--parallel-timeout", help="With --parallel: seconds in which every process must answer.", min=1
+    rare_option(
+        "--parallel-timeout",
+        metavar="SECONDS",
+        help="With --parallel: seconds in which every process must answer.",
+        min=1,
     ),
 ]
 Dtype = Annotated[
     str,
     model_option(
         "--dtype",
+        metavar="DTYPE",
         help="auto (the model's own on a GPU, float32 on a CPU), float32, bfloat16, float16, float64.",
     ),
 ]
-Trust = Annotated[
-    bool, model_option("--trust-remote-code", help="Run Python code that comes with the model.")
-]
+Trust = Annotated[bool, rare_option("--trust-remote-code", help="Run Python code that comes with the model.")]
 Quantise = Annotated[
     str | None,
-    model_option(
+    rare_option(
         "--quantise",
         metavar="BITS",
         help="int8 or int4: round the weights; for --dtype bfloat16 on a CPU. Changes the tokens.",
@@ -88,59 +105,70 @@ Quantise = Annotated[
 ]
 Stock = Annotated[
     bool,
-    model_option(
+    rare_option(
         "--stock",
         help="Slower: steps run on transformers' own modules, and plain decoding has its tokens.",
     ),
 ]
 LlamaCpp = Annotated[
     str,
-    model_option(
+    rare_option(
         "--llamacpp",
         metavar="OPTIONS",
         help="With a .gguf file: options, as in threads=4,n_gpu_layers=-1,type_v=q8_0 (docs/guides/gguf.md).",
     ),
 ]
-MaxNewTokens = Annotated[int, sampling_option("--max-new-tokens", "-n", help="Maximum tokens to emit.")]
-Temperature = Annotated[float, sampling_option("--temperature", "-t", help="0 is greedy.")]
+MaxNewTokens = Annotated[
+    int, sampling_option("--max-new-tokens", "-n", metavar="N", help="Maximum tokens to emit.")
+]
+Temperature = Annotated[float, sampling_option("--temperature", "-t", metavar="T", help="0 is greedy.")]
 AsJson = Annotated[bool, output_option("--json", help="Results as JSON.")]
 Overwrite = Annotated[bool, output_option("--overwrite", help="Let --out replace a file.")]
-_SPEC = (
+SPEC = (
     "A drafter and its options, as in lookahead:window=7,ngram=5; nested drafters in parentheses, as in "
     "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
 )
-DefaultDrafterSpec = Annotated[
-    str, model_option("--drafter", "-d", metavar="SPEC", help=_SPEC, show_default="lookahead")
-]
+DefaultDrafterSpec = Annotated[str, drafter_option("--drafter", "-d", help=SPEC, show_default="lookahead")]
 ObserverSpec = Annotated[
     str,
-    model_option(
+    rare_option(
         "--observer",
         metavar="SPEC",
         help="What follows the steps and may change the drafter while it is used, from an installed "
         "package, as in online:every=512,out=DIR of outpace-lab.",
     ),
 ]
-TopK = Annotated[int, sampling_option("--top-k", help="Keep the k most probable tokens; 0 keeps all.")]
+TopK = Annotated[
+    int, sampling_option("--top-k", metavar="K", help="Keep the k most probable tokens; 0 keeps all.")
+]
 TopP = Annotated[
-    float, sampling_option("--top-p", help="Keep the smallest set of tokens of this probability.")
+    float,
+    sampling_option("--top-p", metavar="P", help="Keep the smallest set of tokens of this probability."),
 ]
 MinP = Annotated[
-    float, sampling_option("--min-p", help="Drop tokens less probable than this times the most probable one.")
+    float,
+    sampling_option(
+        "--min-p", metavar="P", help="Drop tokens less probable than this times the most probable one."
+    ),
 ]
 RepetitionPenalty = Annotated[
     float,
     sampling_option(
-        "--repetition-penalty", help="Lowers the logits of tokens in prompt and output; 1 is off."
+        "--repetition-penalty",
+        metavar="X",
+        help="Lowers the logits of tokens in prompt and output; 1 is off.",
     ),
 ]
 Seed = Annotated[
-    int | None, sampling_option("--seed", help="Equal seeds give equal outputs. Default: a new one.")
+    int | None,
+    sampling_option("--seed", metavar="N", help="Equal seeds give equal outputs. Default: a new one."),
 ]
 ProfileFile = Annotated[
     Path | None,
     model_option(
-        "--profile", help="Profile written by `outpace tune`, whose drafter is used in place of --drafter."
+        "--profile",
+        metavar="FILE",
+        help="Profile written by `outpace tune`, whose drafter is used in place of --drafter.",
     ),
 ]
 Suites = Annotated[
@@ -154,9 +182,15 @@ Suites = Annotated[
 ]
 Data = Annotated[
     Path | None,
-    data_option("--data", help="Folder with the suites of an installed package. Default: their usual place."),
+    data_option(
+        "--data",
+        metavar="DIR",
+        help="Folder with the suites of an installed package. Default: their usual place.",
+    ),
 ]
-Limit = Annotated[int | None, data_option("--limit", help="Maximum number of prompts per suite.", min=1)]
+Limit = Annotated[
+    int | None, data_option("--limit", metavar="N", help="Maximum number of prompts per suite.", min=1)
+]
 Ends = Annotated[
     bool,
     sampling_option(

@@ -29,15 +29,20 @@ if TYPE_CHECKING:
     from outpace.serve.server import Server
     from outpace.serve.service import Service
 
+API_KEYS = "OUTPACE_API_KEYS"
+
 _server = partial(typer.Option, rich_help_panel="Server")
 _limits = partial(typer.Option, rich_help_panel="Limits")
 
-Host = Annotated[str, _server("--host", help="Address to listen on.")]
-Port = Annotated[int, _server("--port", help="Port to listen on; 0 takes a free one.", min=0, max=65535)]
+Host = Annotated[str, _server("--host", metavar="ADDRESS", help="Address to listen on.")]
+Port = Annotated[
+    int, _server("--port", metavar="PORT", help="Port to listen on; 0 takes a free one.", min=0, max=65535)
+]
 Names = Annotated[
     list[str] | None,
     _server(
         "--served-model-name",
+        metavar="NAME",
         help="The model's name for clients; repeatable. Default: its name, or the last part of its folder.",
     ),
 ]
@@ -45,14 +50,18 @@ KeysFile = Annotated[
     Path | None,
     _server(
         "--api-keys",
+        metavar="FILE",
         help="File of keys, one per line; each request must send one of them. "
-        "(Or OUTPACE_API_KEYS, separated by commas.)",
+        f"(Or {API_KEYS}, separated by commas.)",
     ),
 ]
 Origins = Annotated[
-    list[str] | None, _server("--cors-origin", help="Allow requests from pages of this origin; repeatable.")
+    list[str] | None,
+    _server("--cors-origin", metavar="URL", help="Allow requests from pages of this origin; repeatable."),
 ]
-Drain = Annotated[float, _server("--drain", help="Seconds for requests to finish after SIGTERM.", min=0)]
+Drain = Annotated[
+    float, _server("--drain", metavar="SECONDS", help="Seconds for requests to finish after SIGTERM.", min=0)
+]
 NoLog = Annotated[bool, _server("--no-access-log", help="Do not log requests.")]
 Endpoint = Annotated[
     str | None,
@@ -65,35 +74,50 @@ Endpoint = Annotated[
 ]
 Others = Annotated[
     list[str] | None,
-    o.model_option(
+    o.drafter_option(
         "--also",
         metavar="NAME=SPEC",
-        help="A further drafter, which requests select by its name; repeatable.",
+        help="A further drafter, which requests select by its name; repeatable. Those that need nothing "
+        "are there by their own names.",
     ),
 ]
-MaxRunning = Annotated[int, _limits("--max-running", help="Sequences decoded at once.", min=1)]
+MaxRunning = Annotated[int, _limits("--max-running", metavar="N", help="Sequences decoded at once.", min=1)]
 MaxWaiting = Annotated[
-    int, _limits("--max-waiting", help="Maximum of waiting requests; beyond it, requests get 429.", min=0)
+    int,
+    _limits(
+        "--max-waiting", metavar="N", help="Maximum of waiting requests; beyond it, requests get 429.", min=0
+    ),
 ]
 MaxWait = Annotated[
-    float, _limits("--max-wait", help="Maximum seconds that a request waits; then it gets 503.", min=0)
+    float,
+    _limits(
+        "--max-wait", metavar="SECONDS", help="Maximum seconds that a request waits; then it gets 503.", min=0
+    ),
 ]
-MaxBody = Annotated[float, _limits("--max-body", help="Maximum size of a request's body in MiB.", min=0.001)]
+MaxBody = Annotated[
+    float, _limits("--max-body", metavar="MIB", help="Maximum size of a request's body in MiB.", min=0.001)
+]
 Memory = Annotated[
     float,
-    _limits("--memory", help="GiB for keys and values, or, below 1, a share of free memory.", min=0.001),
+    _limits(
+        "--memory",
+        metavar="GIB",
+        help="GiB for keys and values, or, below 1, a share of free memory.",
+        min=0.001,
+    ),
 ]
 PrefixCache = Annotated[
     int,
     _limits(
         "--prefix-cache",
+        metavar="MIB",
         help="MiB for the prefix cache of common prompt prefixes; 0 for none.",
         min=0,
     ),
 ]
 
 
-@app.command(epilog="Example: [bold]outpace serve --drafter prompt_lookup --port 8000[/bold]")
+@app.command(epilog="Example: outpace serve --drafter prompt_lookup --port 8000")
 @guarded
 def serve(
     model: o.ModelName = None,
@@ -136,7 +160,7 @@ def serve(
         from outpace.serve.telemetry import tracer_to
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
-    keys = Keys.read(api_keys, os.environ.get("OUTPACE_API_KEYS", ""))
+    keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
     watching, others = observer_of(observer, parallel), _others(also or [])
     tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
     options = Options(served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
@@ -149,7 +173,7 @@ def serve(
         loaded, spec = profiled(Source(*parts), drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
-        return loaded, make_engine(loaded, own, limits, others, learner, **rooms)
+        return loaded, make_engine(loaded, own, limits, others, learner, ready=True, **rooms)
 
     with ExitStack() as learners:
         _run(Server(options, load, ready), listener, not no_access_log)

@@ -32,12 +32,16 @@ class Drafter(ABC, Generic[State]):
     Class attributes:
         name: its name in spec strings and counts; by default the class's name in snake case.
         paper: the publication of the method.
+        when: when to use it, in a few words that begin with for, to, with or on.
+        needs: what it cannot draft without, beside the model; "" if it works by its bare name.
 
     The properties below may be overridden by class attributes, or by properties that depend on the options.
     """
 
     name: ClassVar[str]
     paper: ClassVar[str]
+    when: ClassVar[str] = ""
+    needs: ClassVar[str] = ""
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

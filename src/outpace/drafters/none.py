@@ -17,6 +17,7 @@ class NoDraft(SequenceDrafter[None]):
     """Plain decoding."""
 
     name: ClassVar[str] = "none"
+    when: ClassVar[str] = "to measure plain decoding, the baseline"
     paper: ClassVar[str] = "none: plain autoregressive decoding"
 
     def start(self, sequence: Sequence, shared: Any) -> None:

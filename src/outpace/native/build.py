@@ -34,7 +34,7 @@ from typing import Any
 import torch
 
 from outpace.core import OutpaceError, first_line
-from outpace.embedded import NoHome, cache_path
+from outpace.embedded import CACHE, NoHome, cache_path
 from outpace.files import foreign
 from outpace.native.instructions import chosen
 
@@ -139,7 +139,7 @@ def _opened(folder: Path) -> Iterator[Path]:
         if why := foreign(os.fstat(opened)):
             raise OutpaceError(
                 f"code in {folder} is not loaded, since {why}; make it yours alone (chmod 700), or set "
-                "OUTPACE_CACHE to another folder"
+                f"{CACHE} to another folder"
             )
         yield Path(f"/proc/self/fd/{opened}")
     finally:
@@ -157,9 +157,10 @@ def _temporary(process: int, reason: str) -> Path:
 
     atexit.register(remove)
     _log.warning(
-        "functions in C are compiled anew in each process, since they cannot be kept: %s; set OUTPACE_CACHE "
-        "to a folder that can be written",
+        "functions in C are compiled anew in each process, since they cannot be kept: %s; set %s to a "
+        "folder that can be written",
         reason,
+        CACHE,
     )
     return folder
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
 from typing import Any
 
 from outpace.core import OutpaceError
+from outpace.drafters import DRAFTERS
 from outpace.drafters.base import Drafter
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.reference import Reference
@@ -19,7 +22,10 @@ from outpace.serve.errors import Refused
 from outpace.serve.grammar import Forced
 from outpace.serve.request import ParsedRequest
 from outpace.serve.trace import Tracer
+from outpace.targets.base import TargetModel
 
+_FORGETFUL = {"memory": 0, "share": False}
+_CHAINS = {"branches": 1}
 BROUGHT = "request"  # the drafter for a request's prediction or grammar
 
 
@@ -32,12 +38,35 @@ def with_brought(drafter: Drafter[Any]) -> Drafter[Any]:
     return Combined(tuple(parts))
 
 
+def ready_drafters(default: Drafter[Any], target: TargetModel) -> dict[str, Drafter[Any]]:
+    """The drafters that need nothing, by name, beside the default one; they remember no outputs.
+
+    For a target that takes no trees, those that can draft chains. What it refuses is left out, and all
+    if the default one replaces the target.
+    """
+    if type(default).attach is not Drafter.attach:
+        return {}
+    found: dict[str, Drafter[Any]] = {}
+    for name, cls in DRAFTERS.items():
+        if cls.needs or cls is NoDraft or name == default.name:
+            continue
+        known = {own.name for own in fields(cls)}
+        options = {**_FORGETFUL, **(_CHAINS if target.chains_only else {})}
+        one = cls(**{option: value for option, value in options.items() if option in known})
+        if not (one.trees and target.chains_only):
+            with suppress(OutpaceError):
+                one.prepare(target)
+                found[name] = one
+    return found
+
+
 def make_engine(
     model: Loaded,
     drafter: Drafter[Any] | str | None,
     limits: Limits,
     others: Mapping[str, str] | None = None,
     learner: Observer | None = None,
+    ready: bool = False,
     **more: Any,
 ) -> Engine:
     """Make an engine for a service.
@@ -45,13 +74,17 @@ def make_engine(
     Args:
         others: spec strings of further drafters, by the names that requests use.
         learner: an observer that changes the drafter while it is used.
+        ready: let requests also select ``ready_drafters`` by their names.
         more: further arguments of ``Engine``.
 
     Raises:
         OutpaceError: the parts do not fit together.
     """
     default = drafter_of(drafter)
-    drafters: dict[str, Drafter[Any] | str] = dict(others or {})
+    drafters: dict[str, Drafter[Any] | str] = {
+        **(ready_drafters(default, model.target) if ready else {}),
+        **(others or {}),
+    }
     if BROUGHT in drafters:
         raise OutpaceError(f"{BROUGHT!r} names the drafter of predictions; choose another name")
     if type(default).attach is Drafter.attach:  # a drafter that replaces the target cannot be combined

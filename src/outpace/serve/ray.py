@@ -293,6 +293,7 @@ class Replica:
             loaded,
             config.drafter or usual_drafter(loaded.target),
             config.limits,
+            ready=True,
             memory=config.memory if config.memory < 1 else int(config.memory * 2**30),
             prefix_cache=config.prefix_cache * 2**20 or None,
         )

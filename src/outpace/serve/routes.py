@@ -124,6 +124,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "owned_by": "outpace",
         "max_model_len": service.defaults.context,
         "drafters": service.drafters.names,
+        "chat": service.model.has_template,
         "max_running": service.admission.limits.running,
     }
 

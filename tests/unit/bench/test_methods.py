@@ -57,6 +57,10 @@ def plain(model: Loaded, asked: Request) -> list[list[int]]:
             ["none", "lookahead:window=7,ngram=5", "prompt_lookup:branches=1"],
         ),
         (
+            'none,{"method": "combined", "parts": ["jacobi", {"method": "lookahead", "window": 3}]},suffix',
+            ["none", "combined:parts=(jacobi)+(lookahead:window=3)", "suffix"],
+        ),
+        (
             "combined:(lookahead:window=3,ngram=3)+(prompt_lookup),suffix",
             ["none", "combined:(lookahead:window=3,ngram=3)+(prompt_lookup)", "suffix"],
         ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from typer.testing import CliRunner
 import outpace
 from outpace.cli import app
 from outpace.drafters import DRAFTERS
+from outpace.drafters.copying.reference import Reference
 from outpace.loading import load
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
@@ -37,10 +39,32 @@ def test_drafters_lists_every_method_with_its_options(run: Any) -> None:
         ("ngram", "int", DRAFTERS["lookahead"]().ngram),  # type: ignore[attr-defined]
     ]
     assert all(option["description"] for entry in found.values() for option in entry["options"])
-    shown = run("drafters").stdout
+    lines = " ".join(run("drafters").stdout.split())
     for entry in found.values():
-        assert entry["name"] in shown
-        assert all(f"{option['name']}: " in shown for option in entry["options"])
+        needs = f"; needs {entry['needs']}" if entry["needs"] else ""
+        assert f"{entry['name']} {entry['when']}{needs} " in lines
+        assert entry["when"].partition(" ")[0] in ("for", "to", "with", "on")
+
+
+def test_one_drafter_is_shown_with_its_options_and_its_paper(run: Any) -> None:
+    entry = json.loads(run("drafters", "combined", "--json").stdout)
+    shown = run("drafters", "combined").stdout
+    assert all(
+        option["name"] in shown.split() or f"{option['name']}:" in shown.split()
+        for option in entry["options"]
+    )
+    for text in (entry["summary"], entry["when"], entry["needs"], entry["paper"]):
+        assert text in " ".join(shown.split())
+    assert "\u2026" not in shown
+    result = run("drafters", "sufix")
+    assert result.exit_code == 2 and "Did you mean 'suffix'?" in result.stderr
+    assert "without options" in run("drafters", "suffix:memory=0").stderr
+
+
+def test_what_drafters_need_is_told_by_those_that_need_something() -> None:
+    for cls in DRAFTERS.values():
+        options = {field.name for field in dataclasses.fields(cls)} & {"parts", "path", "model"}
+        assert bool(cls.needs) == bool(options or cls is Reference), cls.name
 
 
 @pytest.fixture
@@ -77,8 +101,11 @@ def test_drafters_of_other_packages_are_listed(run: Any) -> None:
     assert "'broken' of guesses 0.3 cannot be imported" in found["broken"]["error"]
     assert "its own drafter 'lookahead'; select this one as guesses:Guess" in found["lookahead"]["error"]
     shown = " ".join(run("drafters").stdout.split())
-    assert "guess (guesses 0.3) Guesses well. Paper: Guess et al." in shown
-    assert "broken (guesses 0.3) the drafter 'broken' of guesses 0.3 cannot be imported" in shown
+    assert "guesses 0.3 guess Guesses well broken" in shown
+    assert "broken the drafter 'broken' of guesses 0.3 cannot be imported" in shown
+    one = " ".join(run("drafters", "guess").stdout.split())
+    assert one.startswith("guess (guesses 0.3) Guesses well. paper Guess et al. Options")
+    assert "window: int = 2 tokens it looks at." in one
 
 
 @pytest.mark.usefixtures("package")

@@ -69,6 +69,7 @@ def render(name: str, **values: Any) -> str:
         "missing": remarks.missing,
         "remarks": remarks.remarks,
         "totals": remarks.totals,
+        "verdicts": remarks.verdicts,
         "versions": remarks.versions,
     }
     return environment.get_template(f"{name}.html.jinja").render(values, plots=plots)

@@ -23,6 +23,8 @@ from outpace.core import OutpaceError, first_line
 
 Value = Mapping[str, Any]
 
+DATA = "OUTPACE_DATA"
+
 _SPEC_BENCH_FILE = "https://raw.githubusercontent.com/hemingkx/Spec-Bench/main/data/spec_bench/question.jsonl"
 # Spec-Bench's file contains MT-Bench's categories besides its own five.
 _SPEC_BENCH_OWN = ("translation", "summarization", "qa", "math_reasoning", "rag")
@@ -121,7 +123,7 @@ def load_public(name: str, data: Path | None) -> Suite:
         OutpaceError: it is not found there, or not in its published format.
     """
     wanted = PUBLIC[name]
-    given = data or (Path(os.environ["OUTPACE_DATA"]) if os.environ.get("OUTPACE_DATA") else None)
+    given = data or (Path(os.environ[DATA]) if os.environ.get(DATA) else None)
     if given is None:
         return _read(name, wanted, _from_hub(name, wanted), str(wanted.hub["path"]))
     folder = given.expanduser()
@@ -131,7 +133,7 @@ def load_public(name: str, data: Path | None) -> Suite:
     if found is None:
         raise OutpaceError(
             f"the suite {name} is not in {folder}: no {' or '.join(wanted.files)}; put it there, or leave "
-            "--data and OUTPACE_DATA out to fetch it from the Hugging Face hub"
+            f"--data and {DATA} out to fetch it from the Hugging Face hub"
         )
     return _read(name, wanted, read_values(found), str(found))
 
@@ -160,7 +162,7 @@ def _read(name: str, wanted: PublicSet, values: Iterable[Value], source: str) ->
 
 
 def _from_hub(name: str, wanted: PublicSet) -> Iterable[Value]:
-    remedy = f"give --data DIR or OUTPACE_DATA, a folder with {wanted.files[0]}"
+    remedy = f"give --data DIR or {DATA}, a folder with {wanted.files[0]}"
     if find_spec("datasets") is None:
         raise OutpaceError(
             f"the suite {name} is not available: {remedy}; or install outpace-lab[datasets] to fetch it from "

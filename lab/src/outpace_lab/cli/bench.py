@@ -33,7 +33,9 @@ Peers = Annotated[
 Gguf = Annotated[
     Path | None,
     o.method_option(
-        "--gguf", help="The model's weights for llama.cpp. Default: converted from the model (extra gguf)."
+        "--gguf",
+        metavar="FILE",
+        help="The model's weights for llama.cpp. Default: converted from the model (extra gguf).",
     ),
 ]
 Grade = Annotated[
@@ -51,13 +53,15 @@ RunCode = Annotated[
         help="Let --grade run the programs that the model writes. They have limits, but no sandbox.",
     ),
 ]
-FirstResult = Annotated[Path, typer.Argument(metavar="A.json", show_default=False)]
-SecondResult = Annotated[Path, typer.Argument(metavar="B.json", show_default=False)]
+FirstResult = Annotated[Path, typer.Argument(metavar="A.json", help="The first result.", show_default=False)]
+SecondResult = Annotated[
+    Path, typer.Argument(metavar="B.json", help="The second result.", show_default=False)
+]
 
 
 @benchmarks.command(
     "lab",
-    epilog="Example: [bold]outpace bench lab --suite gsm8k --grade --html report.html[/bold]",
+    epilog="Example: outpace bench lab --suite gsm8k --grade --html report.html",
 )
 @guarded
 def bench_lab(
@@ -120,7 +124,7 @@ def bench_lab(
     finish(not found.interrupted, equal=found.equal)
 
 
-@benchmarks.command("compare", epilog="Example: [bold]outpace bench compare monday.json friday.json[/bold]")
+@benchmarks.command("compare", epilog="Example: outpace bench compare monday.json friday.json")
 @guarded
 def compare_benchmarks(first: FirstResult, second: SecondResult, as_json: o.AsJson = False) -> None:
     """Compare two results of `outpace bench --json FILE` side by side."""

@@ -23,16 +23,19 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
     from outpace_lab.drift import Drift
 
-DriftPrompt = Annotated[str | None, typer.Option("--prompt", "-p", help="The prompt.")]
+DriftPrompt = Annotated[str | None, typer.Option("--prompt", "-p", metavar="TEXT", help="The prompt.")]
 DriftFile = Annotated[
-    Path | None, typer.Option("--file", "-f", help="A text file, or a .jsonl of prompts, as for generate.")
+    Path | None,
+    typer.Option(
+        "--file", "-f", metavar="FILE", help="A text file, or a .jsonl of prompts, as for generate."
+    ),
 ]
 InTemplate = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
 
 
 @app.command(
     "drift",
-    epilog="Example: [bold]outpace drift --verifier typical --prompt 'Once upon a time'[/bold]",
+    epilog="Example: outpace drift --verifier typical --prompt 'Once upon a time'",
 )
 @guarded
 def drift_of(

@@ -10,13 +10,18 @@ from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.writer import check_out
 
-GgufOut = Annotated[Path, o.output_option("--out", "-o", help="The GGUF file.", show_default=False)]
+GgufOut = Annotated[
+    Path, o.output_option("--out", "-o", metavar="PATH", help="The GGUF file.", show_default=False)
+]
 GgufDtype = Annotated[
-    str, o.model_option("--dtype", help="Of the matrices: float32, float16, bfloat16, q8_0 or q4_0.")
+    str,
+    o.model_option(
+        "--dtype", metavar="DTYPE", help="Of the matrices: float32, float16, bfloat16, q8_0 or q4_0."
+    ),
 ]
 
 
-@app.command("gguf", epilog="Example: [bold]outpace gguf --out nano.gguf[/bold]")
+@app.command("gguf", epilog="Example: outpace gguf --out nano.gguf")
 @guarded
 def write_model(
     out: GgufOut,

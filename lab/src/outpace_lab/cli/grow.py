@@ -19,21 +19,28 @@ ShapeName = Annotated[
     str,
     typer.Option(
         "--like",
+        metavar="SHAPE",
         help="llama-0.1b, llama-0.5b, llama-1b, llama-7b, llama-13b, llama-34b, llama-70b.",
         show_default=False,
     ),
 ]
-ModelOut = Annotated[Path, o.output_option("--out", "-o", help="The model's folder.", show_default=False)]
+ModelOut = Annotated[
+    Path, o.output_option("--out", "-o", metavar="PATH", help="The model's folder.", show_default=False)
+]
 GrownDtype = Annotated[
     str,
     o.model_option(
-        "--dtype", help="float32 keeps every token; in bfloat16 and float16 near-ties may flip. Or float64."
+        "--dtype",
+        metavar="DTYPE",
+        help="float32 keeps every token; in bfloat16 and float16 near-ties may flip. Or float64.",
     ),
 ]
-NoiseSeed = Annotated[int, typer.Option("--seed", help="Seed of noise that no output depends on.", min=0)]
+NoiseSeed = Annotated[
+    int, typer.Option("--seed", metavar="N", help="Seed of noise that no output depends on.", min=0)
+]
 
 
-@app.command("grow", epilog="Example: [bold]outpace grow --like llama-0.1b --out nano-0.1b[/bold]")
+@app.command("grow", epilog="Example: outpace grow --like llama-0.1b --out nano-0.1b")
 @guarded
 def grow_model(
     like: ShapeName,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from outpace.cli import options as o
 
-Html = Annotated[Path | None, o.output_option("--html", help="Write a report with plots.")]
+Html = Annotated[Path | None, o.output_option("--html", metavar="FILE", help="Write a report with plots.")]
 Like = Annotated[
     str,
     o.model_option(
@@ -18,6 +18,7 @@ TrainingData = Annotated[
     str,
     o.data_option(
         "--data",
+        metavar="DATA",
         help="A .jsonl file, a folder of them, or hub:name=openai/gsm8k,config=main,split=train.",
         show_default=False,
     ),

@@ -31,11 +31,13 @@ FromText = Annotated[
         "--from-text", help="Fill the pool from prompt and output too, not only from the window."
     ),
 ]
-ScalingBatch = Annotated[int, o.method_option("--batch", help="Prompts decoded together.", min=1)]
+ScalingBatch = Annotated[
+    int, o.method_option("--batch", metavar="N", help="Prompts decoded together.", min=1)
+]
 
 
 @benchmarks.command(
-    "scaling", epilog="Example: [bold]outpace bench scaling --suite gsm8k --limit 20 --html law.html[/bold]"
+    "scaling", epilog="Example: outpace bench scaling --suite gsm8k --limit 20 --html law.html"
 )
 @guarded
 def scaling_law(

@@ -26,23 +26,25 @@ if TYPE_CHECKING:
 _search = partial(typer.Option, rich_help_panel="Search")
 
 LayersOut = Annotated[
-    Path | None, o.output_option("--out", "-o", help="Write the layers to this .json file.")
+    Path | None, o.output_option("--out", "-o", metavar="PATH", help="Write the layers to this .json file.")
 ]
-Trials = Annotated[int, _search("--trials", help="Sets of layers to try.", min=1)]
-DraftTokens = Annotated[int, _search("--num-draft-tokens", help="Tokens per draft.", min=1)]
+Trials = Annotated[int, _search("--trials", metavar="N", help="Sets of layers to try.", min=1)]
+DraftTokens = Annotated[int, _search("--num-draft-tokens", metavar="N", help="Tokens per draft.", min=1)]
 MeasureName = Annotated[
     str,
     _search(
-        "--measure", help="counts: tokens per layers run, reproducible; seconds: measured on this machine."
+        "--measure",
+        metavar="NAME",
+        help="counts: tokens per layers run, reproducible; seconds: measured on this machine.",
     ),
 ]
-PromptCount = Annotated[int, o.data_option("--prompts", help="Maximum number of prompts.", min=1)]
-SearchSeed = Annotated[int, _search("--seed", help="Seed of the search and of sampling.", min=0)]
+PromptCount = Annotated[
+    int, o.data_option("--prompts", metavar="N", help="Maximum number of prompts.", min=1)
+]
+SearchSeed = Annotated[int, _search("--seed", metavar="N", help="Seed of the search and of sampling.", min=0)]
 
 
-@app.command(
-    epilog="Example: [bold]outpace search --data prompts.jsonl --trials 100 --out layers.json[/bold]"
-)
+@app.command(epilog="Example: outpace search --data prompts.jsonl --trials 100 --out layers.json")
 @guarded
 def search(
     data: TrainingData,

@@ -19,10 +19,16 @@ Method = Annotated[
     str,
     typer.Argument(metavar="METHOD", help="Method and options, as in medusa:heads=4.", show_default=False),
 ]
-DrafterOut = Annotated[Path, o.output_option("--out", "-o", help="The drafter's folder.", show_default=False)]
+DrafterOut = Annotated[
+    Path, o.output_option("--out", "-o", metavar="PATH", help="The drafter's folder.", show_default=False)
+]
 ObjectiveName = Annotated[
     str,
-    _training("--objective", help="ground_truth, forward_kl, reverse_kl, jensen_shannon, total_variation."),
+    _training(
+        "--objective",
+        metavar="NAME",
+        help="ground_truth, forward_kl, reverse_kl, jensen_shannon, total_variation.",
+    ),
 ]
 Tune = Annotated[
     str,
@@ -34,12 +40,17 @@ Tune = Annotated[
 ]
 OnPolicy = Annotated[
     float,
-    _training("--on-policy", help="Share of forwards on a draft model's own answers, scored by the target."),
+    _training(
+        "--on-policy",
+        metavar="SHARE",
+        help="Share of forwards on a draft model's own answers, scored by the target.",
+    ),
 ]
 DraftToTrain = Annotated[
     str | None,
     _training(
         "--draft",
+        metavar="MODEL",
         help="For draft_model: start from this folder or hub name. [default: from scratch]",
         show_default=False,
     ),
@@ -48,31 +59,33 @@ BoostAfter = Annotated[
     str | None,
     _training(
         "--boost-after",
+        metavar="LIST",
         help="Comma-separated folders of trained drafters: learn what they get wrong.",
         show_default=False,
     ),
 ]
 Distil = Annotated[bool, o.data_option("--distil", help="Replace all answers by the model's.")]
-RowLength = Annotated[int, o.data_option("--length", help="Tokens of a packed row.", min=2)]
+RowLength = Annotated[int, o.data_option("--length", metavar="N", help="Tokens of a packed row.", min=2)]
 HeldOut = Annotated[
     float,
     o.data_option(
         "--held-out",
+        metavar="SHARE",
         help="Share of documents held out for the reported figures; half as many more are for calibration.",
     ),
 ]
-Steps = Annotated[int, _training("--steps", help="Updates of the weights.")]
-BatchRows = Annotated[int, _training("--rows", help="Rows per forward.")]
-Accumulate = Annotated[int, _training("--accumulate", help="Forwards per update.")]
-LearningRate = Annotated[float, _training("--learning-rate", help="The peak learning rate.")]
+Steps = Annotated[int, _training("--steps", metavar="N", help="Updates of the weights.")]
+BatchRows = Annotated[int, _training("--rows", metavar="N", help="Rows per forward.")]
+Accumulate = Annotated[int, _training("--accumulate", metavar="N", help="Forwards per update.")]
+LearningRate = Annotated[float, _training("--learning-rate", metavar="X", help="The peak learning rate.")]
 EvaluateEvery = Annotated[
-    int, _training("--evaluate-every", help="Steps between measurements and checkpoints.")
+    int, _training("--evaluate-every", metavar="N", help="Steps between measurements and checkpoints.")
 ]
 Patience = Annotated[
-    int, _training("--patience", help="Stop after N measurements without a gain; 0 never stops.")
+    int, _training("--patience", metavar="N", help="Stop after N measurements without a gain; 0 never stops.")
 ]
 TrainingSeed = Annotated[
-    int, _training("--seed", help="Seed of initial weights and the order of data.", min=0)
+    int, _training("--seed", metavar="N", help="Seed of initial weights and the order of data.", min=0)
 ]
 Bf16 = Annotated[bool, _training("--bf16", help="Forwards of the drafter in bfloat16.")]
 
@@ -80,6 +93,7 @@ KeptIn = Annotated[
     Path | None,
     o.data_option(
         "--states",
+        metavar="DIR",
         help="Keep the model's hidden states in this folder: each row is then read once, for later runs too.",
         show_default=False,
     ),
@@ -88,7 +102,7 @@ KeptIn = Annotated[
 
 @app.command(
     "train",
-    epilog="Example: [bold]outpace train medusa:heads=4 --data prompts.jsonl --distil --out heads[/bold]",
+    epilog="Example: outpace train medusa:heads=4 --data prompts.jsonl --distil --out heads",
 )
 @guarded
 def train_drafter(

@@ -16,7 +16,7 @@ from outpace.cli import progress, screen
 from outpace.core import OutpaceError
 from outpace.learned.learned import CONFIG, WEIGHTS, Fit
 from outpace.loading import Loaded
-from outpace.spec import load
+from outpace.spec import load, plain
 from outpace.targets.base import TargetModel
 from outpace_lab.cli import train_answers as answers
 from outpace_lab.cli.train_texts import Corpus, Texts, prepare
@@ -44,6 +44,7 @@ def module_of(method: str, target: TargetModel, draft: str | None = None) -> Tra
     Raises:
         OutpaceError: unknown method or option, or the module does not fit the target.
     """
+    method = plain(method)
     if method.partition(":")[0].strip() == "self_speculative":
         raise OutpaceError("self_speculative is not trained; `outpace search` finds the layers to skip")
     begins = {name: cls.checkpoint_type or cls.config_type for name, cls in LEARNED.items()}
@@ -92,7 +93,7 @@ def run(
         screen.note(f"finished already; see {out / provenance.PROVENANCE}")
         return {**finished["result"], "out": str(out), **tuned}
     found = {
-        "method": method.partition(":")[0].strip(),
+        "method": plain(method).partition(":")[0].strip(),
         "target": dataclasses.asdict(Fit.of(model.target)),
         "parameters": sum(weight.numel() for weight in module.parameters()),
         **_amounts(texts),

@@ -18,9 +18,10 @@ from outpace_lab.cli.sources import source_of
 
 TuneDrafters = Annotated[
     str,
-    o.method_option(
+    o.drafter_option(
         "--drafters",
         metavar="LIST",
+        rich_help_panel="Methods",
         help="Drafters to try: a name tries options of several widths, a spec only that one.",
         show_default=False,
     ),
@@ -28,10 +29,14 @@ TuneDrafters = Annotated[
 Objective = Annotated[
     str,
     o.method_option(
-        "--objective", help="throughput: tokens per second of all prompts together; latency: of each prompt."
+        "--objective",
+        metavar="NAME",
+        help="throughput: tokens per second of all prompts together; latency: of each prompt.",
     ),
 ]
-TuneSeed = Annotated[int, o.sampling_option("--seed", help="Seed of the order of prompts.", min=0)]
+TuneSeed = Annotated[
+    int, o.sampling_option("--seed", metavar="N", help="Seed of the order of prompts.", min=0)
+]
 TuneBatches = Annotated[
     str,
     o.method_option(
@@ -39,7 +44,10 @@ TuneBatches = Annotated[
     ),
 ]
 Budget = Annotated[
-    float, o.method_option("--budget", help="Seconds for tuning, excluding loading and --verify.", min=0.001)
+    float,
+    o.method_option(
+        "--budget", metavar="SECONDS", help="Seconds for tuning, excluding loading and --verify.", min=0.001
+    ),
 ]
 CheckChoice = Annotated[
     bool,
@@ -48,13 +56,14 @@ CheckChoice = Annotated[
     ),
 ]
 ProfileOut = Annotated[
-    Path, o.output_option("--out", "-o", help="Profile. Those of other models in it are kept.")
+    Path,
+    o.output_option("--out", "-o", metavar="PATH", help="Profile. Those of other models in it are kept."),
 ]
 
 
 @app.command(
     "tune",
-    epilog="Example: [bold]outpace tune --suite file:prompts.jsonl --budget 300 --verify --out m.toml[/bold]",
+    epilog="Example: outpace tune --suite file:prompts.jsonl --budget 300 --verify --out m.toml",
 )
 @guarded
 def tune_drafter(

@@ -64,6 +64,8 @@ class Blockwise(HeadDrafter):
     """The heads of blockwise parallel decoding, which guess a chain."""
 
     kind: ClassVar[type[Heads]] = BlockwiseHeads
+    when: ClassVar[str] = "to study the first heads that drafted"
+    needs: ClassVar[str] = "a folder from outpace train"
     paper: ClassVar[str] = (
         "Stern et al. 2018, Blockwise Parallel Decoding for Deep Autoregressive Models (arXiv 1811.03115)"
     )

@@ -74,6 +74,8 @@ class Cascade(Drafter[CascadeState]):
     inner: Drafter[Any]
     tail: int = 0
 
+    when: ClassVar[str] = "with a draft model that is itself slow"
+    needs: ClassVar[str] = "that model"
     paper: ClassVar[str] = (
         "Spector and Re 2023, Accelerating LLM Inference with Staged Speculative Decoding (arXiv "
         "2308.04623); Chen et al. 2023, Cascade Speculative Drafting for Even Faster LLM Inference (arXiv "

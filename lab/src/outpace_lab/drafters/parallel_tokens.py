@@ -177,6 +177,8 @@ class ParallelTokens(SequenceDrafter[Ahead]):
     behind: Literal["all", "root"] = "all"
     draws: Noise = "coupled"
 
+    when: ClassVar[str] = "to study guesses by learned tokens, without a second model"
+    needs: ClassVar[str] = "a folder from outpace train"
     paper: ClassVar[str] = "Monea, Joulin, Grave 2023, PaSS: Parallel Speculative Sampling (arXiv 2311.13581)"
     probabilities: ClassVar[bool] = True
     ramp: ClassVar[int] = 2  # the first step only looks ahead

@@ -105,6 +105,8 @@ class SpecDrafter(BlockDrafter):
     """Independent non-autoregressive drafter."""
 
     kind: ClassVar[type[BlockModule]] = SpecDrafterModule
+    when: ClassVar[str] = "to study a drafter that guesses a block at once"
+    needs: ClassVar[str] = "a folder from outpace train"
     paper: ClassVar[str] = (
         "Xia et al. 2023, Speculative Decoding: Exploiting Speculative Execution for Accelerating Seq2seq "
         "Generation (SpecDec, arXiv 2203.16487)"

@@ -19,7 +19,7 @@ import pytest
 from rich.console import Console
 
 from outpace.bench.record import read_rows
-from outpace.bench.remarks import totals
+from outpace.bench.remarks import totals, verdicts
 from outpace.bench.rows import Difference, PerStep
 from outpace.bench.speed import Speed
 from outpace.cli import bench_tables
@@ -82,7 +82,7 @@ def record() -> LabRecord:
             "torch": "2",
             "transformers": "5",
         },
-        model={"name": "a model", "dtype": "float32", "device": "cpu"},
+        model={"name": "a model", "dtype": "float32", "device": "cpu", "promise": "same tokens"},
         settings={
             "max_new_tokens": 64,
             "temperature": 0.0,
@@ -216,6 +216,16 @@ def test_the_page_needs_nothing_besides_and_says_all_in_words(record: LabRecord)
     for told in ("math <&>", "1.50 (1.40 to 1.60)", "3 prompts left out", "lookahead", "25%", "10/10"):
         assert told in found.text
     assert found.all("html")[0]["lang"] == "en"
+
+
+def test_the_page_begins_with_the_verdict_that_ends_the_tables(record: LabRecord) -> None:
+    (line,) = verdicts(record)
+    assert line.startswith("Fastest here: lookahead, 1.50 times (95% 1.40-1.60)")
+    head, _, rest = page(record).partition("<strong>")
+    assert "<p>" in head and "<p>" not in head.partition("<p>")[2] and rest.startswith(f"{line}</strong></p>")
+    console = Console(file=io.StringIO(), width=100)
+    bench_tables.show(record, console)
+    assert console.file.getvalue().splitlines()[-1] == line  # type: ignore[attr-defined]
 
 
 def test_of_experts_the_page_has_step_times_and_no_roof(record: LabRecord) -> None:

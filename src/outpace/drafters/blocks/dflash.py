@@ -173,6 +173,8 @@ class DFlash(BlockDrafter):
     """
 
     kind: ClassVar[type[BlockModule]] = DFlashModule
+    when: ClassVar[str] = "with a block-diffusion drafter of your model, published or trained"
+    needs: ClassVar[str] = "its folder"
     paper: ClassVar[str] = (
         "Chen, Liang, Liu 2026, DFlash: Block Diffusion for Flash Speculative Decoding (arXiv 2602.06036)"
     )

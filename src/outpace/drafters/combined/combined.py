@@ -105,6 +105,8 @@ class Combined(Drafter[CombinedState]):
     share: bool = True
     enough: float = 0.7
 
+    when: ClassVar[str] = "to draft with several at once: the likeliest guesses of all, in one tree"
+    needs: ClassVar[str] = "drafters, as in combined:(reference)+(suffix)"
     paper: ClassVar[str] = (
         "Miao et al. 2023, SpecInfer (arXiv 2305.09781), for the merged tree; Liu et al. 2025, Not-a-Bandit: "
         "Provably No-Regret Drafter Selection in Speculative Decoding for LLMs (arXiv 2510.20064), for the "

@@ -72,6 +72,7 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
     branches: int = 4
     min_confidence: float = 0.1
 
+    when: ClassVar[str] = "for outputs that repeat their input; simpler than suffix"
     paper: ClassVar[str] = (
         "Saxena 2023, Prompt Lookup Decoding (https://github.com/apoorvumang/prompt-lookup-decoding)"
     )

@@ -124,6 +124,8 @@ class Reference(SequenceDrafter[ReferenceState]):
     branches: int = 3
     prompt: bool = True
 
+    when: ClassVar[str] = "for edits, code and documents: a text that the output repeats"
+    needs: ClassVar[str] = "references with the request"
     paper: ClassVar[str] = (
         "Yang et al. 2023, Inference with Reference (arXiv 2304.04487); Sun et al. 2021, Instantaneous "
         "Grammatical Error Correction with Shallow Aggressive Decoding (arXiv 2106.04970)"

@@ -113,6 +113,7 @@ class Suffix(SequenceDrafter[SuffixState]):
     min_confidence: float = 0.1
     memory: int = 65536
 
+    when: ClassVar[str] = "for any model and any text: the usual choice"
     paper: ClassVar[str] = (
         "Oliaro et al. 2024, SuffixDecoding (arXiv 2411.04975); Hu et al. 2024, SAM Decoding: Speculative "
         "Decoding via Suffix Automaton (arXiv 2411.10666)"

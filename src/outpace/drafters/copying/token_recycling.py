@@ -98,6 +98,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
     top_k: int = 8
     share: bool = True
 
+    when: ClassVar[str] = "on an accelerator with few requests, for texts that do not repeat"
     paper: ClassVar[str] = (
         "Luo et al. 2024, Turning Trash into Treasure: Accelerating Inference of Large Language Models with "
         "Token Recycling (arXiv 2408.08696)"

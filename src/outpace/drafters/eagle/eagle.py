@@ -88,6 +88,8 @@ class Eagle(Drafter[EagleState]):
     max_nodes: int | None = None
     min_confidence: float = 0.0
 
+    when: ClassVar[str] = "with an EAGLE drafter of your model, published or trained"
+    needs: ClassVar[str] = "its folder"
     paper: ClassVar[str] = (
         "Li et al. 2024, EAGLE: Speculative Sampling Requires Rethinking Feature Uncertainty (arXiv "
         "2401.15077); Li et al. 2024, EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees "

@@ -119,6 +119,8 @@ class Hydra(TreeHeads):
     """
 
     kind: ClassVar[type[Heads]] = HydraHeads
+    when: ClassVar[str] = "with Hydra's heads of your model, published or trained"
+    needs: ClassVar[str] = "their folder"
     paper: ClassVar[str] = (
         "Ankner et al. 2024, Hydra: Sequentially-Dependent Draft Heads for Medusa Decoding (arXiv 2402.05109)"
     )

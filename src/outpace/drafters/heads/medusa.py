@@ -131,6 +131,8 @@ class Medusa(TreeHeads):
     branching: str | tuple[int, ...] = ()
 
     kind: ClassVar[type[Heads]] = MedusaHeads
+    when: ClassVar[str] = "with Medusa's heads of your model, published or trained"
+    needs: ClassVar[str] = "their folder"
     paper: ClassVar[str] = (
         "Cai et al. 2024, Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads "
         "(arXiv 2401.10774)"

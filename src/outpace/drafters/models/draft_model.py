@@ -81,6 +81,8 @@ class DraftModel(Drafter[Drafting]):
     target_tokenizer: Any = field(default=None, repr=False)
     device: str | None = None
 
+    when: ClassVar[str] = "with a smaller model of the same vocabulary"
+    needs: ClassVar[str] = "that model"
     paper: ClassVar[str] = (
         "Leviathan et al. 2023, Fast Inference from Transformers via Speculative Decoding "
         "(arXiv 2211.17192); Chen et al. 2023, Accelerating Large Language Model Decoding with Speculative "

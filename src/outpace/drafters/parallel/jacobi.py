@@ -43,6 +43,7 @@ class Jacobi(SequenceDrafter[JacobiState]):
     refill: Literal["draw", "argmax"] = "draw"
     seed: int = 0
 
+    when: ClassVar[str] = "to study parallel decoding, which lookahead builds on"
     paper: ClassVar[str] = (
         "Santilli et al. 2023, Accelerating Transformer Inference for Translation via Parallel Decoding "
         "(arXiv 2305.10427); Song et al. 2021, Accelerating Feedforward Computation via Parallel Nonlinear "

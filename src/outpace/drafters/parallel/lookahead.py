@@ -68,6 +68,7 @@ class Lookahead(SequenceDrafter[LookaheadState]):
     moves_by: Literal["one", "accepted"] = "one"
     seed: int = 0
 
+    when: ClassVar[str] = "on an accelerator with few requests, where rows are nearly free"
     paper: ClassVar[str] = (
         "Fu et al. 2024, Break the Sequential Dependency of LLM Inference (arXiv 2402.02057)"
     )

@@ -59,6 +59,8 @@ class Retrieval(SequenceDrafter[RetrievalState]):
     num_speculative_tokens: int = 10
     occurrences: int = 256
 
+    when: ClassVar[str] = "with a corpus that outputs resemble"
+    needs: ClassVar[str] = "a datastore of it"
     paper: ClassVar[str] = (
         "He et al. 2024, REST: Retrieval-Based Speculative Decoding (https://arxiv.org/abs/2311.08252)"
     )

@@ -8,8 +8,8 @@ const STROKES = 4; // underlines that drafters take in turn
 const BATCH = 8; // sequences decoded together, to see them in the slots
 const REFERENCE = "reference"; // the drafter that reads a prediction
 const EXAMPLE =
-  "Lookahead decoding is a way to make a language model slower. It guesses several tokens ahead, checks them all " +
-  "in one pass of the model and keeps those that are wrong. The text stays the same.";
+  "A farmer has 48 eggs in a basket. She sells 20 eggs at the markte and givs 8 eggs to her neighbor.";
+const CHANGE = "Correct the two mistakes; repeat the rest.";
 const TABS = [
   ["generate", "Generate"],
   ["race", "Race"],
@@ -23,7 +23,7 @@ const state = {
   problem: "", // why the server does not answer
   locked: false, // it wants a key
   form: {
-    mode: "completion",
+    mode: "chat",
     prompt: { chat: "What is lookahead decoding?", completion: "Question: Anna has 12 apples. She buys 5 more each day for 4 days. How many apples does she have?\nAnswer:" },
     max_tokens: 128,
     temperature: 0,
@@ -32,8 +32,7 @@ const state = {
     key: "",
     together: true,
     text: EXAMPLE,
-    change: "What is lookahead decoding?",
-    sent: false,
+    change: CHANGE,
   },
   runs: {}, // by name: generate, plain, drafted, edit, batch
   chosen: {}, // name of a run -> index of the step that is looked at
@@ -164,15 +163,14 @@ function batchRequest() {
 }
 
 function editRequest() {
-  const { text, change, sent, max_tokens, temperature, seed, drafter } = state.form;
+  const { text, change, max_tokens, temperature, seed } = state.form;
   const body = {
     model: state.model.id,
-    messages: [{ role: "user", content: sent ? `${change}\n\n${text}` : change }],
+    messages: [{ role: "user", content: `${change}\n\nText: ${text}\nCorrected:` }],
     prediction: { type: "content", content: text },
     max_tokens,
     temperature,
     seed,
-    ...speculated(drafter),
   };
   return ["v1/chat/completions", body];
 }
@@ -189,6 +187,8 @@ function begin(name, [path, body]) {
 async function submit(event) {
   event.preventDefault();
   if (running()) return;
+  sought = true;
+  draw();
   const { drafter, together } = state.form;
   if (state.tab === "generate") await begin("generate", request(drafter));
   if (state.tab === "edit") await begin("edit", editRequest());
@@ -203,6 +203,14 @@ async function submit(event) {
   }
 }
 
+let sought = false; // the answer has just been asked for
+
+// Where the answer is below the form, as on a telephone, go to it.
+function showAnswer() {
+  const answer = document.querySelector(".answer");
+  if (answer.getBoundingClientRect().top > window.innerHeight / 2) answer.scrollIntoView();
+}
+
 function stop() {
   for (const run of Object.values(state.runs)) if (!run.ended) run.stopper.abort();
 }
@@ -211,7 +219,9 @@ function stop() {
 
 async function connect() {
   try {
-    state.model = (await (await get("v1/models")).json()).data[0];
+    const model = (await (await get("v1/models")).json()).data[0];
+    if (!state.model && !model.chat) state.form.mode = "completion";
+    state.model = model;
     state.problem = "";
   } catch (error) {
     state.problem = error.message;
@@ -264,15 +274,7 @@ function form() {
       ${number("max_tokens", "Tokens", 1, 100000, 1)} ${number("temperature", "Temperature", 0, 2, "any")}
       ${number("seed", "Seed", 0, Number.MAX_SAFE_INTEGER, 1)}
     </div>
-    <label class="field">
-      <span>Drafter</span>
-      <select @change=${update("drafter")}>
-        <option value="" ?selected=${!form.drafter}>the server's own${state.model ? `: ${state.model.drafters[0]}` : ""}</option>
-        ${(state.model?.drafters ?? []).map(
-          (name) => html`<option value=${name} ?selected=${form.drafter === name} ?hidden=${tab === "race" && name === "off"}>${name}</option>`,
-        )}
-      </select>
-    </label>
+    ${tab === "edit" ? nothing : drafterField()}
     ${tab === "race" ? raceFields() : nothing}
     ${state.locked
       ? html`<label class="field">
@@ -287,6 +289,20 @@ function form() {
       <button type="button" @click=${stop} ?disabled=${!running()}>Stop</button>
     </div>
   </form>`;
+}
+
+function drafterField() {
+  const { form, tab, model } = state;
+  const [own, ...others] = model?.drafters ?? [];
+  return html`<label class="field">
+    <span>Drafter</span>
+    <select @change=${update("drafter")}>
+      <option value="" ?selected=${!form.drafter}>the server's own${own ? `: ${own}` : ""}</option>
+      ${others.map(
+        (name) => html`<option value=${name} ?selected=${form.drafter === name} ?hidden=${tab === "race" && name === "off"}>${name}</option>`,
+      )}
+    </select>
+  </label>`;
 }
 
 function number(name, label, min, max, step) {
@@ -341,13 +357,9 @@ function editFields() {
       <textarea rows="8" required .value=${state.form.text} @input=${update("text")}></textarea>
     </label>
     <label class="field">
-      <span>What to change, or the question that it answers</span>
+      <span>What to change</span>
       <textarea rows="2" required .value=${state.form.change} @input=${update("change")}></textarea>
     </label>
-    ${radios("sent", "The text is sent", [
-      [false, "as the prediction"],
-      [true, "in the message too"],
-    ])}
   `;
 }
 
@@ -368,13 +380,15 @@ function figures(run) {
   const pairs = [
     ["tokens", run ? run.ids.length : "–"],
     ["steps", run ? run.steps.length : "–"],
-    ["τ, per step", figure(run?.tau, 2)],
+    ["τ", figure(run?.tau, 2)],
     ["tokens/s", figure(run?.rate, 0)],
   ];
   return html`<dl class="figures">
     ${pairs.map(([name, value]) => html`<div><dt>${name}</dt><dd>${value}</dd></div>`)}
   </dl>`;
 }
+
+const tau = () => html`<p class="hint">τ is the number of tokens per step of the model; plain decoding has 1.</p>`;
 
 function status(run) {
   if (!run) return "";
@@ -584,9 +598,15 @@ function output(name, label) {
       <h2>${label}</h2>
       <p class=${run?.error ? "error" : ""} role="status">${status(run)}</p>
     </header>
-    ${figures(run)} ${tokens(name, label)} ${legend(run)} ${bars(name)}
+    ${run ? html`${figures(run)} ${tau()} ${tokens(name, label)} ${legend(run)} ${bars(name)}` : html`<p>${INVITATIONS[name]}</p>`}
   </section>`;
 }
+
+const INVITATIONS = {
+  generate: "Press Generate: the answer appears here, each step of the model in its own colour.",
+  race: "Press Race: the same request is decoded twice side by side, plainly and with a drafter.",
+  edit: "Press Edit: the text is sent in the message and as the prediction, so that what stays the same is verified, not written.",
+};
 
 const generate = () => html`${output("generate", "Output")} ${tree("generate")}`;
 
@@ -622,13 +642,15 @@ function race() {
         <h2>${label}</h2>
         <p class=${run?.error ? "error" : ""}>${run?.finish ? `${figure(run.seconds, 2)} s` : status(run)}</p>
       </header>
-      ${figures(run)}
+      ${run ? figures(run) : nothing}
       <progress max=${run?.body.max_tokens ?? 1} .value=${done} aria-label="Tokens"></progress>
       ${tokens(name, label, place)} ${legend(run)} ${bars(name)}
     </section>`;
   };
+  if (!state.runs.plain) return html`<section class="panel" aria-label="Race"><p>${INVITATIONS.race}</p></section>`;
   return html`
-    <p class=${`verdict ${kind}`} id="verdict" role="status">${text || "The same request twice: plain, and with a drafter."}</p>
+    <p class=${`verdict ${kind}`} id="verdict" role="status">${text || INVITATIONS.race}</p>
+    ${tau()}
     <div class="lanes">${lane("plain", "Plain")} ${lane("drafted", "Drafted")}</div>
     ${tree(state.lane)}
   `;
@@ -638,9 +660,9 @@ function edit() {
   const run = state.runs.edit;
   const details = run?.usage?.completion_tokens_details;
   const reused = (run?.steps ?? []).reduce((sum, step) => sum + (step.drafters[REFERENCE]?.accepted ?? 0), 0);
-  const words = run?.ids.length ? `${reused} of ${plural(run.ids.length, "token")} reused from the text` : "The text is sent as the prediction: what stays the same is verified, not written.";
+  const words = run ? `${reused} of ${plural(run.ids.length, "token")} reused from the text` : "";
   return html`
-    <p class="verdict" role="status">${words}${details ? `; ${details.rejected_prediction_tokens} of the prediction rejected` : ""}</p>
+    <p class="verdict" role="status" ?hidden=${!run}>${words}${details ? `; ${details.rejected_prediction_tokens} of the prediction rejected` : ""}</p>
     <div class="marked">${output("edit", "Edited text")}</div>
     ${tree("edit")}
   `;
@@ -823,6 +845,8 @@ function draw() {
   frame ||= requestAnimationFrame(() => {
     frame = 0;
     render(page(), document.body);
+    if (sought) showAnswer();
+    sought = false;
     for (const [name, run] of Object.entries(state.runs)) if (!run.ended) follow(name);
   });
 }

@@ -30,19 +30,20 @@ from torch import Tensor
 
 from outpace._version import __version__
 from outpace.core import OutpaceError, first_line
-from outpace.embedded import NoHome, cache_path
+from outpace.embedded import CACHE, NoHome, cache_path
 from outpace.files import foreign, replace_text
 from outpace.targets.hardware import hardware
 from outpace.targets.inputs.changes import hooks_of
 
 _log = logging.getLogger(__name__)
 
+TESTED = "OUTPACE_TESTED"
 _SAMPLE = 256  # numbers of a weight
 _MOST = 512  # files
 _PLAIN = (bool, int, float, str, type(None))
 # Settings of the libraries below; the folder of the cache and of this record change no answer.
 _SETTINGS = ("OUTPACE_", "ATEN_", "CUBLAS_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "TORCH_")
-_APART = ("OUTPACE_CACHE", "OUTPACE_TESTED")
+_APART = (CACHE, TESTED)
 
 
 def folder() -> Path | None:
@@ -50,14 +51,14 @@ def folder() -> Path | None:
 
     None too, with a warning, if others may write to it.
     """
-    named = os.environ.get("OUTPACE_TESTED")
+    named = os.environ.get(TESTED)
     if named == "":
         return None
     try:
         found = Path(named) if named else cache_path() / "tested"
         if not (why := foreign(found.stat())):
             return found
-        why = f"{found} is not read, since {why}; make it yours alone (chmod 700), or set OUTPACE_TESTED"
+        why = f"{found} is not read, since {why}; make it yours alone (chmod 700), or set {TESTED}"
     except FileNotFoundError:
         return found
     except (OSError, NoHome) as error:

@@ -121,6 +121,7 @@ class EarlyExit(Drafter[ExitState]):
     min_confidence: float | None = None
     draws: Noise = "coupled"
 
+    when: ClassVar[str] = "for a model whose first layers predict well, as one trained for it"
     paper: ClassVar[str] = (
         "Hooper et al. 2023, SPEED: Speculative Pipelined Execution for Efficient Decoding (arXiv "
         "2310.12072); Liu et al. 2024, Kangaroo: Lossless Self-Speculative Decoding via Double Early Exiting "

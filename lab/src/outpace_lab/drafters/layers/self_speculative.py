@@ -44,6 +44,8 @@ class SelfSpeculative(Drafter[Within]):
     draws: Noise = "coupled"
     min_confidence: float = 0.0
 
+    when: ClassVar[str] = "to study drafting without some of the model's layers"
+    needs: ClassVar[str] = "the layers, from outpace search"
     paper: ClassVar[str] = (
         "Zhang et al. 2023, Draft & Verify: Lossless Large Language Model Acceleration via Self-Speculative "
         "Decoding (arXiv 2309.08168)"

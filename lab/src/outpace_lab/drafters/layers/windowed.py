@@ -43,6 +43,7 @@ class Windowed(Drafter[Within]):
     draws: Noise = "coupled"
     min_confidence: float = 0.0
 
+    when: ClassVar[str] = "for long texts: the model drafts on a part of its text"
     paper: ClassVar[str] = (
         "Sun et al. 2024, TriForce: Lossless Acceleration of Long Sequence Generation with Hierarchical "
         "Speculative Decoding (arXiv 2404.11912); Chen et al. 2024, MagicDec (arXiv 2408.11049); Xiao et al. "

@@ -1,0 +1,61 @@
+"""The look of ``--help``: plain text, options in groups, everyday ones first, and no word cut."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+RARE = "For special models and machines"  # the group that follows the others
+_NAMES = 26  # columns of the names of options; the text of longer ones begins on the next line
+
+F = TypeVar("F", bound=Callable[..., Any])
+Groups = dict[str, list[tuple[str, str]]]
+
+
+class Command(TyperCommand):
+    """A command whose help shows its options in groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write(_options(self, ctx), formatter)
+
+
+class Group(TyperGroup):
+    """A command with others below it, whose help shows both in groups."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: Groups = {}
+        for name, command in self.commands.items():
+            if not command.hidden:
+                title = getattr(command, "rich_help_panel", None) or "Commands"
+                about = command.short_help or (command.help or "").partition("\n\n")[0]
+                groups.setdefault(title, []).append((name, " ".join(about.split())))
+        _write({**_options(self, ctx), **groups}, formatter)
+
+
+class App(typer.Typer):
+    """An application of such commands."""
+
+    def command(self, name: str | None = None, **given: Any) -> Callable[[F], F]:
+        return super().command(name, **{"cls": Command, **given})
+
+
+def _options(command: Any, ctx: Any) -> Groups:
+    """Names and texts of options by group; the rare ones, and --help alone, at the end."""
+    groups: Groups = {}
+    for param in command.get_params(ctx):
+        if (row := param.get_help_record(ctx)) is not None:
+            usual = "Options" if param.param_type_name == "option" else "Arguments"
+            groups.setdefault(getattr(param, "rich_help_panel", None) or usual, []).append(row)
+    alone = len(groups["Options"]) == 1
+    return dict(
+        sorted(groups.items(), key=lambda each: (each[0] == RARE) + 2 * (each[0] == "Options" and alone))
+    )
+
+
+def _write(groups: Groups, formatter: Any) -> None:
+    for title, rows in groups.items():
+        with formatter.section(typer.style(title, bold=True)):
+            formatter.write_dl([(typer.style(name, bold=True), about) for name, about in rows], _NAMES)
