@@ -106,7 +106,8 @@ def logits(dtype: torch.dtype) -> list[torch.Tensor]:
     cache, found = target.new_cache(slots=2, length=128), []
     slots = [cache.allocate(), cache.allocate()]
     feeds = {
-        slot: Rows(torch.randint(1, 97, (count,)).tolist()) for slot, count in zip(slots, (70, 39), strict=True)
+        slot: Rows(torch.randint(1, 97, (count,)).tolist())
+        for slot, count in zip(slots, (70, 39), strict=True)
     }
     for _ in range(2):
         rows = target.forward(cache, feeds)
