@@ -97,7 +97,7 @@ def _carried(source: Path, flags: Sequence[str]) -> CDLL | None:
     why = _untrusted(path, foreign(Path(__file__).stat()))
     if not why:
         try:
-            CDLL(str((_threads() or ["libgomp.so.1"])[0]), mode=RTLD_GLOBAL)
+            CDLL(str((_threads() or [Path("libgomp.so.1")])[0]), mode=RTLD_GLOBAL)
             return CDLL(str(path))
         except OSError as error:
             why = first_line(error)
