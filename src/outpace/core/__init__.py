@@ -18,6 +18,7 @@ from outpace.core.errors import (
 )
 from outpace.core.options import USUAL, TargetOptions
 from outpace.core.parameters import LogitsProcessor, SamplingParams, Speculation
+from outpace.core.remedies import install
 from outpace.core.results import (
     PROMISES,
     FinishReason,
@@ -32,5 +33,5 @@ __all__ = [
     "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason", "Generation", "LogitsProcessor",
     "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost", "SamplingParams", "Source",
     "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict",
-    "described", "first_line", "in_progress", "load_extra", "out_of_memory",
+    "described", "first_line", "in_progress", "install", "load_extra", "out_of_memory",
 ]  # fmt: skip

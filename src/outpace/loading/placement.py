@@ -10,7 +10,7 @@ from typing import Literal
 
 import torch
 
-from outpace.core import OutpaceError, first_line
+from outpace.core import OutpaceError, first_line, install
 from outpace.targets.hardware import total_bytes
 from outpace.targets.ranks.processes import Ranks
 from outpace.targets.weights.needs import GIB, Needs
@@ -52,7 +52,7 @@ class Spread:
             OutpaceError: it is neither, or accelerate is missing.
         """
         if importlib.util.find_spec("accelerate") is None:
-            raise OutpaceError("a device map needs accelerate: pip install 'outpace[devices]'")
+            raise OutpaceError(f"a device map needs accelerate: {install('devices')}")
         if text in _MAPS:
             return cls(text)
         try:
