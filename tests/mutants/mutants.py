@@ -30,6 +30,7 @@ class Mutant:
 
 _MATRIX = "tests/lossless/test_matrix.py::test_all_samplings_in_a_batch_that_sequences_join"
 _CACHE = "tests/unit/test_cache.py"
+_PLANS = "tests/unit/targets/test_plans.py"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
 
 CACHE = [
@@ -1035,6 +1036,34 @@ TARGETS = [
         "        states[past] = self._table.to(states)[0 * ids[past]]\n",
         ("lab/tests/unit/drafters/test_parallel_tokens.py",),
     ),
+    Mutant(
+        "a step that is disproved is taken",
+        "outpace/targets/step/plans.py",
+        '    return (None, reason) if reason else (step, "")\n',
+        '    return step, ""\n',
+        (_PLANS,),
+    ),
+    Mutant(
+        "an option of True is served by a plan that does not serve it",
+        "outpace/targets/step/plans.py",
+        "        if missing := asked.demands.difference(plan.serves):\n",
+        "        if missing := set[str]():\n",
+        (_PLANS,),
+    ),
+    Mutant(
+        "a plan that is refused is made",
+        "outpace/targets/step/plans.py",
+        "        if not reason:\n            step, reason, tried",
+        "        if not missing:\n            step, reason, tried",
+        (_PLANS,),
+    ),
+    Mutant(
+        "layouts that ran are not counted",
+        "outpace/targets/stock/causal.py",
+        "            self.plan.layouts[name] += 1\n",
+        "            pass\n",
+        (_PLANS,),
+    ),
 ]
 DRAFTERS = [
     Mutant(
@@ -1457,9 +1486,9 @@ OTHERS = [
     ),
     Mutant(
         "a library's digest is not compared",
-        "outpace/native/build.py",
-        "    whole = hashlib.sha256(data[:-_DIGEST]).digest() == data[-_DIGEST:]\n",
-        "    whole = bool(data)\n",
+        "outpace/native/packaged.py",
+        "    return hashlib.sha256(data[:-DIGEST]).digest() == data[-DIGEST:]\n",
+        "    return bool(data)\n",
         ("tests/unit/test_compiled.py",),
     ),
     Mutant(
