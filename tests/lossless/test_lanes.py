@@ -10,7 +10,6 @@ import pytest
 from devices import DEVICES
 from models import tiny_llama
 from outpace.cache import KVCache, Slot, Window
-from outpace.cache.lanes import Lane
 from outpace.core import SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
@@ -84,16 +83,3 @@ def test_tokens_are_those_of_each_alone(
     windows.clear()
     assert decode(target, drafter(), params) == alone
     assert max(windows) > 1
-
-
-def test_a_slot_that_moves_without_its_rows_changes_the_tokens(
-    windows: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    alone = [Engine(toy("cpu")).generate([prompt], GREEDY)[0].tokens for prompt in PROMPTS]
-
-    def forget(self: Lane, source: Lane, place: int, target: int, rows: int) -> None:
-        for buffer in self.buffers:
-            buffer[:, target, :, :rows] = 0
-
-    monkeypatch.setattr(Lane, "_copy", forget)
-    assert decode(toy("cpu"), "none", GREEDY) != alone

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from outpace import embedded
-from outpace.native import build, layers
+from outpace.native import build, layers, packaged
 
 NOBODY = 65534
 pytestmark = pytest.mark.skipif(
@@ -58,7 +58,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
     def load(path: str) -> ctypes.CDLL:
         data = Path(path).read_bytes()
-        assert data[: -build._DIGEST] in found.made
+        assert data[: -packaged.DIGEST] in found.made
         # A copy: the process would die of what the tests do to a file that it has loaded.
         copy = tmp_path / f"loaded {len(list(tmp_path.iterdir()))}"
         copy.write_bytes(data)

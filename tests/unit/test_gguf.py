@@ -144,6 +144,6 @@ def test_other_mistakes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
     with pytest.raises(UnsupportedModel, match="one of gpt2"):
         write_gguf(model, tmp_path / "model.gguf")
     monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(OutpaceError, match=r"pip install 'outpace\[gguf\]'"):
+    with pytest.raises(OutpaceError, match=r"pip install .*\[gguf\]"):
         write_gguf(model, tmp_path / "model.gguf")
     assert not list(tmp_path.iterdir())

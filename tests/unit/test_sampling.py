@@ -152,8 +152,10 @@ def test_repetition_penalty_counts_prompt_and_output() -> None:
     assert torch.equal(processor(row, [1, 2, 2, 5]), theirs)
 
 
-def test_presence_and_frequency_count_the_output_only() -> None:
-    processor = Processor(SamplingParams(presence_penalty=0.5, frequency_penalty=0.25), [1, 2])
+@pytest.mark.parametrize("repetition", [1.0, 1.7])  # of which the prompt's tokens are known
+def test_presence_and_frequency_count_the_output_only(repetition: float) -> None:
+    params = SamplingParams(presence_penalty=0.5, frequency_penalty=0.25, repetition_penalty=repetition)
+    processor = Processor(params, [1, 2])
     for token in (3, 3, 4):
         processor.observe(token)
     change = processor(torch.zeros(6), [1, 2, 3, 3, 4])

@@ -1,9 +1,9 @@
-"""ToyTarget and check_drafter can fail: broken engines change the toy's tokens, broken drafters are named."""
+"""ToyTarget is a proper model, no draft changes its tokens, and check_drafter names what is broken."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from outpace.cache import KVCache, Slot
-from outpace.cache.lanes import Lane
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, SequenceDrafter
 from outpace.drafters.none import NoDraft
@@ -21,7 +19,6 @@ from outpace.engine.engine import Engine
 from outpace.sequence import Sequence as Text
 from outpace.sequence import Step
 from outpace.targets import Rows
-from outpace.targets.inputs import forward, masks
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to
 
@@ -107,65 +104,15 @@ def test_hidden_states_are_given_by_layer() -> None:
     assert not torch.equal(hidden[0], hidden[1])
 
 
-# -- a broken engine changes its tokens -------------------------------------------------------------------
-
-KEEP = KVCache.keep
-Paths = Mapping[Slot, Sequence[int]]
-
-
-def keep_first_rows(cache: KVCache, paths: Paths) -> None:
-    KEEP(cache, {slot: range(len(path)) for slot, path in paths.items()})
-
-
-def keep_one_row_less(cache: KVCache, paths: Paths) -> None:
-    KEEP(cache, {slot: path[:-1] if len(path) > 1 else path for slot, path in paths.items()})
-
-
-def keep_everything(cache: KVCache, paths: Paths) -> None:
-    KEEP(cache, {slot: range(cache._open.get(slot, 0)) for slot in paths})
-
-
-def forget_to_move_values(lane: Lane, places: list[int], sources: list[int], targets: list[int]) -> None:
-    keys = lane.buffers[0]
-    keys[:, places, :, targets] = keys[:, places, :, sources]
-
-
-def hang_under_the_root(text: Sequence[int], draft: Draft, *more: object) -> Rows:
-    root = len(text) - 1
-    return Rows((*text, *draft.tokens), (*range(-1, root), *[root] * len(draft)))
-
-
-def shift_parents(text: Sequence[int], draft: Draft, *more: object) -> Rows:
-    root = len(text) - 1
-    return Rows((*text, *draft.tokens), (*range(-1, root), *(root + max(p, 0) for p in draft.parents)))
+# -- drafts change no token -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
-@pytest.mark.parametrize(
-    ("where", "name", "bug"),
-    [
-        (KVCache, "keep", keep_first_rows),
-        (KVCache, "keep", keep_one_row_less),
-        (KVCache, "keep", keep_everything),
-        (Lane, "move", forget_to_move_values),
-        (forward, "depths", lambda parents: list(range(len(parents)))),
-        (forward, "depths", lambda parents: [0] * len(parents)),
-        (masks, "ancestor_mask", lambda parents: np.tri(len(parents), dtype=bool)),
-        (masks, "ancestor_mask", lambda parents: np.eye(len(parents), dtype=bool)),
-        (Rows, "under", hang_under_the_root),
-        (Rows, "under", shift_parents),
-    ],
-)
-def test_a_broken_engine_changes_its_tokens(
-    monkeypatch: pytest.MonkeyPatch, params: SamplingParams, where: Any, name: str, bug: Callable[..., Any]
-) -> None:
+def test_drafts_change_no_token(params: SamplingParams) -> None:
     plain = Engine(ToyTarget()).generate(PROMPTS, params)
     drafter = Lookahead(window=4, ngram=3, guesses=4)
-    sound = Engine(ToyTarget(), drafter, adaptive=False).generate(PROMPTS, params)
-    assert [g.tokens for g in sound] == [g.tokens for g in plain]
-    monkeypatch.setattr(where, name, bug)
-    broken = Engine(ToyTarget(), drafter, adaptive=False).generate(PROMPTS, params)
-    assert any(b.tokens != p.tokens for b, p in zip(broken, plain, strict=True))
+    drafted = Engine(ToyTarget(), drafter, adaptive=False).generate(PROMPTS, params)
+    assert [g.tokens for g in drafted] == [g.tokens for g in plain]
 
 
 @dataclass(frozen=True)
@@ -183,11 +130,7 @@ class Oracle(SequenceDrafter[Text]):
         return chain(answer[state.output_length :][:8])
 
 
-def hang_under_the_prompt(text: Sequence[int], draft: Draft, *more: object) -> Rows:
-    return Rows((*text, *draft.tokens), (*range(-1, len(text) - 1), *(p + 1 for p in draft.parents)))
-
-
-def test_prompt_and_draft_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prompt_and_draft_in_one_forward() -> None:
     """The first step feeds the prompt too; it is the only one that hangs the draft under a longer chain."""
     prompts = [[(7 * i + 3 * start) % 32 for i in range(6)] for start in range(8)]
     plain = [g.tokens for g in Engine(ToyTarget()).generate(prompts, GREEDY)]
@@ -195,9 +138,6 @@ def test_prompt_and_draft_in_one_forward(monkeypatch: pytest.MonkeyPatch) -> Non
     sound = Engine(ToyTarget(), oracle, adaptive=False).generate(prompts, GREEDY)
     assert [g.tokens for g in sound] == plain
     assert [g.stats.steps for g in sound] == [7] * 8  # 60 tokens, 9 a step
-    monkeypatch.setattr(Rows, "under", hang_under_the_prompt)
-    broken = Engine(ToyTarget(), oracle, adaptive=False).generate(prompts, GREEDY)
-    assert [g.tokens for g in broken] != plain
 
 
 # -- a broken drafter is named ----------------------------------------------------------------------------

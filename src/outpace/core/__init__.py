@@ -20,6 +20,7 @@ from outpace.core.errors import (
 from outpace.core.extras import EXTRAS, missing, need
 from outpace.core.options import DEFAULT_DRAFTER, DTYPES, USUAL, TargetOptions
 from outpace.core.parameters import LogitsProcessor, SamplingParams, Speculation
+from outpace.core.remedies import install
 from outpace.core.results import (
     PROMISES,
     FinishReason,

@@ -9,10 +9,9 @@ from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    pass
+from outpace.core.remedies import Package, install
 
 
 class OutpaceError(ValueError):
@@ -51,8 +50,8 @@ def out_of_memory(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
 
 
-def load_extra(module: str, purpose: str, extra: str) -> Any:
-    """Import a package that one of outpace's extras installs.
+def load_extra(module: str, purpose: str, extra: str, package: Package = "outpace") -> Any:
+    """Import a package that an extra of outpace or outpace-lab installs.
 
     Raises:
         OutpaceError: it cannot be imported; the message names the extra.
@@ -60,7 +59,7 @@ def load_extra(module: str, purpose: str, extra: str) -> Any:
     try:
         return import_module(module)
     except ImportError as error:
-        raise OutpaceError(f"{purpose} needs {module}: pip install 'outpace[{extra}]'") from error
+        raise OutpaceError(f"{purpose} needs {module}: {install(extra, package)}") from error
 
 
 def near(name: str, names: Iterable[str]) -> str:

@@ -1,12 +1,13 @@
-"""Functions in C, compiled with the machine's compiler on first use, for its processor.
+"""Functions in C: those that the wheel carries for the processor, or compiled with its compiler on first use.
 
-``OUTPACE_CPU`` limits the instructions that they use (``instructions``). The libraries are kept in the
-user's cache folder, and run in torch's threads.
+``OUTPACE_CPU`` limits the instructions that they use (``instructions``). What is compiled here is kept in the
+user's cache folder. The functions run in torch's threads.
 
 A library is code, so it is loaded only if nobody else can have written it: from a folder and a file of this
 user that are not open to others, with the digest that it was written with. The folder is read through its
 descriptor: users who may write to the folders above can put another in its place, but not in the place of the
-one that was checked. A file that is not trusted, is damaged or cannot be loaded is made again.
+one that was checked. A file that is not trusted, is damaged or cannot be loaded is made again. A library of
+the wheel lies beside this module, and is trusted as far as this module is.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import CDLL, Structure, c_long, sizeof
+from ctypes import CDLL, RTLD_GLOBAL, Structure, c_long, sizeof
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -36,13 +37,16 @@ import torch
 from outpace.core import OutpaceError, first_line
 from outpace.embedded import CACHE, NoHome, cache_path
 from outpace.files import foreign
-from outpace.native.instructions import chosen
+from outpace.native import packaged
+from outpace.native.instructions import chosen, instructions
+from outpace.native.packaged import FLAGS, FOLDER, sealed, whole
+
+__all__ = ["FOLDER", "NO_STRUCTS", "Signatures", "compiled"]
 
 _log = logging.getLogger(__name__)
-FOLDER = Path(__file__).parent  # of the sources
-_FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+_FLAGS = FLAGS
 _SECONDS = 20  # of a compiler; it needs about two
-_DIGEST = 32  # bytes at the end of a file, behind the library
+_PROC = Path("/proc")
 _MISSING = "there is none"
 
 # Name of a function -> types of its result and of its arguments.
@@ -61,31 +65,9 @@ def compiled(
     """
     if sys.platform != "linux":
         return f"compiled functions are for Linux, not {sys.platform}"
-    named = os.environ.get("CC", "")
-    try:
-        words = shlex.split(named) or ["cc"]  # such as "ccache gcc"
-    except ValueError as error:
-        return _warned(f"CC={named!r} cannot be split into words: {error}; quote it as a shell does")
-    program = shutil.which(words[0])
-    if program is None:
-        return "there is no C compiler; install gcc or clang, or set CC"
-    # torch's own OpenMP library, so that both use the same threads.
-    threads = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*")) or sorted(
-        (Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*")
-    )
-    limit = chosen()
-    march = "native" if limit is None else limit.march
-    compiler = _compiler(program, *words[1:])
-    options = [f"-march={march}", *_FLAGS, *flags, str(source), *map(str, threads[:1])]
-    about = "\n".join(
-        [*compiler.command, *options, source.read_text("utf-8"), platform.machine(), _processor()]
-    )
-    name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.so"
-    try:
-        found = _library(name, compiler, options)
-    except (OSError, OutpaceError) as error:
-        _log.debug("%s is not compiled", source.name, exc_info=True)
-        return _warned(first_line(error))
+    found = _carried(source, flags) or _made(source, flags)
+    if isinstance(found, str):
+        return found
     for function_name, (result, arguments) in signatures.items():
         function = getattr(found, function_name)
         function.restype, function.argtypes = result, arguments
@@ -96,6 +78,59 @@ def compiled(
             names = f"struct {struct_name} of {source.name}", kind.__name__
             return _warned(f"{names[0]} has {size()} bytes and {names[1]} {sizeof(kind)}; make them alike")
     return found
+
+
+def _threads() -> list[Path]:
+    """torch's own OpenMP library, so that its threads run the functions; empty if it uses the system's."""
+    return (
+        sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
+        or sorted((Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*"))
+    )[:1]
+
+
+def _carried(source: Path, flags: Sequence[str]) -> CDLL | None:
+    """The library that the wheel carries; None if none fits, or it is not as the wheel was built."""
+    limit = packaged.fitting(platform.machine(), instructions(), chosen())
+    if limit is None or source.parent != FOLDER:
+        return None
+    path = packaged.LIBRARIES / packaged.name_of(source, limit.march, (*_FLAGS, *flags))
+    why = _untrusted(path, foreign(Path(__file__).stat()))
+    if not why:
+        try:
+            CDLL(str((_threads() or [Path("libgomp.so.1")])[0]), mode=RTLD_GLOBAL)
+            return CDLL(str(path))
+        except OSError as error:
+            why = first_line(error)
+    if why != _MISSING:
+        _log.warning("the package's library %s is not used: %s; it is compiled here", path.name, why)
+    return None
+
+
+def _made(source: Path, flags: Sequence[str]) -> CDLL | str:
+    """The library that is compiled here, now or before; the reason why there is none."""
+    named = os.environ.get("CC", "")
+    try:
+        words = shlex.split(named) or ["cc"]  # such as "ccache gcc"
+    except ValueError as error:
+        return _warned(f"CC={named!r} cannot be split into words: {error}; quote it as a shell does")
+    program = shutil.which(words[0])
+    if program is None:
+        return "there is no C compiler; install gcc or clang, or set CC"
+    if not (_PROC / "self/fd").is_dir():
+        return _warned(f"{_PROC} is not mounted, by which the cache folder is read; mount it")
+    limit = chosen()
+    march = "native" if limit is None else limit.march
+    compiler = _compiler(program, *words[1:])
+    options = [f"-march={march}", *_FLAGS, *flags, str(source), *map(str, _threads())]
+    about = "\n".join(
+        [*compiler.command, *options, source.read_text("utf-8"), platform.machine(), _processor()]
+    )
+    name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.so"
+    try:
+        return _library(name, compiler, options)
+    except (OSError, OutpaceError) as error:
+        _log.debug("%s is not compiled", source.name, exc_info=True)
+        return _warned(first_line(error))
 
 
 @lru_cache(maxsize=32)
@@ -141,7 +176,7 @@ def _opened(folder: Path) -> Iterator[Path]:
                 f"code in {folder} is not loaded, since {why}; make it yours alone (chmod 700), or set "
                 f"{CACHE} to another folder"
             )
-        yield Path(f"/proc/self/fd/{opened}")
+        yield _PROC / f"self/fd/{opened}"
     finally:
         os.close(opened)
 
@@ -198,8 +233,12 @@ def _loaded(path: Path, compiler: _Compiler, options: Sequence[str]) -> CDLL:
         raise OutpaceError(f"{compiler} made a library that cannot be loaded: {first_line(error)}") from None
 
 
-def _untrusted(path: Path) -> str:
-    """The reason not to load a file; empty if it is as this user wrote it."""
+def _untrusted(path: Path, allowed: str = "") -> str:
+    """The reason not to load a file; empty if it is as this user wrote it.
+
+    Args:
+        allowed: a reason of ``foreign`` that does not count.
+    """
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -208,11 +247,10 @@ def _untrusted(path: Path) -> str:
         return error.strerror or str(error)
     with os.fdopen(opened, "rb") as file:
         status = os.fstat(opened)
-        if why := foreign(status):
+        if (why := foreign(status)) and why != allowed:
             return why
         data = file.read() if stat.S_ISREG(status.st_mode) else b""
-    whole = hashlib.sha256(data[:-_DIGEST]).digest() == data[-_DIGEST:]
-    return "" if whole else "it is damaged"
+    return "" if whole(data) else "it is damaged"
 
 
 def _write(path: Path, library: bytes) -> None:
@@ -220,7 +258,7 @@ def _write(path: Path, library: bytes) -> None:
     opened, part = tempfile.mkstemp(dir=path.parent)  # readable and writable by this user alone
     try:
         with os.fdopen(opened, "wb") as file:
-            file.write(library + hashlib.sha256(library).digest())
+            file.write(sealed(library))
         Path(part).replace(path)
     except BaseException:
         Path(part).unlink(missing_ok=True)
@@ -288,5 +326,5 @@ def _compiler(*command: str) -> _Compiler:
 
 def _processor() -> str:
     """The processor's name and instruction sets, since a cache folder may be shared by machines."""
-    lines = Path("/proc/cpuinfo").read_text("utf-8", errors="replace").splitlines()
+    lines = (_PROC / "cpuinfo").read_text("utf-8", errors="replace").splitlines()
     return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))

@@ -38,7 +38,7 @@ def _variables(torch: str, dnn: str, mkl: str) -> dict[str, str]:
     return {"ATEN_CPU_CAPABILITY": torch, "ONEDNN_MAX_CPU_ISA": dnn, "MKL_ENABLE_INSTRUCTIONS": mkl}
 
 
-_AVX2 = frozenset(("avx2", "fma", "bmi1", "bmi2", "movbe", "f16c"))
+_AVX2 = frozenset(("avx2", "fma", "bmi1", "bmi2", "movbe", "f16c", "abm"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 LIMITS = {
     "x86-64": Limit("x86-64", frozenset(), _variables("default", "SSE41", "SSE4_2")),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from starlette.datastructures import Headers
 
 from outpace._version import __version__
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, install
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -33,7 +33,7 @@ def provider_to(endpoint: str) -> TracerProvider:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ModuleNotFoundError as error:
         raise OutpaceError(
-            f"--otlp-endpoint needs {error.name}, which is not installed: pip install 'outpace[otel]'"
+            f"--otlp-endpoint needs {error.name}, which is not installed: {install('otel')}"
         ) from error
     provider = TracerProvider(resource=Resource.create({"service.name": "outpace"}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))

@@ -116,7 +116,7 @@ def test_a_peer_of_another_package_is_a_method(model: Loaded) -> None:
         ("theirs:eagle", "theirs has no method 'eagle'; it has: plain, fast"),
         ("transformers=/venv", "leave its path out"),
         ("theirs=/a,theirs:plain=/b", "theirs:plain twice"),
-        ("vllm", "vllm is in outpace-lab: pip install outpace-lab"),
+        ("vllm", "vllm is in outpace-lab: pip install "),
         ("wrong", "and a peer is an outpace.bench.peers.Library"),
     ],
 )

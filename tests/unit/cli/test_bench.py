@@ -262,7 +262,7 @@ def test_what_is_in_the_laboratory_is_named_without_it(
 ) -> None:
     for module in ("outpace.bench.peers", "outpace.bench.suites", "outpace.names", "outpace.spec"):
         monkeypatch.setattr(f"{module}.installed", lambda group: {})
-    refused(CliRunner().invoke(app, args), f"{name} is in outpace-lab: pip install outpace-lab")
+    refused(CliRunner().invoke(app, args), f"{name} is in outpace-lab: pip install ")
 
 
 def test_prompts_that_are_too_long_are_told(bench: Bench, prompts: Path) -> None:

@@ -16,6 +16,7 @@ from outpace.drafters import Drafter
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.none import NoDraft
+from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Outcome, Pinned
 from outpace.sequence import Sequence, Step
@@ -95,9 +96,15 @@ def check(target: ToyTarget, readings: Seq[Reading]) -> None:
 
 
 @pytest.mark.parametrize("params", PARAMS)
-@pytest.mark.parametrize("chunk", [1, 3, 512])
-def test_every_row_arrives_once(chunk: int, params: SamplingParams) -> None:
-    target, reader = ToyTarget(), Reader()
+@pytest.mark.parametrize(
+    ("inner", "chunk"),
+    [
+        *((PromptLookup(branches=2), chunk) for chunk in (1, 3, 512)),
+        (Lookahead(window=4, ngram=3, guesses=4), 512),  # whose paths are not the first rows of its trees
+    ],
+)
+def test_every_row_arrives_once(inner: Drafter[Any], chunk: int, params: SamplingParams) -> None:
+    target, reader = ToyTarget(), Reader(inner)
     found = Engine(target, reader, prefill_chunk=chunk, adaptive=False).generate(PROMPTS[1:], params)
     assert [g.tokens for g in found] == [g.tokens for g in Engine(target).generate(PROMPTS[1:], params)]
     assert sum(g.stats.accepted for g in found) > 0

@@ -5,20 +5,16 @@ from __future__ import annotations
 import asyncio
 import functools
 import random
-from collections import OrderedDict
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from outpace.cache import KVCache, kv
-from outpace.cache.lanes import Lane
+from outpace.cache import kv
 from outpace.core import SamplingParams, Speculation
 from outpace.engine import scheduler
 from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
-from outpace.engine.prefix import PrefixCache
 from outpace.sequence import Sequence
 from outpace.targets.rows import Output
 from outpace.testing import ToyTarget
@@ -170,49 +166,3 @@ def test_every_completed_text_is_that_of_plain_decoding(
     assert any(one.params.frequency_penalty for one in resumed)
     engine._turn.release()  # its thread has ended
     assert not engine.sequences and len(engine._batch.cache) == 0
-
-
-def _wrong_block(patch: pytest.MonkeyPatch) -> None:
-    """The prefix cache returns the rows of the block used last."""
-
-    class Blocks(OrderedDict[Any, Any]):
-        def get(self, key: Any, default: Any = None) -> Any:
-            return (super().get(key)[0], next(reversed(self.values()))[1]) if key in self else default
-
-    make = PrefixCache.__init__
-
-    def init(self: PrefixCache, limit: int, row_bytes: int) -> None:
-        make(self, limit, row_bytes)
-        self._blocks = Blocks()
-
-    patch.setattr(PrefixCache, "__init__", init)
-
-
-def _stale_row(patch: pytest.MonkeyPatch) -> None:
-    """A slot keeps an old row where the last of a prefix should be."""
-    write = KVCache.write_rows
-
-    def short(self: KVCache, slot: Any, rows: Any) -> None:
-        write(self, slot, rows)
-        seat = self._seat(slot)
-        for buffer in seat.lane.buffers:
-            buffer[:, seat.place, :, seat.length - 1] = 0
-
-    patch.setattr(KVCache, "write_rows", short)
-
-
-def _row_of_a_neighbour(patch: pytest.MonkeyPatch) -> None:
-    """The last slot moves to the place of one that left, and finds that one's rows there."""
-    patch.setattr(Lane, "_copy", lambda *_: None)
-    patch.setattr(Lane, "_clear", lambda *_: None)
-
-
-@pytest.mark.parametrize("plant", [_wrong_block, _stale_row, _row_of_a_neighbour])
-def test_a_bug_is_seen(
-    plant: Callable[[pytest.MonkeyPatch], None],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    plant(monkeypatch)
-    with pytest.raises(AssertionError, match=r"assert \[.*== \["):
-        asyncio.run(serve(request.getfixturevalue("engine"), 200, 12))

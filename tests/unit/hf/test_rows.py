@@ -1,4 +1,4 @@
-"""The warpers that the engine takes over, so that drafters can draw as the target will."""
+"""What processors and criteria of a row are given, and the warpers that the engine takes over."""
 
 from __future__ import annotations
 
@@ -16,11 +16,32 @@ from transformers import (
 
 from outpace.core import SamplingParams
 from outpace.draws.sampling import warp
-from outpace.hf.rows import split_warpers
+from outpace.hf.rows import Recording, Row, split_warpers
 
 PENALTY = RepetitionPenaltyLogitsProcessor(1.2)
 TEMPERATURE, TOP_K = TemperatureLogitsWarper(0.7), TopKLogitsWarper(9)
 TOP_P, MIN_P = TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)
+
+
+def test_processors_and_criteria_see_the_pads_and_each_criterion_is_called() -> None:
+    seen: dict[str, list[Any]] = {"processor": [], "first": [], "second": []}
+
+    def processor(input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        seen["processor"].append(input_ids.tolist())
+        return scores
+
+    def criterion(name: str) -> Any:
+        return lambda input_ids, scores: seen[name].append(input_ids.tolist()) or True
+
+    prompt, criteria = torch.tensor([9, 9, 3, 4]), [criterion("first"), criterion("second")]
+    row = Row(prompt, 2, SamplingParams(), [processor], criteria, 5, Recording(None, None))
+    row.params.logits_processors[0](torch.tensor([[3, 4]]), torch.zeros(1, 8))
+    assert row.ends([3, 4, 5])
+    assert seen == {
+        "processor": [[[9, 9, 3, 4]]],
+        "first": [[[9, 9, 3, 4, 5]]],
+        "second": [[[9, 9, 3, 4, 5]]],
+    }
 
 
 def test_those_at_the_end_are_taken_in_the_engines_order() -> None:

@@ -177,6 +177,26 @@ def test_packed_layers_give_a_row_the_same_bits_among_any_rows(dtype: torch.dtyp
                 assert torch.equal(packed(rows[None, :count])[0], whole[:count]), (kernel.name, count)
 
 
+class Counting(Stock):
+    """A kernel that notes how many rows it multiplies."""
+
+    def __init__(self) -> None:
+        self.rows: list[int] = []
+
+    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+        self.rows.append(len(rows))
+        return super().multiply(rows, packed, bias)
+
+
+def test_rows_are_padded_to_the_step_of_a_kernel() -> None:
+    layer, kernel = nn.Linear(8, 4), Counting()
+    packed = Linear(layer, kernel, layer.weight, 4)
+    for count in (1, 2, 3, 4, 7, 9):
+        rows = torch.ones(count, 8)
+        assert torch.allclose(packed(rows), layer(rows))
+    assert kernel.rows == [4, 4, 4, 4, 8, 12]
+
+
 class Doubled(Stock):
     """A kernel whose results differ clearly from the stock layer's."""
 

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM
 
 import outpace
 from models import tiny_llama
-from outpace.cache import Window
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Output, Rows
@@ -89,28 +88,6 @@ def test_tokens_are_those_of_each_prompt_alone(drafter: str, dtype: torch.dtype)
         assert [one.tokens for one in found] == alone
     # Rows that are no multiple of the number of sequences were not padded.
     assert any(count % 3 for count in counts)
-
-
-def test_rows_of_wrong_cells_change_the_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    params = SamplingParams(30, ignore_eos=True)
-    model = tiny_llama()
-    prompts = [[1, 2, 3, 4, 1, 2, 3, 4, 1, 2], [5], [6, 7, 6, 7, 6]]
-    target = CausalTarget(model)
-    alone = [Engine(target).generate([prompt], params)[0].tokens for prompt in prompts]
-    cells_of = line._cells_of
-
-    def swapped(window: Window) -> Tensor | None:
-        cells = cells_of(window)
-        return None if cells is None else cells.roll(1)
-
-    def tokens() -> list[list[int]]:
-        engine = Engine(target, "lookahead:window=4,ngram=3", adaptive=False)
-        return [one.tokens for one in engine.generate(prompts, params)]
-
-    assert tokens() == alone
-    monkeypatch.setattr(line, "_cells_of", swapped)
-    assert tokens() != alone
-    assert not CausalTarget(model)._takes_lines  # the target's own test sees it too
 
 
 def test_a_model_that_takes_no_line_is_padded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ load = llama_library.library.__wrapped__
 
 def test_a_missing_library_is_told_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "llama_cpp", None)
-    with pytest.raises(OutpaceError, match=r"is not installed: pip install --upgrade 'outpace\[llamacpp\]'"):
+    with pytest.raises(OutpaceError, match=r'is not installed: pip install .*\[llamacpp\]" --upgrade '):
         load()
 
 
@@ -29,7 +29,7 @@ def test_an_old_library_is_told_before_it_is_used(
     if version is not None:
         old.__version__ = version  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "llama_cpp", old)
-    with pytest.raises(OutpaceError, match=r"is too old, 0\.3\.36 or later is needed: pip install --upgrade"):
+    with pytest.raises(OutpaceError, match=r"is too old, 0\.3\.36 or later is needed: pip install "):
         load()
 
 

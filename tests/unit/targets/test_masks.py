@@ -61,10 +61,11 @@ def test_rows_are_placed_on_a_device_as_on_the_host(seed: int, sliding: int | No
     rng = random.Random(seed)
     rows, lengths = [], []
     for _ in range(rng.randint(1, 4)):
-        tree = [rng.randint(-1, node - 1) for node in range(rng.randint(1, 9))]
+        deep = rng.random() < 0.2
+        tree = [*range(-1, 13)] if deep else [rng.randint(-1, node - 1) for node in range(rng.randint(1, 9))]
         fed = rng.choice([0, 0, rng.randint(0, len(tree) - 1)])
         rows.append(Rows(list(range(1, len(tree) - fed + 1)), tree[fed:], fed=tree[:fed]))
-        lengths.append(rng.randint(fed, 12))
+        lengths.append(rng.randint(fed, 13))
     window = window_of(lengths, [len(row.tokens) for row in rows], static=30)
     positions = [forward.positions_of(row, o, window.width) for row, o in zip(rows, lengths, strict=True)]
     found = read_numbers(torch.from_numpy(row_numbers(rows, window.offsets, window.width, 16)), window.width)

@@ -77,6 +77,12 @@ def test_no_two_draws_share_a_key(monkeypatch: pytest.MonkeyPatch, drafter: str,
     assert len({own(Key(3), *words[1:]) for words in used}) == len(used)
 
 
+def test_the_targets_own_draws_share_no_key() -> None:
+    key = Key(3)
+    others = [key.node(stream, root, 0) for stream in Stream for root in range(8)]
+    assert len({*others, *map(key.target, range(64))}) == len(others) + 64
+
+
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("verifier", [name for name in VERIFIERS if not load_verifier(name).ahead])
 def test_a_processor_sees_each_true_prefix_once(verifier: str, params: SamplingParams) -> None:

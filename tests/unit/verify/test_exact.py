@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from drafts import always, chain_shape, fixed, height, sampled, shapes, table
-from enumeration import EXACT, WRONG, Enumerated, Script, error, expected_length
+from enumeration import EXACT, Enumerated, Script, error, expected_length
 from outpace.core import Draft, OutpaceError
 from outpace.draws.logits import Logits
 from outpace.verify import VERIFIERS, Verifier
-from outpace.verify.match import match
 
 LOSSLESS = [cls() for cls in VERIFIERS.values() if not cls.lossy]
 # Those that use the draft's distributions.
@@ -112,57 +108,3 @@ def test_impossible_drafts_are_errors(verifier: Verifier, draft: Draft, message:
     draw = Enumerated(Script([]), always(1, 0, 0, 0), draft)
     with pytest.raises(OutpaceError, match=message):
         verifier.verify(Logits(torch.empty(len(draft) + 1, 0)), draft, draw)
-
-
-# -- the enumeration sees what is wrong ------------------------------------------------------------------
-
-THREE = [-1, -1, -1]
-DEEP = [-1, -1, 0, 1]
-
-
-@pytest.mark.parametrize(
-    ("verifier", "step", "bug", "parents", "replacement"),
-    [
-        ("match", "match", lambda *draws: match(*draws, lambda node: torch.zeros(4)), [-1, -1], True),
-        # A rejected token stays in p, or p is not normalised without it.
-        ("rejection", "without", lambda p, token: p, THREE, False),
-        ("rejection", "without", lambda p, token: p.index_fill(0, torch.tensor([token]), 0), THREE, False),
-        # Nothing is subtracted, or what is left is not normalised.
-        ("rejection", "positive_part", lambda weights, otherwise: otherwise, THREE, True),
-        ("rejection", "positive_part", lambda weights, otherwise: otherwise, THREE, False),
-        ("rejection", "positive_part", lambda weights, otherwise: weights.clamp(min=0), THREE, True),
-        # A beginning is accepted as if it were the whole chain.
-        ("block", "chance_of_prefix", lambda share, excess: share, chain_shape(3), True),
-        # Each ratio is cut to 1, so that no token makes up for another.
-        ("block", "likelihood_ratio", lambda q, p, x: min(1.0, float(q[x] / p[x])), chain_shape(3), True),
-        ("traversal", "chance_of_prefix", lambda share, excess: share, DEEP, False),
-        ("traversal", "chance_of_prefix", lambda share, excess: excess, DEEP, False),
-        ("traversal", "without", lambda p, token: p, DEEP, False),
-        ("traversal", "likelihood_ratio", lambda q, p, x: min(1.0, float(q[x] / p[x])), DEEP, False),
-    ],
-)
-def test_a_wrong_step_is_seen(
-    monkeypatch: pytest.MonkeyPatch,
-    verifier: str,
-    step: str,
-    bug: Callable[..., Any],
-    parents: list[int],
-    replacement: bool,
-) -> None:
-    path = f"outpace.verify.{verifier}.{step}"
-    check_seen(monkeypatch, VERIFIERS[verifier](), path, bug, parents, replacement)
-
-
-def check_seen(
-    monkeypatch: pytest.MonkeyPatch,
-    verifier: Verifier,
-    step: str,
-    bug: Callable[..., Any],
-    parents: list[int],
-    replacement: bool,
-) -> None:
-    """Check that the enumeration sees a bug in a step, named by its path."""
-    target, drafts = table(3), sampled(table(103), parents, replacement)
-    assert error(verifier.verify, target, drafts, 3) < EXACT
-    monkeypatch.setattr(step, bug)
-    assert error(verifier.verify, target, drafts, 3) > WRONG

@@ -44,13 +44,14 @@ def test_equal_siblings_drawn_with_replacement_lend_each_other_their_children(pa
         assert error(traversal, target, drafts, height(parents) + 1) < EXACT
 
 
-def test_a_path_through_the_second_of_two_equal_siblings() -> None:
+@pytest.mark.parametrize("verify", [traversal, rejection])
+def test_a_path_through_the_second_of_two_equal_siblings(verify: Any) -> None:
     sure = {(): 1, (1,): 3, (1, 3): 0}
     target = lambda text: torch.eye(4, dtype=torch.float64)[sure[text]]  # noqa: E731
     half = torch.tensor([0.0, 0.5, 0, 0.5], dtype=torch.float64)
     for rows in (None, {-1: half, 1: half}):
         draft = Draft([1, 1, 3], [-1, -1, 1], rows)
-        verdict = traversal(Logits(torch.empty(4, 0)), draft, Enumerated(Script([]), target, draft))
+        verdict = verify(Logits(torch.empty(4, 0)), draft, Enumerated(Script([]), target, draft))
         assert (verdict.path, verdict.tokens) == ([1, 2], [1, 3, 0])
 
 

@@ -24,7 +24,7 @@ from tempfile import TemporaryDirectory
 
 from outpace.bench.items import Expected, Item, Suite
 from outpace.bench.subject import spoken
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, install
 from outpace.loading import Loaded
 
 _WORKER = Path(__file__).parent / "workers" / "program_worker.py"
@@ -91,7 +91,7 @@ def check_gradable(suites: Seq[Suite], run_code: bool) -> None:
         if find_spec("resource") is None:
             raise OutpaceError("--grade of humaneval needs a POSIX system, to limit the programs; omit it")
     if "overlap" in kinds and find_spec("rouge_score") is None:
-        raise OutpaceError("--grade of spec_bench needs rouge-score: pip install 'outpace-lab[grade]'")
+        raise OutpaceError(f"--grade of spec_bench needs rouge-score: {install('grade', 'outpace-lab')}")
 
 
 def grader_of(subject: Loaded) -> Grader:

@@ -13,7 +13,7 @@ from outpace.bench.items import counted
 from outpace.bench.rows import Row, number
 from outpace.bench.runs import BASELINE
 from outpace.bench.speed import LEAST_GROUPS
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, install
 from outpace_lab.bench import plots
 from outpace_lab.bench.results import LabRecord
 
@@ -28,7 +28,7 @@ def check_installed() -> None:
     """
     missing = [name for name in ("matplotlib", "jinja2") if find_spec(name) is None]
     if missing:
-        raise OutpaceError(f"--html needs {missing[0]}: pip install 'outpace-lab[bench]', or leave it out")
+        raise OutpaceError(f"--html needs {missing[0]}: {install('bench', 'outpace-lab')}, or leave it out")
 
 
 def page(record: LabRecord) -> str:

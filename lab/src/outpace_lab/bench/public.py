@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outpace.bench.items import Expected, Item, Suite, read_values
-from outpace.core import OutpaceError, first_line
+from outpace.core import OutpaceError, first_line, install
 
 Value = Mapping[str, Any]
 
@@ -165,8 +165,8 @@ def _from_hub(name: str, wanted: PublicSet) -> Iterable[Value]:
     remedy = f"give --data DIR or {DATA}, a folder with {wanted.files[0]}"
     if find_spec("datasets") is None:
         raise OutpaceError(
-            f"the suite {name} is not available: {remedy}; or install outpace-lab[datasets] to fetch it from "
-            "the Hugging Face hub"
+            f"the suite {name} is not available: {remedy}; or, to fetch it from the Hugging Face hub: "
+            f"{install('datasets', 'outpace-lab')}"
         )
     from datasets import load_dataset
 

@@ -50,7 +50,9 @@ class BM25Retriever:
         if not self._ids:
             raise OutpaceError("BM25 needs documents with words in them")
         self._count = len(corpus)
-        self._index: Any = load_extra("bm25s", "BM25Retriever", "ralm").BM25(k1=k1, b=b, method="lucene")
+        self._index: Any = load_extra("bm25s", "BM25Retriever", "ralm", "outpace-lab").BM25(
+            k1=k1, b=b, method="lucene"
+        )
         # A copy: bm25s may add a word of its own that has no column.
         self._index.index((corpus, dict(self._ids)), show_progress=False)
 

@@ -48,7 +48,7 @@ class DenseRetriever:
         self._encode = encode
         self._candidates = min(candidates, count)
         if index is None:
-            index = load_extra("faiss", "DenseRetriever", "ralm").IndexFlatIP(size)
+            index = load_extra("faiss", "DenseRetriever", "ralm", "outpace-lab").IndexFlatIP(size)
             index.add(self._vectors)
         if (index.ntotal, index.d) != (count, size):
             raise OutpaceError(

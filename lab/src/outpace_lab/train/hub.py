@@ -57,7 +57,7 @@ def read(source: str, encoder: Encoder, chat: bool = False) -> list[Document]:
 
 
 def _rows(wanted: HubData) -> Iterable[dict[str, Any]]:
-    datasets = load_extra("datasets", "data other than a .jsonl file", "train")
+    datasets = load_extra("datasets", "data other than a .jsonl file", "train", "outpace-lab")
     try:
         rows: Iterable[dict[str, Any]] = datasets.load_dataset(
             wanted.name, wanted.config, split=wanted.split, revision=wanted.revision

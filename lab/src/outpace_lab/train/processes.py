@@ -28,7 +28,9 @@ class Processes:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._state = load_extra("accelerate", "training", "train").PartialState(cpu=device.type == "cpu")
+        self._state = load_extra("accelerate", "training", "train", "outpace-lab").PartialState(
+            cpu=device.type == "cpu"
+        )
         self.index = int(self._state.process_index)
         self.count = int(self._state.num_processes)
         own = self._state.device

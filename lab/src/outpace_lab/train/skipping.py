@@ -79,7 +79,7 @@ def find_skipped_layers(
         OutpaceError: optuna is missing, an argument is invalid, or no trial finished.
         UnsupportedModel: the target is not a plain stack of layers.
     """
-    optuna = load_extra("optuna", "the search for layers to skip", "search")
+    optuna = load_extra("optuna", "the search for layers to skip", "search", "outpace-lab")
     if not prompts or trials < 1 or measure not in get_args(Measure):
         raise OutpaceError(
             "the search needs prompts, trials of at least 1, and measure 'counts' or 'seconds'"

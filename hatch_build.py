@@ -1,0 +1,37 @@
+"""Wheels: the pure one, and with OUTPACE_LIBRARIES=1 that of the platform, with the functions in C compiled.
+
+CC names the compiler, a gcc. The libraries have no interface of Python's, so one wheel is for every version.
+"""
+
+import os
+import shutil
+import sys
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+
+class Libraries(BuildHookInterface[Any]):
+    """Compiles the libraries, and names the platform in the wheel's tag."""
+
+    _folder: str | None = None
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        if version == "editable" or os.environ.get("OUTPACE_LIBRARIES", "") in ("", "0"):
+            return
+        sys.path.insert(0, str(Path(self.root, "src")))
+        from outpace.native.packaged import FOLDER, LIBRARIES, make_libraries
+
+        self._folder = tempfile.mkdtemp(prefix="outpace-libraries-")
+        below = Path("outpace/native") / LIBRARIES.relative_to(FOLDER)
+        for path in make_libraries(Path(self._folder), os.environ.get("CC") or "cc"):
+            build_data["force_include"][str(path)] = (below / path.name).as_posix()
+        build_data["pure_python"] = False
+        build_data["tag"] = "py3-none-" + sysconfig.get_platform().replace("-", "_").replace(".", "_")
+
+    def finalize(self, version: str, build_data: dict[str, Any], artifact_path: str) -> None:
+        if self._folder is not None:
+            shutil.rmtree(self._folder)

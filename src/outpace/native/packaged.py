@@ -1,0 +1,104 @@
+"""Functions in C as a platform wheel carries them: compiled once for each of several sets of instructions.
+
+A library's name has a digest of its source and flags, so one of another source is never found. A wheel is
+built where torch is not installed, so this imports the standard library alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import platform
+import shlex
+import subprocess
+from collections.abc import Collection, Iterator, Sequence
+from pathlib import Path
+
+from outpace.core import OutpaceError
+from outpace.native.instructions import LIMITS, Limit
+
+FOLDER = Path(__file__).parent  # of the sources
+LIBRARIES = FOLDER / "libraries"
+FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+DIGEST = 32  # bytes at the end of a file, behind the library
+# Sources, with the flags of each form: those that the modules beside them ask for.
+FORMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("draw.c", ()),
+    ("move.c", ()),
+    ("layers.c", ()),
+    ("layers.c", ("-DREAL16",)),
+)
+# Kind of processor -> the sets that libraries are compiled for, the best one first.
+SETS: dict[str, tuple[Limit, ...]] = {
+    "x86_64": (LIMITS["avx512-bf16"], LIMITS["avx512"], LIMITS["avx2"]),
+    "aarch64": (Limit("armv8-a", frozenset(), {}),),  # every one has NEON
+}
+
+
+def fitting(machine: str, found: Collection[str], limit: Limit | None) -> Limit | None:
+    """The best set that a processor has; None if there is none.
+
+    Args:
+        machine: kind of the processor, as Python calls it.
+        found: the instructions that it has.
+        limit: the one set that steps may use.
+    """
+    sets = SETS.get(machine, ())
+    return next((one for one in sets if limit in (None, one) and one.needs.issubset(found)), None)
+
+
+def name_of(source: Path, march: str, flags: Sequence[str]) -> str:
+    """The file name of a library.
+
+    Args:
+        march: the compilers' name of its set of instructions.
+        flags: the compiler's other options.
+    """
+    about = "\n".join([march, *flags, source.read_text("utf-8")])
+    return f"{source.stem}-{march}-{hashlib.sha256(about.encode()).hexdigest()[:32]}.so"
+
+
+def sealed(library: bytes) -> bytes:
+    """A library with its digest behind it, as it is kept in a file."""
+    return library + hashlib.sha256(library).digest()
+
+
+def whole(data: bytes) -> bool:
+    """True if a file's content is a library with its digest."""
+    return hashlib.sha256(data[:-DIGEST]).digest() == data[-DIGEST:]
+
+
+def make_libraries(folder: Path, compiler: str = "cc") -> Iterator[Path]:
+    """Compile each form for each set of this kind of processor; needs gcc, whose OpenMP is torch's.
+
+    They do not name an OpenMP library: that of the torch that runs them is loaded before.
+
+    Raises:
+        OutpaceError: there are no sets for this processor, or the compiler fails or is not gcc.
+    """
+    machine = platform.machine()
+    if machine not in SETS:
+        raise OutpaceError(f"libraries are compiled for {' and '.join(SETS)}, not for {machine}")
+    folder.mkdir(parents=True, exist_ok=True)
+    for limit in SETS[machine]:
+        for source, flags in FORMS:
+            path = folder / name_of(FOLDER / source, limit.march, (*FLAGS, *flags))
+            part = path.with_suffix(".o")
+            options = [flag for flag in (*FLAGS, *flags) if flag != "-shared"]
+            _run(compiler, f"-march={limit.march}", *options, "-c", str(FOLDER / source), "-o", str(part))
+            _run(compiler, "-shared", str(part), "-o", str(path), "-lm")
+            part.unlink()
+            library = path.read_bytes()
+            if b"__kmpc" in library:
+                raise OutpaceError(f"{compiler} calls another OpenMP than torch's; compile with gcc")
+            path.write_bytes(sealed(library))
+            yield path
+
+
+def _run(compiler: str, *options: str) -> None:
+    command = [*shlex.split(compiler), *options]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise OutpaceError(f"{compiler} cannot be run: {error.strerror}; set CC to gcc") from None
+    if ended.returncode:
+        raise OutpaceError(f"{shlex.join(command)} failed: {ended.stderr.strip()}")
