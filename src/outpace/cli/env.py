@@ -17,7 +17,7 @@ from outpace._version import __version__
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded, show
 from outpace.cli.parts import Source
-from outpace.core import EXTRAS, OutpaceError, missing
+from outpace.core import EXTRAS, OutpaceError, install, missing
 from outpace.embedded import NoHome, cache_path
 
 if TYPE_CHECKING:
@@ -155,7 +155,7 @@ def _table(found: dict[str, Any]) -> RenderableType:
     rows["functions in C"] = compiled or "compiled"
     blocks: list[RenderableType] = [_grid(rows), Text("")]
     installs = {
-        f"outpace[{extra}]": f"pip install 'outpace[{extra}]' ({', '.join(lacks)})" if lacks else "installed"
+        f"outpace[{extra}]": f"{install(extra)} ({', '.join(lacks)})" if lacks else "installed"
         for extra, lacks in extras.items()
     }
     blocks.append(_grid(installs))

@@ -35,6 +35,6 @@ __all__ = [
     "DEFAULT_DRAFTER", "DTYPES", "EXTRAS", "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason",
     "Generation", "LogitsProcessor", "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost",
     "SamplingParams", "Source", "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs",
-    "UnsupportedModel", "Verdict", "described", "first_line", "in_progress", "load_extra", "missing",
-    "near", "need", "out_of_memory",
+    "UnsupportedModel", "Verdict", "described", "first_line", "in_progress", "install", "load_extra",
+    "missing", "near", "need", "out_of_memory",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 
 from outpace.core.errors import OutpaceError
+from outpace.core.remedies import install
 
 # Extra -> modules that it installs, the package's own first.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
@@ -33,9 +34,7 @@ def need(extra: str, purpose: str) -> None:
         OutpaceError: it is not; the message names the remedy.
     """
     if lacks := missing(extra):
-        raise OutpaceError(
-            f"{purpose} needs {lacks[0]}, which is not installed: pip install 'outpace[{extra}]'"
-        )
+        raise OutpaceError(f"{purpose} needs {lacks[0]}, which is not installed: {install(extra)}")
 
 
 def _found(module: str) -> bool:
