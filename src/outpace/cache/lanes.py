@@ -93,15 +93,14 @@ class Lane:
         return self.places * self.room
 
     def resize(self, places: int, room: int) -> None:
-        """Change the places, the room, or both, one buffer at a time to limit peak memory."""
+        """Change the places, the room, or both: of all buffers, or of none where memory runs out."""
         if (places, room) == (self.places, self.room):
             return
         used, rows = len(self.seats), max((seat.written for seat in self.seats), default=0)
-        for index, layout in enumerate(self._layouts):
-            old = self.buffers[index]
-            self.buffers[index] = _zeros(layout, places, room)
-            self.buffers[index][:, :used, :, :rows] = old[:, :used, :, :rows]
-        self.places, self.room = places, room
+        buffers = [_zeros(layout, places, room) for layout in self._layouts]
+        for old, new in zip(self.buffers, buffers, strict=True):
+            new[:, :used, :, :rows] = old[:, :used, :, :rows]
+        self.places, self.room, self.buffers = places, room, buffers
 
     def enter(self, seat: Seat) -> None:
         """Seat a slot at the next place."""

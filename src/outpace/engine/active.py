@@ -54,6 +54,7 @@ class Active:
         ready: whether its prompt is in the cache, except for the rows that the next step feeds.
         started: whether the drafter has a state for it.
         observed: whether the observer knows of it.
+        told: whether the observer has been told once that it has left.
         doubt: whether an error of its own may have left the cache or the drafter in disorder.
     """
 
@@ -66,6 +67,7 @@ class Active:
     state: Any = None
     started: bool = False
     observed: bool = False
+    told: bool = False
     doubt: bool = False
 
     @property

@@ -250,11 +250,9 @@ class Batch:
 
     def _left(self, active: Active) -> None:
         if active.observed and self._observer is not None:
-            try:
-                self._observer.left(active.sequence)
-            except Exception:
-                active.observed = False  # it is not told again
-                raise
+            # An error may have come before it was told, so it is told once more, and no third time.
+            active.observed, active.told = not active.told, True
+            self._observer.left(active.sequence)
         active.observed = False
         active.sequence.place = None
 

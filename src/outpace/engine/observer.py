@@ -43,7 +43,8 @@ class Observer(Protocol):
     def left(self, sequence: Sequence) -> None:
         """Handle that a sequence that had joined has ended or was removed.
 
-        After an interrupt this may be called again, or for one whose ``joined`` did not end.
+        After an interrupt, or an error of its own, this may be called again, or for one whose ``joined`` did
+        not end.
         """
 
 

@@ -29,6 +29,7 @@ from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
+MOST_NODES = 1024  # of the tree that a configuration asks for
 RANKS = 10  # guesses per head at most; it sizes the accuracies that folders of heads store
 
 
@@ -69,6 +70,16 @@ class Heads(DraftsPart):
     def tree(self, max_nodes: int | None = None) -> list[int]:
         """Parents of the tree with the most expected right guesses."""
         return best_tree(self.accuracies.tolist(), self.max_nodes if max_nodes is None else max_nodes)
+
+
+def check_nodes(method: str, max_nodes: int) -> None:
+    """Refuse a configuration whose tree has no node, or more than a forward should have.
+
+    Raises:
+        OutpaceError: it does.
+    """
+    if not 1 <= max_nodes <= MOST_NODES:
+        raise OutpaceError(f"{method}: max_nodes must be between 1 and {MOST_NODES:,}, not {max_nodes:,}")
 
 
 def check_shared(method: str, own_head: bool, draft_vocabulary: int) -> None:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_shared
+from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_nodes, check_shared
 from outpace.learned import published_hydra
 from outpace.learned.learned import Fit
 from outpace.learned.published import find
@@ -54,7 +54,8 @@ class HydraConfig:
     draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        check_least("hydra", self, heads=1, layers=1, max_nodes=1, draft_vocabulary=0)
+        check_least("hydra", self, heads=1, layers=1, draft_vocabulary=0)
+        check_nodes("hydra", self.max_nodes)
         check_shared("hydra", self.own_head, self.draft_vocabulary)
 
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
-from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_shared
+from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_nodes, check_shared
 from outpace.drafters.support.shapes import Shape, Static, branching_parents, numbers
 from outpace.embedded import nano_drafter_path
 from outpace.learned import published_medusa
@@ -56,7 +56,8 @@ class MedusaConfig:
     draft_vocabulary: int = 0
 
     def __post_init__(self) -> None:
-        check_least("medusa", self, heads=1, layers=1, max_nodes=1, draft_vocabulary=0)
+        check_least("medusa", self, heads=1, layers=1, draft_vocabulary=0)
+        check_nodes("medusa", self.max_nodes)
         check_shared("medusa", self.own_head, self.draft_vocabulary)
 
 
