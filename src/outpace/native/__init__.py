@@ -1,1 +1,1 @@
-"""Functions in C: their compilation on this machine, the gate for pointers, and one module per source."""
+"""Functions in C: those of the wheel, compilation on this machine, the gate for pointers, and one module per source."""
