@@ -292,6 +292,14 @@ def test_a_user_without_a_home_folder_has_compiled_functions(
         embedded.smollm2_path()
 
 
+def test_without_proc_nothing_is_compiled(
+    place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_PROC", tmp_path / "proc")
+    assert place.load() == f"{tmp_path / 'proc'} is not mounted, by which the cache folder is read; mount it"
+    assert not place.folder.exists()
+
+
 class Pair(ctypes.Structure):
     _fields_ = (("first", ctypes.c_int32), ("second", ctypes.c_int64))
 

@@ -1,1 +1,1 @@
-"""Functions in C: their compilation on this machine, the gate for pointers, and one module per source."""
+"""Functions in C: carried by a wheel or compiled here, the gate for pointers, and one module per source."""

@@ -1,4 +1,4 @@
-/* Keyed draws from rows of scores (draws/many_rows.py), compiled on the machine it runs on.
+/* Keyed draws from rows of scores (draws/many_rows.py).
 
    A row's draw is the token with the highest score plus Gumbel noise among those that top-k, top-p and min-p
    keep. The noise of a token is -log(-log(u)), with u from a hash of its word and the row's key. Two logarithms

@@ -1,7 +1,7 @@
 /* A Llama-like layer for a step of a few rows on a CPU; its matrix products and norms, and the best of logits, for any
    model.
 
-   Compiled on the machine it runs on (build.py), once per dtype of the activations: REAL16 for bfloat16,
+   Compiled for a wheel (packaged.py) or on the machine it runs on (build.py), once per dtype of the activations: REAL16 for bfloat16,
    float32 otherwise. Sums are in float32, and results are rounded where transformers rounds them.
 
    A row's result does not depend on other rows. A product's sums run over the inputs in their order, DEEP at a

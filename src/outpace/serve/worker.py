@@ -79,12 +79,13 @@ def _write(file: BinaryIO, answer: dict[str, Any]) -> None:
 
 def _limit_memory(more: int) -> None:
     """Limit the process to its present memory and this many bytes; on Linux alone."""
-    statm = Path("/proc/self/statm")
-    if not statm.exists():
-        return
-    import resource
+    try:
+        import resource
 
-    held = int(statm.read_text().split()[0]) * resource.getpagesize()
+        statm = Path("/proc/self/statm").read_text("ascii")
+    except (ModuleNotFoundError, FileNotFoundError):
+        return
+    held = int(statm.split()[0]) * resource.getpagesize()
     resource.setrlimit(resource.RLIMIT_AS, (held + more, held + more))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 

@@ -201,7 +201,7 @@ def _file(path: Path, modified: int) -> str:
 def _own_source() -> str:
     """A digest of this package's source: a version under development keeps its number."""
     root = Path(__file__).parents[2]
-    parts = sorted(file for ending in ("*.py", "*.c", "*.h") for file in root.rglob(ending))
+    parts = sorted(file for ending in ("*.py", "*.c", "*.h", "*.so") for file in root.rglob(ending))
     return _digest([(str(file.relative_to(root)), file.read_bytes()) for file in parts])[:16]
 
 

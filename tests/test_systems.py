@@ -1,0 +1,158 @@
+"""Other systems, as far as this one can simulate them: no /proc, no POSIX, Windows' paths, no fork."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from outpace.core import OutpaceError
+from outpace.drafters import load_drafter
+from outpace.loading import load
+
+ROOT = Path(__file__).parent.parent
+SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "lab" / "src").rglob("*.py")]
+# Modules and names that Windows lacks.
+MODULES = {"fcntl", "grp", "pty", "pwd", "readline", "resource", "termios", "tty"}
+NAMES = {
+    "os": {
+        "chown", "fork", "geteuid", "getpgid", "getuid", "killpg", "mkfifo", "register_at_fork",
+        "sched_getaffinity", "setsid", "sysconf", "uname",
+        "O_CLOEXEC", "O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK",
+    },
+    "signal": {"SIGALRM", "SIGHUP", "SIGKILL", "SIGUSR1", "SIGXCPU", "setitimer"},
+}  # fmt: skip
+# Files that run on Linux or POSIX alone, and are told so by who imports them.
+APART = {
+    "build.py": "compiled() returns a reason elsewhere",
+    "program_worker.py": "--grade is refused without resource",
+}
+
+
+def posix(source: str) -> Iterator[str]:
+    """What Windows lacks and a module would need: imports outside of ``try``, names without ``hasattr``."""
+    tree = ast.parse(source)
+    tried = {
+        id(node)
+        for one in ast.walk(tree)
+        if isinstance(one, ast.Try)
+        for part in one.body
+        for node in ast.walk(part)
+    }
+    asked = set(re.findall(r"hasattr\((?:os|signal), \"(\w+)\"\)", source))
+    asked |= {"SIGKILL"} if "killpg" in asked else set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in tried:
+            named = (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) else [one.name for one in node.names]
+            )
+            yield from (f"line {node.lineno}: import {name}" for name in named if name in MODULES)
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
+            owner, name = node.value.id, node.attr
+            if name in NAMES.get(owner, ()) and name not in asked:
+                yield f"line {node.lineno}: {owner}.{name}"
+
+
+def test_what_windows_lacks_is_found() -> None:
+    assert list(posix("import resource\nos.killpg(1, signal.SIGKILL)")) == [
+        "line 1: import resource", "line 2: os.killpg", "line 2: signal.SIGKILL",
+    ]  # fmt: skip
+    assert not list(
+        posix('try:\n    import resource\nexcept ImportError:\n    pass\nhasattr(os, "killpg") and os.killpg')
+    )
+
+
+def test_no_module_needs_what_windows_lacks() -> None:
+    found = {
+        str(path.relative_to(ROOT)): needs
+        for path in SOURCES
+        if path.name not in APART and (needs := list(posix(path.read_text(encoding="utf-8"))))
+    }
+    assert not found
+
+
+def test_nothing_forks() -> None:
+    """Workers are started anew, as everywhere on Windows and by default on macOS."""
+    for path in SOURCES:
+        assert not re.search(
+            r"\bos\.fork\b|\bimport multiprocessing|\bfrom multiprocessing", path.read_text("utf-8")
+        ), path
+
+
+# Takes from this process what Windows lacks, once others' packages are imported, and decodes.
+ELSEWHERE = """
+import importlib.abc, os, pathlib, signal, sys
+import torch
+import outpace, outpace.cli
+outpace.load(device="cpu").engine("none")  # imports what others' packages import late
+modules, names, platform = eval(sys.argv[1]), eval(sys.argv[2]), sys.argv[3]
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name in modules:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+for name in modules:
+    sys.modules.pop(name, None)
+for owner, own in ((os, names["os"]), (signal, names["signal"])):
+    for name in own:
+        if hasattr(owner, name):
+            delattr(owner, name)
+
+def hidden(there):
+    return lambda path, *a, **k: not str(path).startswith("/proc") and there(path, *a, **k)
+
+for name in ("exists", "is_file", "is_dir"):
+    setattr(pathlib.Path, name, hidden(getattr(pathlib.Path, name)))
+read = pathlib.Path.open
+def opened(path, *args, **options):
+    if str(path).startswith("/proc"):
+        raise FileNotFoundError(2, "No such file or directory", str(path))
+    return read(path, *args, **options)
+pathlib.Path.open = opened
+sys.platform = platform
+import outpace.serve.worker as worker
+from outpace.native import draw, layers, move
+for module in (draw, layers, move):
+    module.functions.cache_clear()
+os.environ["OUTPACE_CACHE"] += "/anew"
+print(layers.functions(torch.float32))
+worker._limit_memory(1 << 30), worker._limit_time(9)
+loaded = outpace.load(device="cpu")
+prompts, params = [loaded.encode("def add(a, b):")], outpace.SamplingParams(max_new_tokens=12)
+answers = [
+    loaded.engine(drafter).generate(prompts, params)
+    for drafter in ("none", "suffix", "lookahead")
+]
+assert answers[0][0].tokens == answers[1][0].tokens == answers[2][0].tokens
+print(len(answers[0][0].tokens), "tokens")
+sys.argv = ["outpace", "generate", "--prompt", "def add(a, b):", "--max-new-tokens", "4"]
+outpace.cli.main()
+"""
+
+
+@pytest.mark.parametrize("platform", ["win32", "darwin"])
+def test_decoding_needs_neither_proc_nor_posix_nor_a_compiler(platform: str, tmp_path: Path) -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, repr(MODULES), repr(NAMES), platform],
+        env={**os.environ, "OUTPACE_CACHE": str(tmp_path), "CC": "no-such-compiler"},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert not found.returncode, found.stderr
+    assert f"compiled functions are for Linux, not {platform}" in found.stdout
+    assert "12 tokens" in found.stdout
+
+
+def test_paths_of_windows_are_paths() -> None:
+    path = r"C:\Users\me\drafts"
+    drafter = load_drafter(f"draft_model:model={path},num_speculative_tokens=3")
+    assert vars(drafter)["model"] == path
+    with pytest.raises(OutpaceError, match="drafts"):
+        load(path)
