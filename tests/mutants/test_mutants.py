@@ -44,8 +44,8 @@ def changed(file: str, old: str, new: str) -> str:
 def mutated(mutant: Mutant, folder: Path) -> dict[str, str]:
     """Environment variables for processes that run a mutant, whose texts are written below a folder.
 
-    A file in C is wrong in a copy of its folder, which ``native/packaged.py`` is told to compile from; what is
-    compiled is not kept in the user's cache.
+    A file in C is wrong in a copy of its folder, of which ``native/packaged.py`` is told; what is compiled is
+    not kept in the user's cache.
     """
     texts = {mutant.file: changed(mutant.file, mutant.old, mutant.new)}
     variables = {}
