@@ -23,7 +23,7 @@ from mutants.nursery import HOOK
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = {"outpace": ROOT / "src", "outpace_lab": ROOT / "lab" / "src"}
-_FOLDER_OF_C = "outpace/native/build.py", "FOLDER = Path(__file__).parent  # of the sources"
+_FOLDER_OF_C = "outpace/native/packaged.py", "FOLDER = Path(__file__).parent  # of the sources"
 _SELF_TEST = "outpace/targets/step/self_test.py", "    try:\n        self_test(target, stock)\n"
 
 # Runs pytest: takes its arguments, the environment and the file of its output, and returns its status.
@@ -44,8 +44,8 @@ def changed(file: str, old: str, new: str) -> str:
 def mutated(mutant: Mutant, folder: Path) -> dict[str, str]:
     """Environment variables for processes that run a mutant, whose texts are written below a folder.
 
-    A file in C is wrong in a copy of its folder, which ``native/build.py`` is told to compile from; what is
-    compiled is not kept in the user's cache.
+    A file in C is wrong in a copy of its folder, of which ``native/packaged.py`` is told; what is compiled is
+    not kept in the user's cache.
     """
     texts = {mutant.file: changed(mutant.file, mutant.old, mutant.new)}
     variables = {}
@@ -56,8 +56,8 @@ def mutated(mutant: Mutant, folder: Path) -> dict[str, str]:
         for file in source.parent.glob("*.c"):
             (copies / file.name).write_bytes(file.read_bytes())
         (copies / source.name).write_text(texts.pop(mutant.file), "utf-8")
-        build, place = _FOLDER_OF_C
-        texts[build] = changed(build, place, f"FOLDER = Path({str(copies)!r})")
+        folders, place = _FOLDER_OF_C
+        texts[folders] = changed(folders, place, f"FOLDER = Path({str(copies)!r})")
         variables["OUTPACE_CACHE"] = str(folder / "cache")
     if mutant.untested:
         file, begin = _SELF_TEST
@@ -81,7 +81,7 @@ def command(mutant: Mutant, tests: str) -> list[str]:
 
 def seen(status: int, output: str) -> bool:
     """True if a test failed. An error before, as of a text that cannot be imported, says nothing about it."""
-    return status == 1 and bool(re.match(r"=* ?\d+ failed", output.strip().rpartition("\n")[2]))
+    return status == 1 and bool(re.search(r"^\d+ failed", output, re.MULTILINE))
 
 
 @pytest.fixture(scope="module")
