@@ -196,7 +196,19 @@ def pytest(python: Path, folder: Path, tests: list[str], report: Path, **variabl
 
 def schemathesis(python: Path, schema: str, url: str, report: Path, *options: str) -> None:
     """Run schemathesis with a schema."""
-    command = [python.parent / "st", "run", schema, "--url", url, "--seed", "1", "--max-examples", "25"]
+    config = ["--config-file", Path(__file__).with_name("schemathesis.toml")]
+    command = [
+        python.parent / "st",
+        *config,
+        "run",
+        schema,
+        "--url",
+        url,
+        "--seed",
+        "1",
+        "--max-examples",
+        "25",
+    ]
     command += ["--request-timeout", "120", "--report", "junit", "--report-junit-path", str(report)]
     subprocess.run([*command, *options], cwd=report.parent)  # where it keeps its notes
 

@@ -182,7 +182,9 @@ def _opened(folder: Path) -> Iterator[Path]:
 
 
 def compiled_anew() -> str:
-    """The reason why libraries are compiled anew in each process; empty if they are kept."""
+    """The reason why libraries are compiled anew in each process; empty if they are kept, or carried."""
+    if _carried(FOLDER / "move.c", ()) is not None:
+        return ""
     try:
         with _opened(cache_path() / "native") as folder:
             return "" if os.access(folder, os.W_OK) else f"{cache_path()} cannot be written"
