@@ -59,7 +59,7 @@ def test_chat(client: openai.OpenAI) -> None:
     assert own.model_extra is not None and own.model_extra["speculation"]["drafter"] == "off"
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/guides/serve.md"])
+@pytest.mark.parametrize("page", ["docs/guides/serve.md"])
 def test_the_lines_of_the_documents(
     page: str, client: openai.OpenAI, monkeypatch: pytest.MonkeyPatch
 ) -> None:
