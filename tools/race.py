@@ -2,15 +2,16 @@
 
     python tools/race.py docs/images/race.svg
 
-Each lane decodes the same prompt several times, in turns with the others; of its runs the fastest is drawn,
-since others may use the machine. A token appears in the picture as long after the start as in that run.
-A drafted one is green.
+Each lane decodes the same prompt several times, in turns with the others; of its runs the fastest is drawn.
+A token appears in the picture as long after the start as in that run, in seconds of the processor, since
+other programs may use the machine: run it with one thread (OMP_NUM_THREADS=1). A drafted token is green.
 """
 
 from __future__ import annotations
 
 import argparse
 import html
+import time
 from collections.abc import Iterator
 from itertools import groupby
 from pathlib import Path
@@ -122,8 +123,9 @@ def main() -> None:
     parser.add_argument("--prompt", default=PROMPT)
     parser.add_argument("--drafters", default="suffix", help="separated by commas")
     parser.add_argument("--max-new-tokens", type=int, default=128)
-    parser.add_argument("--runs", type=int, default=4, help="of which the first also measures costs")
+    parser.add_argument("--runs", type=int, default=3, help="of which the first also measures costs")
     given = parser.parse_args()
+    time.perf_counter = time.process_time
     loaded = outpace.load(given.model, dtype=given.dtype)
     prompt = loaded.encode(given.prompt, chat=True)
     methods: dict[str, Method] = {"transformers' generate()": Stock(loaded.target.model, "plain")}
