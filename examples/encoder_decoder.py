@@ -1,8 +1,8 @@
 """An encoder-decoder model: drafts for its decoder, with the text of transformers' own generate().
 
-The model has random weights, so that no download is needed. The code is the same for a model that translates, with
-its tokenizer. The drafter "reference" copies from an earlier version of the output, as when a sentence is
-translated again after an edit; without one it copies from the source, as for a model that corrects texts.
+The model has random weights, so that no download is needed. The code is the same for a model that translates,
+with its tokenizer. The drafter "reference" copies from an earlier version of the output, as when a sentence
+is translated again after an edit; without one it copies from the source, as for a model that corrects texts.
 
 Run it: python examples/encoder_decoder.py
 """

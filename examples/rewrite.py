@@ -1,7 +1,7 @@
 """Error correction: the output is close to the input, so the input is drafted, also after each edit.
 
-It uses SmolLM2-135M-Instruct, which ``make real`` fetches. Without it the embedded model stands in, which drafts
-as well but repeats the mistakes. docs/guides/generate.md explains it.
+It uses SmolLM2-135M-Instruct, which ``make real`` fetches. Without it the embedded model stands in, which
+drafts as well but repeats mistakes. docs/guides/generate.md explains it.
 
 Run it: python examples/rewrite.py
 """
