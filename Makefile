@@ -17,7 +17,7 @@
 # make test-real     run the tests on that model; test-llamacpp-real on its GGUF files of every type
 # make exactness     write the table of exactness from runs on the embedded model, SmolLM2 and GGUF files
 # make lint          ruff and mypy
-# make docs          write the generated pages, and check all documents
+# make docs          write the generated pages, check all documents, and build them as a site in build/site
 # make packages      build the source archive and the pure wheel of both packages, into dist
 # make wheels        those, and the wheel with compiled functions (Linux)
 #   test-wheels      install that one anew, and check it where nothing can be compiled
@@ -46,7 +46,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy test-lowest test-newest clean distclean
+.PHONY: demo test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy docs test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -142,9 +142,18 @@ lint-format: $(DEV)
 lint-mypy: $(DEV)
 	$(BIN)/mypy
 
-docs: $(TEST)
+VENV_DOCS ?= .venv-docs
+
+docs: $(TEST) $(VENV_DOCS)/.installed
 	$(BIN)/python tools/reference.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_documents.py tests/test_release.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_documents.py tests/test_figures.py tests/test_pages.py tests/test_release.py
+	$(VENV_DOCS)/bin/python tools/website.py
+
+# The generator of the site alone, as the extra docs has it: it needs Python 3.11, and neither outpace nor torch.
+$(VENV_DOCS)/.installed: pyproject.toml
+	$(PYTHON) -m venv $(VENV_DOCS)
+	$(VENV_DOCS)/bin/python -m pip install --quiet 'zensical>=0.0.73'
+	@touch $@
 
 VENV_WHEELS ?= .venv-wheels
 
@@ -218,4 +227,4 @@ clean:
 	find src lab tests tools examples integrations -name __pycache__ -prune -exec rm -rf {} + 2>/dev/null || true
 
 distclean: clean
-	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NEWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY) $(VENV_WHEELS)
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_NEWEST) $(VENV_LLAMACPP) $(VENV_OPTIONAL) $(VENV_RAY) $(VENV_WHEELS) $(VENV_DOCS)

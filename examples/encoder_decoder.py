@@ -1,7 +1,8 @@
 """An encoder-decoder model: drafts for its decoder, with the text of transformers' own generate().
 
-The model has random weights, so that no download is needed. The code is the same for a model that corrects or
-translates, with its tokenizer; the drafter "reference" then copies from the source.
+The model has random weights, so that no download is needed. The code is the same for a model that translates,
+with its tokenizer. The drafter "reference" copies from an earlier version of the output, as when a sentence
+is translated again after an edit; without one it copies from the source, as for a model that corrects texts.
 
 Run it: python examples/encoder_decoder.py
 """
@@ -27,17 +28,19 @@ def main() -> None:
     for source in sources:
         output = model.generate(torch.tensor([source]), max_new_tokens=NEW, do_sample=False)
         stock.append(output[0, 1:].tolist())
+    # An earlier version: a token was inserted since, and one replaced.
+    earlier = [[[*tokens[:10], *tokens[11:25], 299, *tokens[26:]]] for tokens in stock]
 
     target = outpace.Target(model)
     params = outpace.SamplingParams(max_new_tokens=NEW)
     prompts = [target.start] * len(sources)  # what the decoder starts with
     for drafter in ("none", "lookahead", "reference"):
-        engine = outpace.Engine(
-            target, drafter, adaptive=False
-        )  # drafts, though a model this small gains nothing
-        generations = engine.generate(prompts, params, sources=sources)
-        same = [g.tokens for g in generations] == stock
-        steps = sum(g.stats.steps for g in generations)
+        # No governor, so that it drafts, though a model this small gains no time.
+        engine = outpace.Engine(target, drafter, adaptive=False)
+        references = earlier if drafter == "reference" else None
+        generations = engine.generate(prompts, params, sources=sources, references=references)
+        same = [generation.tokens for generation in generations] == stock
+        steps = sum(generation.stats.steps for generation in generations)
         print(f"{drafter}: {steps} steps, the same tokens: {same}")
 
 

@@ -1,30 +1,35 @@
 """Error correction: the output is close to the input, so the input is drafted, also after each edit.
 
-docs/guides/generate.md explains it. Run it: python examples/rewrite.py
+It uses SmolLM2-135M-Instruct, which ``make real`` fetches. Without it the embedded model stands in, which
+drafts as well but repeats mistakes. docs/guides/generate.md explains it.
+
+Run it: python examples/rewrite.py
 """
 
 from __future__ import annotations
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 import outpace
 
-TEXT = "She bougth three aples and a bottel of milk. Then she went home and cooked diner for her famly."
+TEXT = (
+    "The teacher said that we should begin the lesson tommorow. "
+    "Please bring your books, a pen and a seperate sheet of paper."
+)
 
 
 def main() -> None:
-    tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
-    target = outpace.Target(AutoModelForCausalLM.from_pretrained(outpace.nano_path()))
-    prompt = tokenizer(f"Text: {TEXT}\nCorrected:").input_ids
-    # As in the output: the colon is followed by a space.
-    reference = tokenizer(" " + TEXT, add_special_tokens=False).input_ids
+    try:
+        model = outpace.load("smollm2", dtype="bfloat16")
+        prompt = model.encode(f"Correct all spelling errors:\n{TEXT}", chat=True)
+        reference = model.plain_tokens(TEXT)
+    except outpace.OutpaceError:  # it has not been fetched
+        model = outpace.load()
+        prompt = model.encode(f"Text: {TEXT}\nCorrected:")
+        reference = model.plain_tokens(" " + TEXT)  # as in the output: the colon is followed by a space
     params = outpace.SamplingParams(max_new_tokens=60)
 
-    (plain,) = outpace.Engine(target).generate([prompt], params)
+    (plain,) = model.engine("none").generate([prompt], params)
     # No governor, so that it drafts on any machine, whatever a step costs.
-    engine = outpace.Engine(
-        target, "reference:num_speculative_tokens=24", tokenizer=tokenizer, adaptive=False
-    )
+    engine = model.engine("reference:num_speculative_tokens=24", adaptive=False)
     (fast,) = engine.generate([prompt], params, references=[[reference]])
 
     print(fast.text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -54,6 +55,16 @@ def test_every_public_name_resolves(name: str) -> None:
     value = getattr(outpace, name)
     if isinstance(value, type):
         assert value.__name__ == name
+
+
+@pytest.mark.parametrize("name", sorted(PUBLIC))
+def test_every_public_name_is_documented(name: str) -> None:
+    value = getattr(outpace, name)
+    if not callable(value):
+        return
+    methods = vars(value).items() if inspect.isclass(value) else ()
+    own = {f"{name}.{key}": method for key, method in methods if inspect.isfunction(method) and key[0] != "_"}
+    assert [key for key, one in {name: value, **own}.items() if not inspect.getdoc(one)] == []
 
 
 def test_an_unknown_name_is_an_attribute_error() -> None:

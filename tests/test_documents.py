@@ -38,13 +38,6 @@ FILES = [
     *sorted(LAB.rglob("*.md")),
     *sorted((ROOT / "integrations").rglob("*.md")),
 ]
-# Pages whose Python runs, from the first block to the last; the others' is parsed.
-RUN = [
-    ROOT / "README.md",
-    ROOT / "docs" / "quickstart.md",
-    ROOT / "docs" / "guides" / "accelerate.md",
-    ROOT / "docs" / "guides" / "generate.md",
-]
 MOST_LINES = 12_000  # of what is to be read to change decoding
 _SPEC = re.compile(r"[\s\"'(+`]([a-z_]+:[a-z_]+=[^\s\"'`]+|[a-z]+:\([^\s\"'`]+)")
 _PLACE = re.compile(r"(src|tests|docs|tools|examples|benchmarks|integrations|lab|\.ci)/[\w./-]*")
@@ -243,13 +236,13 @@ def test_every_page_is_reached_from_the_index(folder: Path) -> None:
 def blocks(file: Path, language: str) -> list[str]:
     """The blocks of code in a language."""
     text = file.read_text("utf-8")
-    return re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return re.findall(rf"^```{language}(?: title=[^\n]*)?\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
 
 
 @DOCUMENTS
 def test_code_can_be_parsed(file: Path) -> None:
     for block in blocks(file, "python"):
-        ast.parse(textwrap.dedent(block.removeprefix("# examples/bigram_drafter.py\n")))
+        ast.parse(textwrap.dedent(block))
     for block in blocks(file, "json"):
         json.loads(block)
     for block in blocks(file, "yaml"):
@@ -266,20 +259,8 @@ def imported(block: str) -> Iterator[tuple[str, str]]:
 @DOCUMENTS
 def test_names_that_code_imports_are_there(file: Path) -> None:
     for block in blocks(file, "python"):
-        for module, name in imported(block.removeprefix("# examples/bigram_drafter.py\n")):
+        for module, name in imported(block):
             assert hasattr(importlib.import_module(module), name), (module, name)
-
-
-@pytest.mark.parametrize("file", RUN, ids=name_of)
-def test_the_code_of_a_page_runs(file: Path) -> None:
-    names: dict[str, Any] = {}
-    ran = 0
-    for block in blocks(file, "python"):
-        # A server's is run by tests/serve/test_clients.py.
-        if "OpenAI(" not in block and not block.startswith("# needs "):
-            exec(compile(block, name_of(file), "exec"), names)
-            ran += 1
-    assert ran
 
 
 # -- promises --------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/reference: methods, options, models, API and command line.
+"""Write the generated parts of docs/reference: methods, options, models, API, commands, fields of the server.
 
     python tools/reference.py
 
@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator
@@ -215,6 +216,84 @@ def _default(option: Any) -> str:
     return "on" if value is True else f"`{value}`"
 
 
+def server() -> str:
+    """Each path of the server that takes a body, with its fields; then the objects in them."""
+    from outpace.serve.routes import Keys, Limits, make_app  # needs the extra serve
+
+    schema = make_app(Keys([]), Limits()).openapi()
+    bodies = {
+        path: methods["post"]["requestBody"]["content"]["application/json"]["schema"]["$ref"]
+        for path, methods in schema["paths"].items()
+        if "post" in methods
+    }
+    schemas = schema["components"]["schemas"]
+    found = [_object(f"POST {path}", schemas[_named(body)]) for path, body in bodies.items()]
+    waiting = list(bodies.values())
+    seen = set(waiting)
+    while waiting:
+        for own in re.findall(r"#/components/schemas/\w+", str(schemas[_named(waiting.pop(0))])):
+            if own not in seen:
+                seen.add(own)
+                waiting.append(own)
+                found.append(_object(_named(own), schemas[_named(own)]))
+    return "\n\n".join(found)
+
+
+def _named(address: str) -> str:
+    return address.rpartition("/")[2]
+
+
+def _object(title: str, schema: dict[str, Any]) -> str:
+    needed = schema.get("required", [])
+    rows = (
+        (f"`{name}`", _type(own), "required" if name in needed else _given(own.get("default")), _bounds(own))
+        for name, own in schema["properties"].items()
+    )
+    return f"## {title}\n\n" + table(("field", "type", "default", "limits"), rows)
+
+
+def _given(default: object) -> str:
+    return "" if default is None else f"`{json.dumps(default)}`"
+
+
+def _choices(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    return [own for own in schema.get("anyOf", [schema]) if own.get("type") != "null"]
+
+
+def _type(schema: dict[str, Any]) -> str:
+    """The type of a field in words, with links to objects."""
+    kinds = []
+    for own in _choices(schema):
+        if "$ref" in own:
+            name = _named(own["$ref"])
+            kinds.append(f"[{name}](#{name.lower()})")
+        elif values := own.get("enum", [own["const"]] if "const" in own else []):
+            kinds.append(", ".join(f"`{json.dumps(value)}`" for value in values))
+        elif own.get("type") == "array":
+            kinds.append(f"list of {_type(own['items'])}" if own.get("items") else "list")
+        else:
+            kinds.append(own.get("type", "any"))
+    return " or ".join(kinds)
+
+
+_BOUNDS = {
+    "ge": "from {}", "minimum": "from {}", "exclusiveMinimum": "above {}", "le": "to {}", "maximum": "to {}",
+    "lt": "below {}", "minLength": "characters: from {}", "maxLength": "to {}",
+    "minItems": "at least {}", "maxItems": "at most {}", "maxProperties": "at most {} fields",
+}  # fmt: skip
+
+
+def _bounds(schema: dict[str, Any]) -> str:
+    """The limits of a field's own values."""
+    return "; ".join(
+        ", ".join(
+            said.format(f"{own[name]:,}".removesuffix(".0")) for name, said in _BOUNDS.items() if name in own
+        )
+        for own in _choices(schema)
+        if own.keys() & _BOUNDS.keys()
+    )
+
+
 def parts() -> dict[str, Callable[[], str]]:
     """The generated parts by name."""
     drafters, verifiers = entries()
@@ -229,6 +308,7 @@ def parts() -> dict[str, Callable[[], str]]:
         "families": families,
         "api": api,
         "commands": commands,
+        "server": server,
     }
 
 
