@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
 from typing import Any
@@ -393,6 +394,26 @@ def test_growing_holds_one_old_buffer_beside_the_new(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(torch, "zeros", spy)
     lane.resize(8, 256)
     assert len(lane.buffers) == 4 and most == cache.bytes + old // 4
+
+
+@pytest.mark.parametrize("fails", range(4))
+def test_a_lane_grows_whole_or_not_at_all(monkeypatch: pytest.MonkeyPatch, fails: int) -> None:
+    keys = LAYERS[0].keys
+    cache = KVCache([LayerShape(keys, keys)] * 32, 4, 256)
+    lane, real, count = cache._lanes[0], torch.zeros, itertools.count()
+    before = [buffer.shape for buffer in lane.buffers]
+
+    def full(*args: Any, **options: Any) -> Tensor:
+        if next(count) == fails:
+            raise MemoryError
+        return real(*args, **options)
+
+    monkeypatch.setattr(torch, "zeros", full)
+    with pytest.raises(MemoryError):
+        lane.resize(8, 256)
+    assert (lane.places, lane.room) == (4, 256) and [buffer.shape for buffer in lane.buffers] == before
+    lane.resize(8, 256)
+    assert (lane.places, lane.room) == (8, 256)
 
 
 def test_what_a_sequence_leaves_behind_is_zero() -> None:

@@ -93,14 +93,25 @@ class Lane:
         return self.places * self.room
 
     def resize(self, places: int, room: int) -> None:
-        """Change the places, the room, or both: of all buffers, or of none where memory runs out."""
-        if (places, room) == (self.places, self.room):
+        """Change the places, the room, or both, one buffer at a time to limit peak memory; all or none."""
+        before = self.places, self.room
+        if (places, room) == before:
             return
+        try:
+            for index in range(len(self.buffers)):
+                self._resize(index, places, room)
+            self.places, self.room = places, room
+        except BaseException:
+            for index, buffer in enumerate(self.buffers):
+                if (buffer.shape[1], buffer.shape[3] - 1) != before:
+                    self._resize(index, *before)
+            raise
+
+    def _resize(self, index: int, places: int, room: int) -> None:
         used, rows = len(self.seats), max((seat.written for seat in self.seats), default=0)
-        buffers = [_zeros(layout, places, room) for layout in self._layouts]
-        for old, new in zip(self.buffers, buffers, strict=True):
-            new[:, :used, :, :rows] = old[:, :used, :, :rows]
-        self.places, self.room, self.buffers = places, room, buffers
+        new = _zeros(self._layouts[index], places, room)
+        new[:, :used, :, :rows] = self.buffers[index][:, :used, :, :rows]
+        self.buffers[index] = new
 
     def enter(self, seat: Seat) -> None:
         """Seat a slot at the next place."""

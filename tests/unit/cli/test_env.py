@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from outpace.core import DEFAULT_DRAFTER, EXTRAS
+from outpace.core import DEFAULT_DRAFTER, EXTRAS, install
 
 Run = Callable[..., Any]
 
@@ -22,7 +22,7 @@ def test_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert found["torch"] == torch.__version__ and found["cache"] == str(tmp_path)
     assert set(found["extras"]) == set(EXTRAS) and "model" not in found
     said = run("env").stdout
-    assert "pip install 'outpace[serve]' (thing)" in said and "installed" in said
+    assert f"{install('serve')} (thing)" in " ".join(said.split()) and "installed" in said
     monkeypatch.setenv("CC", "no-such-compiler")
     assert json.loads(run("env", "--json").stdout)["compiler"] is None
 

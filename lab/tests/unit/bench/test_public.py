@@ -100,7 +100,7 @@ def test_what_is_not_in_the_folder_is_named(tmp_path: Path) -> None:
 def test_without_a_folder_and_without_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OUTPACE_DATA", raising=False)
     monkeypatch.setattr(public, "find_spec", lambda name: None)
-    with pytest.raises(OutpaceError, match=r"--data DIR or OUTPACE_DATA.*outpace-lab\[datasets\]"):
+    with pytest.raises(OutpaceError, match=r"--data DIR or OUTPACE_DATA.*pip install .*\[datasets\]"):
         load_suite("humaneval")
 
 

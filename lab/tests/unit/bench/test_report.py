@@ -373,7 +373,7 @@ def test_without_a_library_the_extra_is_named(
     monkeypatch: pytest.MonkeyPatch, record: LabRecord, missing: str
 ) -> None:
     monkeypatch.setattr(html, "find_spec", lambda name: None if name == missing else "found")
-    with pytest.raises(OutpaceError, match=rf"--html needs {missing}: .*outpace-lab\[bench\]"):
+    with pytest.raises(OutpaceError, match=rf"--html needs {missing}: .*pip install .*\[bench\]"):
         page(record)
 
 
