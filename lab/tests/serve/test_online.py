@@ -92,6 +92,7 @@ def test_topics_are_read_before_the_model(tmp_path: Path, line: str | None, told
     if line is not None:
         file.write_text(line, "utf-8")
     (tmp_path / "no model").mkdir()
+    (tmp_path / "no model" / "config.json").write_text("{}", "utf-8")
     missing = ["-m", str(tmp_path / "no model"), "-d", "draft_model"]
     result = CliRunner().invoke(app, ["serve", "--port", "0", *missing, "--observer", f"topics:files={file}"])
     assert result.exit_code == 2 and told in " ".join(result.stderr.split())
