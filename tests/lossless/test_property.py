@@ -240,7 +240,7 @@ def tight() -> Any:
 
 
 def decode(examples: int, **options: Any) -> Counter[str]:
-    """Try so many batches, and count what happened in all of them."""
+    """Decode this many generated batches, and count what happened in them."""
     seen: Counter[str] = Counter()
 
     @settings(max_examples=examples, deadline=None, suppress_health_check=list(HealthCheck), **options)
