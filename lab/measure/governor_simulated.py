@@ -28,7 +28,8 @@ import outpace
 from outpace.core import SamplingParams
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.draws.sampling import Key
-from outpace.policy.governor import Governor, Outcome, Pinned, Policy
+from outpace.policy.governor import Governor, Pinned
+from outpace.policy.plan import Outcome, Policy
 from outpace.sequence import Sequence as Text
 
 # Milliseconds of a step by nodes verified: the embedded model in float32 on two cores of an Intel Xeon, and

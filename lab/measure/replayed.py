@@ -33,7 +33,8 @@ from outpace.drafters import load_drafter
 from outpace.draws.sampling import Key
 from outpace.engine.drafting import Drafting
 from outpace.engine.parts import policy_of
-from outpace.policy.governor import Governor, Outcome
+from outpace.policy.governor import Governor
+from outpace.policy.plan import Outcome
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget
 from outpace.tree import children, select

@@ -10,7 +10,7 @@ from typing import Any
 from outpace.core import Draft
 from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.engine.active import Active, fail
-from outpace.policy.governor import Outcome, Plan, Policy
+from outpace.policy.plan import Outcome, Plan, Policy
 from outpace.sequence import Step
 from outpace.targets.base import TargetModel
 

@@ -12,13 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outpace.cache import CacheFull
-from outpace.core import (
-    Generation,
-    OutpaceError,
-    SamplingParams,
-    StreamedToken,
-    TokenLogprobs,
-)
+from outpace.core import Generation, OutpaceError, SamplingParams, StreamedToken, TokenLogprobs
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.batch import Batch

@@ -14,7 +14,8 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.draws.logits import tokens_only
 from outpace.engine.profile import load_costs
-from outpace.policy.governor import FullOrNarrow, Governor, Policy
+from outpace.policy.governor import FullOrNarrow, Governor
+from outpace.policy.plan import Policy
 from outpace.targets.base import TargetModel
 from outpace.verify import Verifier, load_verifier
 

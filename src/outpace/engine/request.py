@@ -16,7 +16,7 @@ from outpace.engine.drafting import Drafting
 from outpace.engine.observer import Observer
 from outpace.engine.parts import need_logits
 from outpace.engine.slow import reasons
-from outpace.policy.governor import Policy
+from outpace.policy.plan import Policy
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.text import TextStream, Tokenizer

@@ -16,7 +16,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.embedded import CACHE
 from outpace.native import build, layers
-from outpace.policy.governor import Policy
+from outpace.policy.plan import Policy
 from outpace.targets.base import TargetModel
 from outpace.targets.plan import FUSED
 from outpace.verify import Verifier

@@ -18,7 +18,8 @@ text that never pays costs a hundredth of the time.
 While drafts are off, a drafter that is surer than usual of the next token may draft all the same
 (``policy.sure``).
 
-The policy is independent of models, engines and clocks: the engine requests a plan and reports the outcome.
+It is independent of models, engines and clocks: the engine requests a plan and reports the outcome
+(``plan.py``).
 """
 
 from __future__ import annotations
@@ -27,14 +28,14 @@ import math
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import OutpaceError
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.costs import Costs
+from outpace.policy.plan import Outcome, Plan
 from outpace.policy.sure import WIDTHS as SURE_WIDTHS
 from outpace.policy.sure import Account, Sure
-from outpace.tree import worthwhile
 
 WIDTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
@@ -45,79 +46,6 @@ _REFRESH = 128  # steps after which plain decoding is measured again while draft
 _REVIEW = 16  # steps without a draft after which the best width is computed again
 _SPAN = 16  # nodes over which the cost of a further node is averaged
 _SAMPLE = 4  # while drafts are off, one of this many plain steps is measured
-
-
-@dataclass(frozen=True)
-class Plan:
-    """Plan of a step's drafts.
-
-    Attributes:
-        nodes: maximum number of nodes per sequence; 0 for a plain step.
-        row_cost: time of each further node as a share of a plain step; None if not measured.
-        narrow: leave out nodes that pay only in later steps (``Drafter.narrow_widths``).
-        sure: what to draft all the same in a plain step if the drafter is sure enough.
-        plain_seconds: time of a plain step of the batch; None if not measured.
-    """
-
-    nodes: int
-    row_cost: float | None = None
-    narrow: bool = False
-    sure: Sure | None = None
-    plain_seconds: float | None = None
-
-    def take(self, draft: Draft) -> int:
-        """The number of nodes of a draft to verify: as many as pay, if the draft states chances."""
-        if self.sure is not None:
-            return 0 if draft.chances is None else self.sure.take(draft.chances)
-        if self.row_cost is None or draft.chances is None:
-            return self.nodes
-        return worthwhile(draft.chances[: self.nodes], self.row_cost)
-
-
-class Policy(Protocol):
-    """Policy that plans each step of a batch and learns from its outcome.
-
-    Attributes:
-        timed: whether its plans depend on the clock, so that runs are not reproducible.
-    """
-
-    @property
-    def timed(self) -> bool: ...
-
-    def plan(self, batch: int) -> Plan:
-        """The plan for the next step of a batch of this many sequences."""
-
-    def learn(self, outcome: Outcome) -> None:
-        """Learn from the outcome of the step planned last."""
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """Measured outcome of one step of a batch.
-
-    Attributes:
-        plan: the step's plan.
-        drafted: number of nodes of each sequence's draft, at most as many as planned.
-        paths: accepted nodes of each sequence's draft.
-        draft_seconds: time of the drafter: proposing, and learning from the step.
-        verify_seconds: time of the forward, the verifier and the cache; None if the step did other work too
-            (rows of a prompt), so that its time is not representative.
-        row_seconds: time of a further row in a wide forward, measured on prompts; None if unknown.
-        stated: sum of the chances that the verified drafts state; 0 if they state none.
-    """
-
-    plan: Plan
-    drafted: Seq[int]
-    paths: Seq[Seq[int]]
-    draft_seconds: float
-    verify_seconds: float | None
-    row_seconds: float | None = None
-    stated: float = 0.0
-
-    @property
-    def rows(self) -> int:
-        """Rows of the forward, which is as wide as the longest draft of the batch."""
-        return len(self.paths) * (1 + max(self.drafted))
 
 
 @dataclass(frozen=True)

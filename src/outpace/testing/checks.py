@@ -18,7 +18,7 @@ from torch import Tensor
 from outpace.core import Draft, Generation, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Outcome, Plan
+from outpace.policy.plan import Outcome, Plan
 from outpace.targets.base import TargetModel
 from outpace.targets.rows import Rows
 from outpace.testing.toy import ToyTarget

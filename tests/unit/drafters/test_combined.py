@@ -22,7 +22,8 @@ from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.draws.sampling import Key
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Pinned, Plan
+from outpace.policy.governor import Pinned
+from outpace.policy.plan import Plan
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.rows import Rows

@@ -22,7 +22,7 @@ from outpace.drafters.copying.token_recycling import (
 )
 from outpace.draws.sampling import Key
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Outcome, Plan
+from outpace.policy.plan import Outcome, Plan
 from outpace.sequence import Sequence, Step
 from outpace.targets import Output
 from outpace.testing import ToyTarget, check_drafter

@@ -21,7 +21,8 @@ from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Governor, Outcome, Pinned, Plan
+from outpace.policy.governor import Governor, Pinned
+from outpace.policy.plan import Outcome, Plan
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.targets.rows import Output, Rows

@@ -12,7 +12,8 @@ import pytest
 from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import SequenceDrafter
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Outcome, Pinned
+from outpace.policy.governor import Pinned
+from outpace.policy.plan import Outcome
 from outpace.sequence import Sequence, Step
 from outpace.testing import ToyTarget
 from outpace.verify import load_verifier

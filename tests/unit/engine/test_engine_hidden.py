@@ -18,7 +18,8 @@ from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Outcome, Pinned
+from outpace.policy.governor import Pinned
+from outpace.policy.plan import Outcome
 from outpace.sequence import Sequence, Step
 from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget

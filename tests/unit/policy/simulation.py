@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
-from outpace.policy.governor import Outcome, Policy
+from outpace.policy.plan import Outcome, Policy
 
 Seconds = Callable[[int], float]  # rows of a forward -> its seconds
 Chances = Callable[[int], float]  # output token -> the chance that a guess of it is right

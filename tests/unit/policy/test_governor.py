@@ -14,7 +14,8 @@ import pytest
 from outpace.core import Draft, OutpaceError
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.costs import Costs, Curve
-from outpace.policy.governor import WIDTHS, FullOrNarrow, Governor, Outcome, Pinned, Plan, Policy
+from outpace.policy.governor import WIDTHS, FullOrNarrow, Governor, Pinned
+from outpace.policy.plan import Outcome, Plan, Policy
 from unit.policy.simulation import (
     CURVES,
     Machine,

@@ -11,7 +11,8 @@ import pytest
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.base import SequenceDrafter
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Governor, Outcome, Plan
+from outpace.policy.governor import Governor
+from outpace.policy.plan import Outcome, Plan
 from outpace.policy.sure import WIDTHS, Account, Sure
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget

@@ -24,7 +24,7 @@ from outpace.drafters.eagle.eagle_module import EagleConfig
 from outpace.drafters.heads.hydra import Hydra, HydraConfig
 from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
-from outpace.policy.governor import Outcome, Plan
+from outpace.policy.plan import Outcome, Plan
 from outpace.targets import Target
 from outpace_lab.drafters.blockwise import Blockwise, BlockwiseConfig, BlockwiseHeads
 from outpace_lab.drafters.layers.early_exit import EarlyExit
