@@ -25,7 +25,7 @@ LAB = PACKAGE.parent.parent / "lab"
 LAYERS: list[set[str]] = [
     {"_version"},
     {"core"},
-    {"plugins"},
+    {"plugins", "spec_text"},
     {"embedded", "tree", "text", "spec", "files", "hub", "outline"},
     {"native", "reading", "names"},
     {"cache", "draws"},

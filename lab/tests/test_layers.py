@@ -15,7 +15,8 @@ LAB, CORE = (Path(str(package.__file__)).parent for package in (outpace_lab, out
 INTERFACE = {
     "outpace._version", "outpace.cache", "outpace.core", "outpace.embedded", "outpace.files",
     "outpace.loading", "outpace.loading.loaded", "outpace.loading.placement", "outpace.loading.weights",
-    "outpace.plugins", "outpace.sequence", "outpace.spec", "outpace.tree", "outpace.drafters",
+    "outpace.plugins", "outpace.sequence", "outpace.spec", "outpace.spec_text", "outpace.tree",
+    "outpace.drafters",
     "outpace.drafters.base", "outpace.drafters.models.draft_model", "outpace.drafters.support.draws",
     "outpace.drafters.support.growth", "outpace.drafters.support.layer_cache",
     "outpace.drafters.support.pieces", "outpace.drafters.support.runner", "outpace.drafters.support.shapes",

@@ -19,8 +19,6 @@ A name is a key of a table, an entry point that an installed package registers, 
 from __future__ import annotations
 
 import dataclasses
-import json
-import re
 import sys
 import types
 import typing
@@ -34,12 +32,11 @@ from typing import Any, Generic, Literal, TypeVar
 
 from outpace.core import OutpaceError, near
 from outpace.plugins import checked_class, installed, load_class, moved
+from outpace.spec_text import balanced, plain, split
 
 T = TypeVar("T")
 
-_IN_JSON = '{"method": "lookahead", "window": 7}'
 _NUMBERS = tuple[int, ...]
-_OPTION = re.compile(r"\s*\w+\s*=")
 _NONE: Mapping[str, EntryPoint] = types.MappingProxyType({})  # classes of other packages are not allowed
 _KINDS = {
     bool: "true or false",
@@ -94,23 +91,9 @@ def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | Non
             package that cannot be imported; the message names the remedy.
     """
     spec = plain(spec)
-    if not _balanced(spec):
+    if not balanced(spec):
         raise OutpaceError(f"the parentheses do not match in {spec.strip()!r}")
     return _Loader(kind, table, base).load(spec)
-
-
-def split_specs(text: str) -> list[str]:
-    """Split a list of specs at its commas; one within parentheses or JSON, or before ``name=``,
-    belongs to a spec."""
-    specs: list[str] = []
-    depth = 0
-    for piece in text.split(","):
-        if specs and (depth > 0 or _OPTION.match(piece)):
-            specs[-1] += "," + piece
-        else:
-            specs.append(piece)
-        depth += sum(piece.count(mark) for mark in "({[") - sum(piece.count(mark) for mark in ")}]")
-    return [plain(spec.strip()) for spec in specs]
 
 
 def check(kind: str, table: Mapping[str, type[T]], spec: str) -> None:
@@ -125,7 +108,7 @@ def check(kind: str, table: Mapping[str, type[T]], spec: str) -> None:
             package is not checked.
     """
     spec = plain(spec)
-    if not _balanced(spec):
+    if not balanced(spec):
         raise OutpaceError(f"the parentheses do not match in {spec.strip()!r}")
     with suppress(_Foreign):
         _Checker(kind, table, None).load(spec)
@@ -145,53 +128,6 @@ def named(kind: str, table: Mapping[str, type[T]], name: str, base: type[T] | No
     if options:
         raise OutpaceError(f"give a name without options, not {name!r}")
     return cls
-
-
-class _Written(str):
-    """A spec that was an object in JSON."""
-
-
-def plain(spec: str) -> str:
-    """A spec without JSON.
-
-    Raises:
-        OutpaceError: it begins as JSON does, and is none that describes a method.
-    """
-    if not spec.lstrip().startswith("{"):
-        return spec
-    try:
-        return str(json.loads(spec, object_pairs_hook=_written))
-    except (ValueError, RecursionError) as error:
-        if isinstance(error, OutpaceError):
-            raise
-        raise OutpaceError(
-            f"{spec.strip()!r} is no JSON ({error}); a spec in JSON is as in {_IN_JSON}"
-        ) from None
-
-
-def _written(pairs: list[tuple[str, Any]]) -> _Written:
-    """An object of JSON as a spec."""
-    names = [value for key, value in pairs if key == "method"]
-    if len(names) != 1 or not isinstance(names[0], str):
-        raise OutpaceError(f"a spec in JSON names one method, as in {_IN_JSON}")
-    options = ",".join(f"{key}={_text(key, value)}" for key, value in pairs if key != "method")
-    return _Written(f"{names[0]}:{options}" if options else names[0])
-
-
-def _text(option: str, value: Any) -> str:
-    """A value of JSON as in a spec; in a list, a text is a spec."""
-    if isinstance(value, list):
-        return "+".join(_text(option, _Written(one) if isinstance(one, str) else one) for one in value)
-    if isinstance(value, _Written):
-        return f"({value})"
-    if not isinstance(value, str):
-        return "none" if value is None else json.dumps(value)
-    if not _balanced(value) or _split(value, ",") != [value]:
-        raise OutpaceError(
-            f"{option}: {value!r} cannot be given in a spec, since it has a comma, a parenthesis "
-            "of no pair or a space at an end"
-        )
-    return value
 
 
 @dataclass(frozen=True)
@@ -262,7 +198,7 @@ class _Loader(Generic[T]):
         """The values in ``option=value,option=value``, each parsed by the type of its field."""
         hints = _hints(cls)
         values: dict[str, Any] = {}
-        for item in filter(None, _split(options, ",")):
+        for item in filter(None, split(options, ",")):
             option, text = self._item(name, item, hints)
             if option not in hints:
                 raise OutpaceError(
@@ -291,16 +227,16 @@ class _Loader(Generic[T]):
             return first, item
         if item in hints:
             return item, ""
-        groups = "+".join(f"({part})" for part in _split(item, "+"))
+        groups = "+".join(f"({part})" for part in split(item, "+"))
         raise OutpaceError(f"{name}: a {self.kind} goes in parentheses, as in {name}:{groups}, not {item!r}")
 
     def _nested(self, name: str, option: str, text: str, hint: Any) -> Any:
         """Drafters of the groups in ``(spec)+(spec)``: one, or a tuple where the field holds several."""
         if text.lower() == "none" and type(None) in typing.get_args(hint):
             return None
-        groups = _split(text, "+")
+        groups = split(text, "+")
         for group in groups:
-            if not (group.startswith("(") and group.endswith(")") and _balanced(group[1:-1])):
+            if not (group.startswith("(") and group.endswith(")") and balanced(group[1:-1])):
                 raise OutpaceError(
                     f"{name}: {option} takes each {self.kind} in parentheses, as in "
                     f"{option}={self._example(hint)}, not {text!r}"
@@ -368,27 +304,6 @@ def _is_module(name: str, options: str) -> bool:
 def _several(hint: Any) -> bool:
     """True if a field holds a tuple."""
     return typing.get_origin(hint) is tuple
-
-
-def _split(text: str, separator: str) -> list[str]:
-    """The parts of a text, stripped, between separators outside parentheses."""
-    parts, depth, begin = [], 0, 0
-    for place, character in enumerate(text):
-        depth += (character == "(") - (character == ")")
-        if character == separator and not depth:
-            parts.append(text[begin:place].strip())
-            begin = place + 1
-    return [*parts, text[begin:].strip()]
-
-
-def _balanced(text: str) -> bool:
-    """True if the parentheses are balanced."""
-    depth = 0
-    for character in text:
-        depth += (character == "(") - (character == ")")
-        if depth < 0:
-            return False
-    return depth == 0
 
 
 def _hints(cls: type[Any]) -> dict[str, Any]:

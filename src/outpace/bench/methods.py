@@ -11,7 +11,7 @@ from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
-from outpace.spec import split_specs
+from outpace.spec_text import split_specs
 
 
 def split_drafters(text: str) -> list[str]:

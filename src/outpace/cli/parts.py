@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from outpace.cli import screen
 from outpace.core import DEFAULT_DRAFTER, USUAL, OutpaceError, SamplingParams, TargetOptions, need
 from outpace.names import check_names, check_suite, is_gguf
-from outpace.spec import split_specs
+from outpace.spec_text import split_specs
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine

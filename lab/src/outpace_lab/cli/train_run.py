@@ -16,7 +16,8 @@ from outpace.cli import progress, screen
 from outpace.core import OutpaceError
 from outpace.learned.learned import CONFIG, WEIGHTS, Fit
 from outpace.loading import Loaded
-from outpace.spec import load, plain
+from outpace.spec import load
+from outpace.spec_text import plain
 from outpace.targets.base import TargetModel
 from outpace_lab.cli import train_answers as answers
 from outpace_lab.cli.train_texts import Corpus, Texts, prepare
