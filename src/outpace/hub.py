@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import ssl
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError
@@ -152,8 +152,8 @@ def _quants(files: Iterable[str]) -> dict[str, list[str]]:
 # -- the hub and its cache -------------------------------------------------------------------------------
 
 
-def _files(repository: str, known: Iterable[str] = ()) -> Mapping[str, int | None]:
-    """The names and sizes of a model's files on the hub.
+def _files(repository: str, known: Iterable[str] = ()) -> list[str]:
+    """The names of a model's files on the hub.
 
     Raises:
         OutpaceError: there is no such model, or the hub cannot be reached.
@@ -163,10 +163,10 @@ def _files(repository: str, known: Iterable[str] = ()) -> Mapping[str, int | Non
     if constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT):
         raise OutpaceError(unreachable(repository, known))
     try:
-        found: Any = HfApi().model_info(repository, timeout=_SECONDS, files_metadata=True)
+        found: Any = HfApi().model_info(repository, timeout=_SECONDS)
     except Exception as error:  # the hub may raise anything
         raise _refused(repository, error, known) from error
-    return {one.rfilename: one.size for one in found.siblings or ()}
+    return [file.rfilename for file in found.siblings or ()]
 
 
 def _answers(endpoint: str) -> bool:

@@ -33,7 +33,7 @@ WAYS = ["", *(("-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" els
 def way(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTPACE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(build, "_FLAGS", (*build._FLAGS, *request.param.split()))
+        patch.setattr(build, "FLAGS", (*build.FLAGS, *request.param.split()))
         made = "listed" if request.param == "listed" else draw.functions.__wrapped__()
         if isinstance(made, str) and request.param != "listed":
             pytest.skip(f"nothing is compiled here: {made}")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import shlex
-import shutil
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -52,10 +50,11 @@ def environment() -> dict[str, Any]:
     """What is installed, and what this machine can do."""
     import torch
 
+    from outpace.native.build import compiler_command
     from outpace.native.instructions import chosen, instructions, limits
     from outpace.targets.hardware import processor
 
-    limit = chosen()
+    limit, command = chosen(), compiler_command()
     gpus = range(torch.cuda.device_count())
     return {
         "outpace": __version__,
@@ -68,7 +67,7 @@ def environment() -> dict[str, Any]:
         "instructions": limits(platform.machine(), instructions()),
         "limited_to": None if limit is None else limit.march,
         "gpus": [torch.cuda.get_device_name(place) for place in gpus],
-        "compiler": _compiler(),
+        "compiler": None if isinstance(command, str) else command[0],
         "compiled": _compiled(),
         "cache": _cache(),
         "extras": {extra: missing(extra) for extra in EXTRAS},
@@ -119,15 +118,6 @@ def _version(package: str) -> str | None:
         return version(package)
     except PackageNotFoundError:
         return None
-
-
-def _compiler() -> str | None:
-    """The C compiler's path; None if there is none."""
-    try:
-        words = shlex.split(os.environ.get("CC", "")) or ["cc"]
-    except ValueError:
-        return None
-    return shutil.which(words[0])
 
 
 def _compiled() -> str:

@@ -41,10 +41,7 @@ from outpace.native import packaged
 from outpace.native.instructions import chosen, instructions
 from outpace.native.packaged import FLAGS, FOLDER, sealed, whole
 
-__all__ = ["FOLDER", "NO_STRUCTS", "Signatures", "compiled"]
-
 _log = logging.getLogger(__name__)
-_FLAGS = FLAGS
 _SECONDS = 20  # of a compiler; it needs about two
 _PROC = Path("/proc")
 _MISSING = "there is none"
@@ -93,7 +90,7 @@ def _carried(source: Path, flags: Sequence[str]) -> CDLL | None:
     limit = packaged.fitting(platform.machine(), instructions(), chosen())
     if limit is None or source.parent != FOLDER:
         return None
-    path = packaged.LIBRARIES / packaged.name_of(source, limit.march, (*_FLAGS, *flags))
+    path = packaged.LIBRARIES / packaged.name_of(source, limit.march, (*FLAGS, *flags))
     why = _untrusted(path, foreign(Path(__file__).stat()))
     if not why:
         try:
@@ -106,8 +103,8 @@ def _carried(source: Path, flags: Sequence[str]) -> CDLL | None:
     return None
 
 
-def _made(source: Path, flags: Sequence[str]) -> CDLL | str:
-    """The library that is compiled here, now or before; the reason why there is none."""
+def compiler_command() -> list[str] | str:
+    """The words that call the C compiler, its path first; the reason why there is none."""
     named = os.environ.get("CC", "")
     try:
         words = shlex.split(named) or ["cc"]  # such as "ccache gcc"
@@ -116,12 +113,20 @@ def _made(source: Path, flags: Sequence[str]) -> CDLL | str:
     program = shutil.which(words[0])
     if program is None:
         return "there is no C compiler; install gcc or clang, or set CC"
+    return [program, *words[1:]]
+
+
+def _made(source: Path, flags: Sequence[str]) -> CDLL | str:
+    """The library that is compiled here, now or before; the reason why there is none."""
+    command = compiler_command()
+    if isinstance(command, str):
+        return command
     if not (_PROC / "self/fd").is_dir():
         return _warned(f"{_PROC} is not mounted, by which the cache folder is read; mount it")
     limit = chosen()
     march = "native" if limit is None else limit.march
-    compiler = _compiler(program, *words[1:])
-    options = [f"-march={march}", *_FLAGS, *flags, str(source), *map(str, _threads())]
+    compiler = _compiler(*command)
+    options = [f"-march={march}", *FLAGS, *flags, str(source), *map(str, _threads())]
     about = "\n".join(
         [*compiler.command, *options, source.read_text("utf-8"), platform.machine(), _processor()]
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ctypes import CDLL, POINTER, Structure, c_double, c_int64, c_long, c_uint64, c_void_p
 from functools import lru_cache
 
-from outpace.native.build import FOLDER, compiled
+from outpace.native.build import compiled
+from outpace.native.packaged import FOLDER
 
 
 class DrawStruct(Structure):

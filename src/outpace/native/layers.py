@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.native.build import FOLDER, compiled
+from outpace.native.build import compiled
+from outpace.native.packaged import FOLDER
 from outpace.native.pointers import check, pointer
 
 _DEFINED = {torch.bfloat16: ("-DREAL16",), torch.float32: ()}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ctypes import CDLL, c_long, c_void_p
 from functools import lru_cache
 
-from outpace.native.build import FOLDER, compiled
+from outpace.native.build import compiled
+from outpace.native.packaged import FOLDER
 
 
 @lru_cache(maxsize=1)

@@ -37,7 +37,7 @@ def kernel(request: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
     """The kernel, compiled anew for some instruction set."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OUTPACE_CACHE", str(tmp_path_factory.mktemp("cache")))
-        patch.setattr(build, "_FLAGS", (*build._FLAGS, *request.param.split()))
+        patch.setattr(build, "FLAGS", (*build.FLAGS, *request.param.split()))
         made = {dtype: layers.functions.__wrapped__(dtype) for dtype in DTYPES}
         for module in (kernels, layers):
             patch.setattr(module, "functions", made.__getitem__)
