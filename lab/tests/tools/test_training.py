@@ -14,16 +14,7 @@ from card_nano import prompt_of, repeated_share
 from corpus import Corpus
 from muon import Muon, orthogonalised
 from outpace import nano_draft_path, nano_path
-from train_nano import (
-    Batches,
-    Clock,
-    Record,
-    Stream,
-    check_same_data,
-    encode,
-    learning_rate,
-    train_tokenizer,
-)
+from train_nano import Batches, Clock, Record, Stream, check_same_data, encode, learning_rate, train_tokenizer
 
 CORPUS = Corpus(train={"code": ["def f(x):\n    return x + 12\n\n\ndef g(x):\n    return f(x)\n"] * 50})
 

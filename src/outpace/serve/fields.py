@@ -10,14 +10,7 @@ from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-)
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
 
 TURNS = 4096  # messages of a conversation

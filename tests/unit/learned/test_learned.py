@@ -15,12 +15,7 @@ from torch import Tensor, nn
 
 from models import tiny_llama
 from outpace.core import OutpaceError
-from outpace.learned.learned import (
-    Learned,
-    PartialHead,
-    head_weights,
-    read_config,
-)
+from outpace.learned.learned import Learned, PartialHead, head_weights, read_config
 from outpace.native.layers import functions
 from outpace.targets import Target
 from outpace.targets.cpu.kernels import Compiled

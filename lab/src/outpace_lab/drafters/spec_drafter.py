@@ -23,13 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import Self
 
-from outpace.drafters.blocks.blocks import (
-    BlockConfig,
-    BlockDrafter,
-    BlockModule,
-    BlockState,
-    run_layers,
-)
+from outpace.drafters.blocks.blocks import BlockConfig, BlockDrafter, BlockModule, BlockState, run_layers
 from outpace.drafters.support.layer_cache import Feed
 from outpace.learned.layers import itself
 from outpace.learned.learned import Fit

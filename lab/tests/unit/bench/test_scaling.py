@@ -15,15 +15,7 @@ from outpace.cli import app
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 from outpace_lab.bench.roof import work_of
-from outpace_lab.bench.scaling import (
-    Point,
-    Setting,
-    compression,
-    expected_tokens,
-    fit,
-    line,
-    measure_scaling,
-)
+from outpace_lab.bench.scaling import Point, Setting, compression, expected_tokens, fit, line, measure_scaling
 from outpace_lab.bench.scaling_page import as_json, page, verdict
 
 GRID = [Setting(window, ngram) for ngram in (3, 4, 5) for window in (1, 2, 4, 8)]

@@ -11,13 +11,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    GPT2Config,
-    LlamaForCausalLM,
-    MistralConfig,
-)
+from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaForCausalLM, MistralConfig
 
 from models import tiny_llama
 from outpace import nano_draft_path, nano_path

@@ -22,14 +22,7 @@ from torch import Tensor, nn
 
 from outpace.cache import Window
 from outpace.core import OutpaceError
-from outpace.native.layers import (
-    BlockStruct,
-    HeadsStruct,
-    RoomStruct,
-    RowsStruct,
-    byref,
-    functions,
-)
+from outpace.native.layers import BlockStruct, HeadsStruct, RoomStruct, RowsStruct, byref, functions
 from outpace.native.pointers import check, pointer
 from outpace.targets.cpu.fused_layer import Layer, layer_of
 from outpace.targets.cpu.fused_rows import RowsByWindow, heads_of, rows_of

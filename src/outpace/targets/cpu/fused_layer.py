@@ -9,9 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outpace.native.layers import (
-    BlockStruct,
-)
+from outpace.native.layers import BlockStruct
 from outpace.native.pointers import check, pointer
 from outpace.targets.cpu.fusible import HEAD_NORMS
 from outpace.targets.cpu.kernels import Panels

@@ -11,11 +11,7 @@ from torch import Tensor
 
 from outpace.cache import Window
 from outpace.core import OutpaceError
-from outpace.native.layers import (
-    HeadsStruct,
-    RowsStruct,
-    functions,
-)
+from outpace.native.layers import HeadsStruct, RowsStruct, functions
 from outpace.native.pointers import address, check, pointer, pointer_or_null, rows_pointer
 from outpace.targets.cpu.fused_layer import Layer
 from outpace.targets.inputs.forward import CacheAdapter

@@ -8,11 +8,7 @@ from typing import Any, Literal
 from torch import nn
 
 from outpace.core import UnsupportedModel
-from outpace.native.layers import (
-    DTYPES,
-    LANES,
-    functions,
-)
+from outpace.native.layers import DTYPES, LANES, functions
 from outpace.targets.cpu.linear import linears_of
 from outpace.targets.cpu.packing import NO_MEMORY, copies_fit
 from outpace.targets.inputs.changes import hooks_of
