@@ -1,4 +1,7 @@
-"""Commands, options, specs, links, paths and code in the documents work, and generated pages are current."""
+"""Commands, options, specs, links, paths and code in the documents work, and generated pages are current.
+
+What they say of outpace-lab is tested by ``lab/tests/test_documents.py``.
+"""
 
 from __future__ import annotations
 
@@ -20,22 +23,18 @@ import reference
 import yaml
 from typer.main import get_command
 
-import exactness
 from outpace.bench.methods import split_drafters
 from outpace.cli.app import app
-from outpace.core import PROMISES, OutpaceError
+from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, load_drafter
-from outpace.spec import load
+from outpace.plugins import moved
 from outpace.verify import VERIFIERS, load_verifier
-from outpace_lab.train.methods import LEARNED
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "outpace"
-LAB = ROOT / "lab" / "docs"
 FILES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
-    *sorted(LAB.rglob("*.md")),
     *sorted((ROOT / "integrations").rglob("*.md")),
 ]
 MOST_LINES = 12_000  # of what is to be read to change decoding
@@ -103,6 +102,9 @@ def what_is_wrong(words: list[str]) -> str | None:
     path: tuple[str, ...] = ()
     while len(words) > len(path) and (*path, words[len(path)]) in commands():
         path = (*path, words[len(path)])
+    kind = {(): "command", ("bench",): "benchmark"}.get(path, "")
+    if len(words) > len(path) and moved(kind, words[len(path)]):
+        return None
     if not path and words and re.fullmatch("[a-z]+", words[0]):
         return f"there is no command {words[0]}"
     names = [word.partition("=")[0] for word in words if re.match("--?[a-z]", word)]
@@ -137,21 +139,22 @@ def test_options_named_in_the_text_are_there(file: Path) -> None:
                 assert name in ours | others, name
 
 
+def specs(text: str) -> list[str]:
+    return [spec for piece in code(text) for spec in _SPEC.findall(f" {piece}")]
+
+
+def load_method(spec: str) -> None:
+    name = spec.partition(":")[0]
+    if name in VERIFIERS:
+        load_verifier(spec)
+    elif name in DRAFTERS:
+        load_drafter(spec)
+
+
 @DOCUMENTS
 def test_specs_are_of_drafters_and_verifiers_as_they_are(file: Path) -> None:
-    methods = {name: cls.config_type for name, cls in LEARNED.items()}
-    for piece in code(file.read_text("utf-8")):
-        for spec in _SPEC.findall(f" {piece}"):
-            name = spec.partition(":")[0]
-            if name in VERIFIERS:
-                load_verifier(spec)
-            elif name in DRAFTERS:
-                try:
-                    load_drafter(spec)
-                except OutpaceError:
-                    if name not in methods:  # otherwise it may be what is to be trained
-                        raise
-                    load("method", methods, spec)
+    for spec in specs(file.read_text("utf-8")):
+        load_method(spec)
 
 
 @DOCUMENTS
@@ -219,8 +222,7 @@ def test_links_lead_to_files_and_headings(file: Path) -> None:
         assert not anchor or anchor in anchors(path), (path.name, anchor)
 
 
-@pytest.mark.parametrize("folder", [ROOT / "docs", LAB], ids=name_of)
-def test_every_page_is_reached_from_the_index(folder: Path) -> None:
+def test_every_page_is_reached_from_the_index(folder: Path = ROOT / "docs") -> None:
     reached, ahead = set[Path](), [folder / "index.md"]
     while ahead:
         page = ahead.pop().resolve()
@@ -280,7 +282,6 @@ _OF_STOCK = re.compile(
     re.IGNORECASE | re.DOTALL,
 )
 _LIMIT = re.compile(r"near-ties?|not (those|the tokens) of|differ|compared?\b|stock=True", re.IGNORECASE)
-_STRICT = ("same bits", "same tokens")
 
 
 def beyond_the_page(text: str) -> list[str]:
@@ -323,46 +324,6 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
             yield token.start[0], token.string
 
 
-def rows_of_the_page(text: str) -> list[list[str]]:
-    """The cells of the generated table."""
-    lines = text[text.index(exactness.BEGIN) : text.index(exactness.END)].splitlines()
-    rows = [line.removeprefix("|").removesuffix("|").split("|") for line in lines if line.startswith("|")]
-    return [[cell.strip() for cell in row] for row in rows[2:]]
-
-
-def broken_rows(text: str) -> list[str]:
-    """List the rows of the page whose counts contradict their promises, and models that are missing."""
-    rows, wrong = rows_of_the_page(text), []
-    for row in rows:
-        for promise, count in (row[4:6], row[6:8]):
-            compared, _, differing = count.partition(", ")
-            kept = count == exactness.NOT_MEASURED or (compared not in ("", "0") and differing == "0")
-            if promise in _STRICT and not kept:
-                wrong.append(f"{' '.join(row[:3])}: {promise}, but {count}")
-    named = [tuple(row[:3]) for row in rows]
-    return wrong + [f"{case.key} is missing" for case in exactness.CASES if case.key not in named]
-
-
-def test_the_table_is_the_tools_and_its_promises_were_kept() -> None:
-    text = PAGE.read_text("utf-8")
-    assert broken_rows(text) == []
-    assert all(row[4] in (*PROMISES, exactness.NOT_MEASURED) for row in rows_of_the_page(text))
-    stock = [row for row in rows_of_the_page(text) if "stock=True" in row[2]]
-    # What sentences with stock=True refer to.
-    assert {row[6] for row in stock} - {exactness.NOT_MEASURED} == {"same bits"}
-
-
-def test_a_broken_row_is_seen() -> None:
-    def page(*counts: int, first: int = 0) -> str:
-        found = exactness.Found("same tokens", exactness.Count(*counts), ("same bits", exactness.Count(9)))
-        rows = [exactness.row_of(case, found) for case in exactness.CASES[first:]]
-        return exactness.replaced(f"{exactness.BEGIN}\n{exactness.END}", exactness.table(rows, 8, 48))
-
-    assert not broken_rows(page(1512, 0))
-    assert len(broken_rows(page(1512, 2))) == len(broken_rows(page(0, 0))) == len(exactness.CASES)
-    assert broken_rows(page(9, 0, first=1)) == [f"{exactness.CASES[0].key} is missing"]
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -396,7 +357,7 @@ def test_a_promise_within_the_page_is_allowed(text: str) -> None:
     [
         "outpace bensh --suite gsm8k",
         "outpace bench --suites gsm8k",
-        "outpace bench compare a b --suite gsm8k",
+        "outpace datastore info a --suite gsm8k",
         "outpace generate --drafter lookahead:windows=3",
     ],
 )

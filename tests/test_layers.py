@@ -306,6 +306,17 @@ def test_nothing_in_the_core_names_the_laboratorys_package() -> None:
     assert laboratory({"a.py": "\n# see outpace_lab.train"}) == ["a.py:2: # see outpace_lab.train"]
 
 
+def test_outpaces_tests_do_not_import_the_laboratory() -> None:
+    scripts = {file.stem for file in (LAB / "tools").rglob("*.py")}
+    assert "exactness" in scripts
+    for file in (PACKAGE.parents[1] / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            roots = {name.partition(".")[0] for name in names}
+            assert not roots & {"outpace_lab", *scripts}, file
+
+
 def test_size_budget() -> None:
     assert offences(check_size) == []
 

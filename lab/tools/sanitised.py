@@ -21,7 +21,9 @@ from pathlib import Path
 
 TESTS = [
     "tests/unit/targets",
-    *(f"tests/unit/test_{name}.py" for name in ("cache", "choosing", "compiled", "pointers", "sampling")),
+    "tests/unit/draws",
+    *(f"tests/unit/native/test_{name}.py" for name in ("build", "layers", "pointers")),
+    "tests/unit/test_cache.py",
 ]
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 # Reads a tensor, and then one number behind it, which a sanitiser has to report.
