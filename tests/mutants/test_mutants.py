@@ -6,6 +6,8 @@ fail with it; ``hook/sitecustomize.py`` compiles the wrong text there, and the s
 
 from __future__ import annotations
 
+import builtins
+import dis
 import json
 import os
 import re
@@ -15,6 +17,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import CodeType
 
 import pytest
 
@@ -39,6 +42,14 @@ def changed(file: str, old: str, new: str) -> str:
     text = path_of(file).read_text("utf-8")
     assert text.count(old) == 1, f"{file} does not contain once: {old}"
     return text.replace(old, new)
+
+
+def names_read(code: CodeType) -> set[str]:
+    """The names of globals that code reads, its functions too."""
+    inner = [names_read(part) for part in code.co_consts if isinstance(part, CodeType)]
+    return {str(one.argval) for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}.union(
+        *inner
+    )
 
 
 def mutated(mutant: Mutant, folder: Path) -> dict[str, str]:
@@ -132,6 +143,11 @@ def test_the_list_fits_the_source() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
 def test_the_tests_see(mutant: Mutant, run: Run, tmp_path: Path) -> None:
+    if mutant.file.endswith(".py"):  # it must not fail by a name that is no longer there
+        right, wrong = path_of(mutant.file).read_text("utf-8"), changed(mutant.file, mutant.old, mutant.new)
+        there = compile(right, mutant.file, "exec")
+        unknown = names_read(compile(wrong, mutant.file, "exec")) - names_read(there) - {*there.co_names}
+        assert not unknown - {*dir(builtins)}
     variables = mutated(mutant, tmp_path)
     for tests in mutant.killed_by:
         status = run(command(mutant, tests), variables, tmp_path / "output")

@@ -66,16 +66,24 @@ def logits(of: Any) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize(
-    ("fused", "exact"),
-    [
-        pytest.param(False, False, id="unfused"),
-        pytest.param(True, True, id="fused-exact"),
-        pytest.param(True, False, id="fused", marks=pytest.mark.slow),
-        pytest.param(False, True, id="unfused-exact", marks=pytest.mark.slow),
-    ],
-)
-@pytest.mark.parametrize(("kernel", "dtype"), NAMED)
+def cases() -> list[Any]:
+    """Each kernel and dtype with one of the first two ways; with the others as slow tests."""
+    ways = {
+        "unfused": (False, False),
+        "fused-exact": (True, True),
+        "fused": (True, False),
+        "unfused-exact": (False, True),
+    }
+    return [
+        pytest.param(
+            *named.values, *flags, id=f"{named.id}-{way}", marks=() if way == chosen else pytest.mark.slow
+        )
+        for named, chosen in zip(NAMED, itertools.cycle(("unfused", "fused-exact")), strict=False)
+        for way, flags in ways.items()
+    ]
+
+
+@pytest.mark.parametrize(("kernel", "dtype", "fused", "exact"), cases())
 def test_a_write_of_any_kind_to_any_weight_takes_effect(
     kernel: Kernel, dtype: torch.dtype, fused: bool, exact: bool
 ) -> None:

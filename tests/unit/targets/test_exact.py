@@ -29,6 +29,7 @@ from outpace.targets.cpu.kernels import KERNELS, QUANTISED, HalfFBGEMM
 from outpace.targets.cpu.linear import Linear, Packer, piecewise
 from outpace.targets.cpu.trials import Trial, best_kernel, row_step, unavailable, using_threads
 from outpace.targets.kernel import Stock
+from parts import first
 from paths import random_tree
 
 HALF = HalfFBGEMM()
@@ -275,8 +276,7 @@ class ByThreads(Exactly):
         return in_parts(rows, packed, torch.get_num_threads() if len(rows) >= self.fewest else 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("fewest", [1, 5])
+@pytest.mark.parametrize(("dtype", "fewest"), [(torch.float32, 1), (torch.bfloat16, 5)])
 def test_sums_that_threads_split_are_found_out(dtype: torch.dtype, fewest: int) -> None:
     """Also where the trial itself runs with one thread."""
     with using_threads(1), pytest.raises(UnsupportedModel, match="on the number of threads"):
@@ -497,7 +497,7 @@ def test_logits_have_the_same_bits_in_a_tree_and_alone(target: CausalTarget) -> 
         assert torch.equal(alone[0], together[node])
 
 
-@pytest.mark.parametrize("family", ["Llama", "Gemma", "Phi3", "GPTNeoX"])
+@pytest.mark.parametrize("family", first(2, ["Llama", "GPTNeoX", "Gemma", "Phi3"]))
 def test_bits_do_not_depend_on_the_number_of_threads(family: str) -> None:
     """Layers that are not fused, in a forward that torch shares among threads."""
     sizes = {**SMALL, "hidden_size": 96, "intermediate_size": 1005, "num_key_value_heads": 4}
