@@ -52,7 +52,11 @@ def check_writes(drafter: str, kernel: str) -> None:
 
 
 def test_an_engine_that_was_lent_before_a_write_is_not_used_after_it(kernel: str) -> None:
-    model = outpace.accelerate(made(torch.float32, layers=2), "lookahead", adaptive=False, pack=kernel)
+    check_lent_engines("lookahead", kernel)
+
+
+def check_lent_engines(drafter: str, kernel: str) -> None:
+    model = outpace.accelerate(made(torch.float32, layers=2), drafter, adaptive=False, pack=kernel)
     inner: list[Any] = []
 
     def write(input_ids: torch.Tensor, scores: Any) -> bool:

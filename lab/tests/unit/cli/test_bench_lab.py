@@ -15,6 +15,7 @@ from outpace.cli import app
 from outpace.core import OutpaceError
 from outpace_lab.bench import roof
 from outpace_lab.cli import bench_run as console
+from unit.cli.test_bench import refused, rows_of
 
 Bench = Callable[..., Any]
 
@@ -32,16 +33,6 @@ def bench(folder: Path, prompts: Path, tmp_path: Path, monkeypatch: pytest.Monke
         return CliRunner().invoke(app, [str(arg) for arg in given])
 
     return invoke
-
-
-def rows_of(result: Any) -> dict[tuple[str, int], dict[str, Any]]:
-    found = json.loads(result.stdout.splitlines()[-1])
-    return {(row["drafter"], row["batch"]): row for row in found["rows"]}
-
-
-def refused(result: Any, message: str) -> None:
-    assert message in " ".join(result.stderr.split()), result.output
-    assert result.exit_code == 2 and result.stdout == "" and "Traceback" not in result.output
 
 
 def test_tables_files_and_a_comparison(bench: Bench, tmp_path: Path) -> None:
