@@ -106,6 +106,7 @@ ASK = json.dumps({"messages": STORY})[:-1]
 TOOL = '{"type":"function","function":{"name":"a","parameters":'
 FORM = ',"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":'
 NESTED = '{"function":{"name":"a","arguments":"' + "[" * 190 + "]" * 190 + '"}}'
+CALLS = '{"messages":[{"role":"assistant","content":"","tool_calls":['
 PART = '{"type":"text","text":""}'
 WORST: list[tuple[str, bytes]] = [
     *((TEXT, filled('{"prompt":[', one, "]}")) for one in ("{}", "1", "1.0", "[1]", "[]", '"a"', "[[[]]]")),
@@ -134,8 +135,7 @@ WORST: list[tuple[str, bytes]] = [
     (CHAT, filled(
         '{"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"a","arguments":"[',
         "[[[[[[[[[[]]]]]]]]]]", ']"}}]}]}')),
-    (CHAT, filled('{"messages":[{"role":"assistant","content":"","tool_calls":[' + ",".join([NESTED] * 1000) + "]},",
-        TURN, "]}")),
+    (CHAT, filled(CALLS + ",".join([NESTED] * 1000) + "]},", TURN, "]}")),
     (CHAT, filled('{"messages":[{"role":"user","content":"","annotations":[', "{}", "]}]}")),
     (CHAT, filled(ASK + ',"tools":[', '{"type":"function","function":{"name":"a"}}', "]}")),
     (CHAT, filled(ASK + ',"tools":[' + TOOL + '{"enum":[', "{}", "]}}}]}")),
