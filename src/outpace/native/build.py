@@ -115,6 +115,8 @@ def _made(source: Path, flags: Sequence[str]) -> CDLL | str:
         return _warned(f"CC={named!r} cannot be split into words: {error}; quote it as a shell does")
     program = shutil.which(words[0])
     if program is None:
+        if named.strip():  # a mistake, which is told; that a machine has no compiler is told where it matters
+            return _warned(f"CC={named!r}: there is no program {words[0]!r}; name one, or leave CC out")
         return "there is no C compiler; install gcc or clang, or set CC"
     if not (_PROC / "self/fd").is_dir():
         return _warned(f"{_PROC} is not mounted, by which the cache folder is read; mount it")
