@@ -163,10 +163,8 @@ def test_an_encoder_of_features_has_no_table_of_tokens() -> None:
     config = transformers.Speech2TextConfig(**sizes, **heads, encoder_layers=1, decoder_layers=1)
     torch.manual_seed(0)
     model = transformers.Speech2TextForConditionalGeneration(config).eval()
-    features = torch.randn(1, 40, config.input_feat_per_channel)
-    plain = model.generate(features, max_new_tokens=6)
-    outpace.accelerate(model)
-    assert torch.equal(model.generate(features, max_new_tokens=6), plain)
+    with pytest.raises(UnsupportedModel, match=r"speech_to_text.* gives other logits"):
+        outpace.accelerate(model)
 
 
 def test_parts() -> None:
