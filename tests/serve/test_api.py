@@ -11,7 +11,7 @@ import torch
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets.plan import StepPlan
-from serving import STORY, engine_text, model, run, serving, story
+from serving import STORY, Client, engine_text, model, run, serving, story
 
 
 @pytest.mark.parametrize("as_ids", [False, True])
@@ -91,6 +91,30 @@ def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(monkeypatch: p
             scored = (await client.complete(ids, **asked | {"max_tokens": 0}).json())["choices"][0]
             assert scored["logprobs"]["token_logprobs"] == found["token_logprobs"][: len(ids)]
             await client.empty()
+
+    run(main)
+
+
+def test_log_probabilities_are_written_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same response, of whichever pieces it consists, and prompts with too many are refused."""
+    chat = {"logprobs": True, "top_logprobs": 3, "max_tokens": 7, "n": 2, "seed": 1, "temperature": 1}
+    older = {"logprobs": 2, "echo": True, "max_tokens": 7}
+
+    async def asked(client: Client) -> list[Any]:
+        found = [await client.chat(**chat).json(), await client.complete(story(), **older).json()]
+        streamed = await client.complete(story(), stream=True, **older).events()
+        return [one["choices"] for one in (*found, streamed[0])]
+
+    async def main() -> None:
+        async with serving() as client:
+            whole = await asked(client)
+            monkeypatch.setattr("outpace.serve.formats._AT_ONCE", 2)
+            assert await asked(client) == whole
+            monkeypatch.setattr("outpace.serve.completions._SCORED", 3 * len(story()))
+            assert await asked(client) == whole
+            exchange = client.complete([story(), [5]], **older)
+            assert (await exchange.json())["error"]["param"] == "logprobs" and exchange.status == 400
+            assert client.service.admission.inside == 0
 
     run(main)
 

@@ -105,6 +105,8 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = json.dumps({"messages": STORY})[:-1]
 TOOL = '{"type":"function","function":{"name":"a","parameters":'
 FORM = ',"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":'
+NESTED = '{"function":{"name":"a","arguments":"' + "[" * 190 + "]" * 190 + '"}}'
+CALLS = '{"messages":[{"role":"assistant","content":"","tool_calls":['
 PART = '{"type":"text","text":""}'
 
 
@@ -124,6 +126,7 @@ def worst() -> list[tuple[str, bytes]]:
         (TEXT, pairs('{"prompt":"a","logit_bias":{', "1", "}}")),
         (TEXT, pairs('{"prompt":"a","logit_bias":{', '"x"', "}}")),
         (TEXT, pairs("{", "1", "}")),
+        (TEXT, json.dumps({"prompt": [[5] * 2000] * 20, "echo": True, "logprobs": 20, "max_tokens": 0}).encode()),
         (CHAT, filled('{"messages":[', TURN, "]}")),
         (CHAT, filled('{"messages":[', "{}", "]}")),
         (CHAT, pairs('{"messages":[{', "1", "}]}")),
@@ -135,6 +138,10 @@ def worst() -> list[tuple[str, bytes]]:
         (CHAT, filled(
             '{"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"a","arguments":"[',
             "{}", ']"}}]}]}')),
+        (CHAT, filled(
+            '{"messages":[{"role":"assistant","content":"","tool_calls":[{"function":{"name":"a","arguments":"[',
+            "[[[[[[[[[[]]]]]]]]]]", ']"}}]}]}')),
+        (CHAT, filled(CALLS + ",".join([NESTED] * 1000) + "]},", TURN, "]}")),
         (CHAT, filled('{"messages":[{"role":"user","content":"","annotations":[', "{}", "]}]}")),
         (CHAT, filled(ASK + ',"tools":[', '{"type":"function","function":{"name":"a"}}', "]}")),
         (CHAT, filled(ASK + ',"tools":[' + TOOL + '{"enum":[', "{}", "]}}}]}")),

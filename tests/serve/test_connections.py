@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
 from outpace.serve.engine import make_engine
+from outpace.serve.protocol import Guarded
 from outpace.serve.server import Options, Server, listen
 from serving import STORY, model, run
 
@@ -40,8 +42,21 @@ async def listening(keys: tuple[str, ...] = (), **limits: Any) -> AsyncIterator[
         await serving
 
 
-async def opened(port: int, data: bytes = b"") -> Streams:
-    streams = await asyncio.open_connection("127.0.0.1", port)
+def limit_buffers(server: Server) -> None:
+    """Let the system keep little of what is sent and not read."""
+    for listening in server.servers:
+        for one in listening.sockets:
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+
+
+async def opened(port: int, data: bytes = b"", buffer: int | None = None) -> Streams:
+    """A connection on which this is sent; ``buffer`` is the size of the buffer for what it receives."""
+    client = socket.create_connection(("127.0.0.1", port)) if buffer is None else socket.socket()
+    if buffer is not None:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
+        client.connect(("127.0.0.1", port))
+    client.setblocking(False)
+    streams = await asyncio.open_connection(sock=client)
     streams[1].write(data)
     return streams
 
@@ -198,5 +213,57 @@ def test_bodies_of_all_requests_have_a_limit(monkeypatch: pytest.MonkeyPatch) ->
             while server.app.state.bodies:
                 await asyncio.sleep(0)
             assert (await answered(await opened(port, chat())))[0] == 200
+
+    run(main)
+
+
+def detokenize() -> bytes:
+    """A request whose answer has 200 KB."""
+    body = json.dumps({"tokens": [5] * 200_000}).encode()
+    head = b"POST /detokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
+    return head + b"content-length: %d\r\n\r\n" % len(body) + body
+
+
+STREAM = chat(max_tokens=1000, ignore_eos=True, stream=True, logprobs=True, top_logprobs=20)
+
+
+@pytest.mark.parametrize(
+    "asked", [detokenize(), detokenize() + chat(), STREAM], ids=["whole", "two", "stream"]
+)
+def test_a_connection_whose_answer_is_not_read_ends(asked: bytes) -> None:
+    """It keeps no place among the connections, and nothing of the answer."""
+
+    async def main() -> None:
+        async with listening(send=0.2) as (server, port):
+            limit_buffers(server)
+            silent = await opened(port, asked, buffer=4096)
+            silent[1].transport.pause_reading()  # type: ignore[attr-defined]
+            while not server.server_state.connections:
+                await asyncio.sleep(0)
+            while server.server_state.connections:
+                await asyncio.sleep(0.01)
+            assert server.app.state.service.admission.inside == 0 == server.app.state.bodies
+            silent[1].close()
+
+    run(main)
+
+
+def test_a_slow_reader_has_all_of_its_answer() -> None:
+    """Each piece that it takes is progress."""
+
+    async def main() -> None:
+        async with listening() as (server, port):
+            limit_buffers(server)
+            streams = await opened(port, detokenize(), buffer=4096)
+            head = await streams[0].readuntil(b"\r\n\r\n")
+            (one,) = server.server_state.connections
+            assert isinstance(one, Guarded)
+            size = int(head.lower().partition(b"content-length: ")[2].split()[0])
+            while (left := one.transport.get_write_buffer_size()) and size > 2**16:
+                one._stalled()  # as after a time in which it took something
+                while one.transport.get_write_buffer_size() == left and size > 2**16:
+                    size -= len(await streams[0].read(5000))
+            await streams[0].readexactly(size)
+            streams[1].close()
 
     run(main)

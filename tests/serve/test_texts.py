@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from outpace.loading import Loaded
+from outpace.serve import texts
 from serving import FORM, STORY, model, run, serving
 
 CHAT = "/v1/chat/completions"
@@ -206,6 +207,52 @@ def test_a_variable_of_the_template_reaches_it() -> None:
         async with serving() as client:  # a template that has none
             exchange = client.chat(chat_template_kwargs={"style": "a"})
             assert "it has none" in (await exchange.json())["error"]["message"] and exchange.status == 400
+
+    run(main)
+
+
+@pytest.mark.parametrize("short", [2**16, -1])
+def test_the_arguments_of_a_call_are_an_object_for_the_template(
+    monkeypatch: pytest.MonkeyPatch, short: int
+) -> None:
+    """In the server as in a process, where those of a long conversation are read."""
+    monkeypatch.setattr(texts, "_SHORT", short)
+
+    async def main() -> None:
+        async with serving(loaded=styled()) as client:
+            pool = client.service.texts.pool
+            for given, shown in (
+                ('{"a":\n[1]}', '{"a": [1]}'),
+                ("[1", '"[1"'),
+                ("[" * 500, f'"{"[" * 500}"'),
+            ):
+                call = {"type": "function", "function": {"name": "paint", "arguments": given}}
+                turns = [*STORY, {"role": "assistant", "tool_calls": [call]}]
+                asked = {"messages": turns, "max_tokens": 1, "return_token_ids": True}
+                found = await client.chat(**asked).json()
+                assert shown in model().tokenizer.decode(found["prompt_token_ids"])
+                found = await client.send("/tokenize", {"messages": turns}).json()
+                assert shown in model().tokenizer.decode(found["tokens"])
+            assert bool(pool.pids) == (short < 0)
+
+    run(main)
+
+
+def test_the_server_makes_no_objects_of_long_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text of a few megabytes would be gigabytes, and stall the others while it is read."""
+
+    def refused(*given: Any) -> None:
+        raise AssertionError("read in the server")
+
+    monkeypatch.setattr(texts, "with_arguments", refused)
+    call = {"type": "function", "function": {"name": "paint", "arguments": f"[{'[],' * 30_000}[]]"}}
+
+    async def main() -> None:
+        async with serving() as client:
+            exchange = client.chat(
+                messages=[{"role": "assistant", "content": "", "tool_calls": [call]}, *STORY]
+            )
+            assert "choices" in await exchange.json() and client.service.texts.pool.pids
 
     run(main)
 

@@ -194,6 +194,15 @@ def test_a_config_that_fails_at_the_first_token_is_a_refusal(entry: dict[str, An
             read()
 
 
+@pytest.mark.parametrize("vocabulary", [65, 10**12])
+def test_a_config_of_other_shapes_than_the_weights(vocabulary: int, folder: Path) -> None:
+    """transformers refers to a report that nobody is shown."""
+    edit(folder, vocab_size=vocabulary)
+    for read in (lambda: load(str(folder)), lambda: load_model(str(folder), target())):
+        with pytest.raises(OutpaceError, match="other shapes than its config describes; give the config"):
+            read()
+
+
 @pytest.mark.parametrize("file", ["generation_config.json", "config.json", "tokenizer.json"])
 def test_files_that_are_no_mappings(file: str, folder: Path) -> None:
     (folder / file).write_bytes(b"5")

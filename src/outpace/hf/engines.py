@@ -56,7 +56,8 @@ def _state(model: Any, quantise: str | None) -> tuple[Any, ...]:
     if not isinstance(model, PreTrainedModel):
         return ()  # Target refuses it
     ends: list[Any] = [model.get_input_embeddings(), model.get_output_embeddings()]
-    places = [(end.weight.device, tuple(end.weight.shape)) for end in ends if end is not None]
+    weights = [getattr(end, "weight", None) for end in ends]  # other ends too, which Target refuses
+    places = [(weight.device, tuple(weight.shape)) for weight in weights if weight is not None]
     attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
     kinds = hash(tuple(map(type, model.modules())))
     return (model.dtype, attention, quantise, *places, kinds)

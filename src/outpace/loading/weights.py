@@ -26,7 +26,7 @@ from outpace.names import ADAPTER, SMOLLM2, is_gguf, shown_name, source_of
 from outpace.targets.weights import adapters
 from outpace.targets.weights.checkpoint import read_config
 from outpace.targets.weights.needs import Needs, is_large, needs_of
-from outpace.targets.weights.pretrained import refuse_incomplete
+from outpace.targets.weights.pretrained import reason_of, refuse_incomplete
 
 Encoders = bool | Literal["audio"]  # whether encoder-decoder models load: none, those of text, of audio
 
@@ -236,4 +236,4 @@ def _explain(error: Exception, source: str, shown: str) -> str:
             "convert them with model.save_pretrained(folder)"
         )
     where = "" if Path(source).is_dir() else " (no such folder, so it was looked up on the hub)"
-    return f"cannot load {shown}{where}: {first_line(error)}"
+    return f"cannot load {shown}{where}: {reason_of(error)}"

@@ -112,6 +112,8 @@ def compiler_command() -> list[str] | str:
         return _warned(f"CC={named!r} cannot be split into words: {error}; quote it as a shell does")
     program = shutil.which(words[0])
     if program is None:
+        if named.strip():  # a mistake, which is told; that a machine has no compiler is told where it matters
+            return _warned(f"CC={named!r}: there is no program {words[0]!r}; name one, or leave CC out")
         return "there is no C compiler; install gcc or clang, or set CC"
     return [program, *words[1:]]
 

@@ -11,7 +11,6 @@ from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, StringConstraints
-from pydantic_core import from_json
 from starlette.responses import Response
 
 from outpace.core import Generation, TokenLogprobs
@@ -190,7 +189,7 @@ def _template_options(service: Service, body: Chat) -> dict[str, Any]:
 
 
 def template_message(message: Message) -> dict[str, Any]:
-    """Convert a message to the format of chat templates."""
+    """Convert a message to the format of chat templates, but for the arguments of its calls (``texts``)."""
     turn: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
         "content": plain_text(message.refusal if message.content is None else message.content),
@@ -204,19 +203,11 @@ def template_message(message: Message) -> dict[str, Any]:
             {
                 "id": call.id,
                 "type": "function",
-                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+                "function": {"name": call.function.name, "arguments": call.function.arguments},
             }
             for call in message.tool_calls
         ]
     return turn
-
-
-def _arguments(text: str) -> Any:
-    """Arguments of a call as an object, which templates expect; other text is returned unchanged."""
-    try:
-        return from_json(text, allow_inf_nan=False)  # which has a limit of nesting
-    except ValueError:
-        return text
 
 
 def _called(body: Chat) -> list[Function]:
@@ -355,7 +346,7 @@ class _Writer(Writer):
             reason = "tool_calls" if parsed.get("tool_calls") else reason
         choice: dict[str, Any] = {"index": index, "message": message, "logprobs": None}
         if self._body.logprobs:
-            choice["logprobs"] = self._logprobs(index, entries_of(end))
+            choice["logprobs"] = self._written_logprobs(index, entries_of(end))
         if self._body.return_token_ids:
             choice["token_ids"] = end.tokens
         return choice | {"finish_reason": reason}

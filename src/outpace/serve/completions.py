@@ -18,6 +18,7 @@ from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
 
 _TEXTS = 1024  # prompts of a request
+_SCORED = 2**20  # log probabilities of prompts that a response has, of about 100 bytes each
 _MAX_TOKENS = 16  # OpenAI's default
 
 
@@ -98,6 +99,7 @@ async def _parse(service: Service, body: Completions, salt: str | None) -> Parse
         await service.prompts.tokens(one) if isinstance(one, str) else service.prompts.check_tokens(one)
         for one in _prompts(service, body)
     ]
+    _check_scored(body, prompts)
     if not all(prompts):
         raise Refused(400, "the prompt is empty: it has no tokens", "prompt")
     most = service.defaults.most_tokens(prompts, _MAX_TOKENS if body.max_tokens is None else body.max_tokens)
@@ -108,6 +110,24 @@ async def _parse(service: Service, body: Completions, salt: str | None) -> Parse
         salt=salted(salt, body),
         trace=body.trace,
     )
+
+
+def _check_scored(body: Completions, prompts: Seq[Seq[int]]) -> None:
+    """Refuse to keep the log probabilities of very many tokens, which a few bytes can ask for.
+
+    Raises:
+        Refused: there are too many.
+    """
+    if not body.echo or body.logprobs is None:
+        return
+    count = sum(map(len, prompts)) * (1 + body.logprobs)
+    if count > _SCORED:
+        raise Refused(
+            400,
+            f"the prompts have {count} log probabilities, and the maximum is {_SCORED}: send fewer prompts, "
+            "or lower logprobs",
+            "logprobs",
+        )
 
 
 class _Writer(Writer):
@@ -137,7 +157,7 @@ class _Writer(Writer):
         for index, end in enumerate(self._run.generations):
             choice = _piece(index, self._echo(index) + (end.text or ""), FINISH[end.finish_reason])
             if self._body.logprobs is not None:
-                choice["logprobs"] = self._logprobs(index, [*self._echoed(index), *entries_of(end)])
+                choice["logprobs"] = self._written_logprobs(index, [*self._echoed(index), *entries_of(end)])
             if self._body.return_token_ids:
                 choice["prompt_token_ids"] = self._run.request.prompts[index // self._run.request.n]
                 choice["token_ids"] = end.tokens
@@ -178,7 +198,7 @@ class _Writer(Writer):
             for index in range(len(self._run.choices)):
                 piece = _piece(index, self._echo(index)) | self._prompt_ids(index)
                 if self._scores:
-                    piece["logprobs"] = self._logprobs(index, self._echoed(index))
+                    piece["logprobs"] = self._written_logprobs(index, self._echoed(index))
                 yield {"choices": [piece]}
 
     def _choices(self, event: Event) -> Iterator[dict[str, Any]]:

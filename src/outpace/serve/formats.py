@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from typing import Any, ClassVar
 
@@ -22,6 +23,7 @@ from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
+_AT_ONCE = 256  # tokens whose log probabilities are written at once, while other threads wait
 _log = logging.getLogger("outpace.serve")
 _HEADERS = {"Cache-Control": "no-cache"}
 
@@ -34,6 +36,30 @@ def new_id(prefix: str) -> str:
 def json_response(body: dict[str, Any]) -> Response:
     """A JSON response."""
     return Response(to_json(body), media_type="application/json")
+
+
+class Written(bytes):
+    """A part of a response that is JSON already."""
+
+
+def written(value: Any) -> Iterator[bytes]:
+    """The JSON of a response, of which parts may be ``Written``, in pieces."""
+    if isinstance(value, Written):
+        yield value
+    elif isinstance(value, dict):
+        yield b"{"
+        for place, (name, inner) in enumerate(value.items()):
+            yield b"%s%s:" % (b"," if place else b"", to_json(name))
+            yield from written(inner)
+        yield b"}"
+    elif isinstance(value, list) and value and isinstance(value[0], dict):
+        yield b"["
+        for place, inner in enumerate(value):
+            yield b"," if place else b""
+            yield from written(inner)
+        yield b"]"
+    else:
+        yield to_json(value)
 
 
 def sse(data: Any, name: str | None = None) -> bytes:
@@ -142,21 +168,29 @@ def speculative(generations: Seq[Generation]) -> dict[str, Any]:
 
 
 class TokenTexts:
-    """Tokens as clients see them: their text and their bytes."""
+    """Tokens as clients see them: their text and their bytes. For one response, which repeats many."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        self._found: dict[int, str] = {}
+        self._bytes: dict[int, list[int]] = {}
 
     def text(self, token: int) -> str:
         """A token alone, special ones too."""
-        return str(self._service.model.tokenizer.decode([token], skip_special_tokens=False))
+        if token not in self._found:
+            found = self._service.model.tokenizer.decode([token], skip_special_tokens=False)
+            self._found[token] = str(found)
+        return self._found[token]
 
     def bytes(self, token: int) -> list[int]:
         """The bytes of a token, also where they are part of a character."""
-        try:
-            return list(self._service.grammars.tokenizer().decode_bytes([token]))
-        except Refused:  # a tokenizer that llguidance does not know
-            return list(self.text(token).encode())
+        if token not in self._bytes:
+            try:
+                found = self._service.grammars.tokenizer().decode_bytes([token])
+            except Refused:  # a tokenizer that llguidance does not know
+                found = self.text(token).encode()
+            self._bytes[token] = list(found)
+        return self._bytes[token]
 
     def chat(self, token: int, found: TokenLogprobs, wanted: int) -> dict[str, Any]:
         """One entry of a chat's ``logprobs.content``."""
@@ -208,8 +242,12 @@ class Writer(ABC):
         if self._asked.stream:
             return Stream(self._run, self._chunks())
         await self._run.finish()
+        body = await asyncio.to_thread(self._complete)
+        return Response(body, media_type="application/json")
+
+    def _complete(self) -> bytes:
         counts = usage(self._run, self._run.generations)
-        return json_response(self._head | self._whole() | {"usage": counts} | self._extras())
+        return b"".join(written(self._head | self._whole() | {"usage": counts} | self._extras()))
 
     @abstractmethod
     def _whole(self) -> dict[str, Any]:
@@ -227,13 +265,25 @@ class Writer(ABC):
     def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
         """Log probabilities of tokens of a choice."""
 
+    def _written_logprobs(self, index: int, entries: Seq[tuple[int, Any]]) -> dict[str, Any]:
+        """``_logprobs`` of any number of tokens, written a few at a time: as objects all take gigabytes."""
+        parts: dict[str, list[bytes]] = {}
+        found: dict[str, Any] = {}
+        for start in range(0, len(entries) or 1, _AT_ONCE):
+            found = self._logprobs(index, entries[start : start + _AT_ONCE])
+            for name, values in found.items():
+                if isinstance(values, list) and values:
+                    parts.setdefault(name, []).append(to_json(values)[1:-1])
+        return found | {name: Written(b"[%s]" % b",".join(part)) for name, part in parts.items()}
+
     def _extras(self) -> dict[str, Any]:
         body = self._asked
         return extras(self._run, self._run.generations, body.speculation_metrics, body.speculation)
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         """The response as server-sent events: the first chunks, each event, the end of the stream."""
-        for fields in self._first():
+        first = iter(self._first())
+        while (fields := await asyncio.to_thread(next, first, None)) is not None:
             yield self._chunk(**fields)
         async for event in self._run.events():
             self._emitted += len(event.tokens)
@@ -267,4 +317,4 @@ class Writer(ABC):
         if options is not None and options.include_usage:
             so_far = options.continuous_usage_stats
             chunk["usage"] = usage(self._run, self._run.generations, self._emitted) if so_far else None
-        return sse(chunk | fields)
+        return sse(b"".join(written(chunk | fields)))

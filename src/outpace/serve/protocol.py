@@ -18,7 +18,9 @@ _LINGER = 5.0  # seconds for a client to take the reason why its connection ends
 
 
 class Guarded(HttpToolsProtocol):
-    """A connection that is closed if a head is too long, or a request too slow, and that may be one too many.
+    """A connection that ends if a head is too long, a request too slow, or its answers are not read.
+
+    It may also be one too many.
 
     Args:
         limits: those of the server.
@@ -32,6 +34,8 @@ class Guarded(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._refused = False
         self._since = 0.0  # since when it has been idle
+        self._unread: asyncio.TimerHandle | None = None
+        self._left = 0  # bytes that had not been sent when the timer was set
 
     @property
     def idle(self) -> bool:
@@ -40,6 +44,7 @@ class Guarded(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
+        self.transport.set_write_buffer_limits(0)  # so that ``pause_writing`` tells of any rest
         self._since = self.loop.time()
         self._within(self._limits.head)
         if len(self.connections) > self._limits.connections:
@@ -51,7 +56,7 @@ class Guarded(HttpToolsProtocol):
             one for one in self.connections if isinstance(one, Guarded) and one is not self and one.idle
         ]
         if others:
-            min(others, key=lambda one: one._since).transport.close()
+            min(others, key=lambda one: one._since).transport.abort()
         else:
             self._refuse(
                 Refused(503, "the server has too many connections; try again later", code="overloaded")
@@ -59,7 +64,33 @@ class Guarded(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._within(None)
+        self._read()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._wait_for_reader()
+
+    def resume_writing(self) -> None:
+        self._read()
+        super().resume_writing()
+
+    def _read(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+        self._unread = None
+
+    def _wait_for_reader(self) -> None:
+        self._read()
+        self._left = self.transport.get_write_buffer_size()
+        self._unread = self.loop.call_later(self._limits.send, self._stalled)
+
+    def _stalled(self) -> None:
+        """End a connection that has taken nothing for a time; closing one waits until it has taken all."""
+        if self.transport.get_write_buffer_size() < self._left:
+            self._wait_for_reader()
+        else:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self._refused:
@@ -116,4 +147,4 @@ class Guarded(HttpToolsProtocol):
             self.transport.write(STATUS_LINE[refused.status] + head % len(body) + body)
         if self.transport.can_write_eof():
             self.transport.write_eof()
-        self._timer = self.loop.call_later(_LINGER, self.transport.close)
+        self._timer = self.loop.call_later(_LINGER, self.transport.abort)

@@ -14,6 +14,7 @@ from outpace.core import first_line
 from outpace.loading import Loaded
 from outpace.serve.errors import NotStarted, Refused
 from outpace.serve.pool import Pool, Share
+from outpace.serve.worker import with_arguments
 
 _SHORT = 2**16  # characters of a text, or of a conversation in JSON
 _FEW = 256  # messages of a conversation, of which a template may compare each with each
@@ -60,7 +61,7 @@ class Texts:
         if len(messages) <= _FEW and all(_is_plain(option) for option in options.values()):
             said = await asyncio.to_thread(json.dumps, [messages, options])
             if len(said) <= _SHORT:
-                text = await asyncio.to_thread(self._model.render, messages, **options)
+                text = await asyncio.to_thread(self._rendered, messages, options)
                 return await self.tokens(text, False, most)
         job = {"name": self._model.name, "messages": messages, "options": options, "most": most}
         return await self._far(job)
@@ -79,10 +80,13 @@ class Texts:
         """The answer of a worker to a job."""
         text, most = job.get("text"), job["most"]
         if text is None:
-            text = self._model.render(job["messages"], **job["options"])
+            text = self._rendered(job["messages"], job["options"])
         if most is not None and len(text) > most:
             return len(text)
         return self._model.tokens(text) if job.get("special") else self._model.plain_tokens(text)
+
+    def _rendered(self, messages: Seq[dict[str, Any]], options: dict[str, Any]) -> str:
+        return self._model.render(with_arguments(messages), **options)
 
     async def close(self) -> None:
         """End the processes."""

@@ -15,9 +15,11 @@ import pickle
 import struct
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from pydantic_core import from_json
 
 from outpace.core import OutpaceError, first_line
 from outpace.reading import render, token_ids
@@ -107,12 +109,34 @@ def _texts(pickled: bytes) -> Job:
     def read(job: dict[str, Any]) -> Any:
         special, text = job.get("special", False), job.get("text")
         if text is None:
-            text = render(tokenizer, job["name"], job["messages"], **job["options"])
+            text = render(tokenizer, job["name"], with_arguments(job["messages"]), **job["options"])
         if job["most"] is not None and len(text) > job["most"]:
             return len(text)
         return token_ids(tokenizer, text, special)
 
     return read
+
+
+def with_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages with the arguments of their calls as objects, which templates expect; other text stays text.
+
+    A text is made into many times its size, so a long conversation's are read where it has limits.
+    """
+    return [
+        message
+        if "tool_calls" not in message
+        else {**message, "tool_calls": [_with_object(call) for call in message["tool_calls"]]}
+        for message in messages
+    ]
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    function = call["function"]
+    try:
+        found = from_json(function["arguments"], allow_inf_nan=False)  # which has a limit of nesting
+    except ValueError:
+        return call
+    return {**call, "function": {**function, "arguments": found}}
 
 
 def _schemas(_: bytes) -> Job:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import DynamicCache, LlamaConfig, LlamaModel
 
 import outpace
@@ -133,6 +134,37 @@ def test_models() -> None:
         with pytest.raises(UnsupportedModel):
             outpace.accelerate(model)
         assert "generate" not in vars(model)
+
+
+@pytest.mark.parametrize(
+    ("name", "config", "options"),
+    [
+        (
+            "MusicgenForCausalLM",
+            "MusicgenDecoderConfig",
+            {"vocab_size": 64, "ffn_dim": 48, "pad_token_id": 0},
+        ),
+        ("ViTForImageClassification", "ViTConfig", {"intermediate_size": 48}),
+    ],
+)
+def test_models_without_a_table_of_tokens(name: str, config: str, options: dict[str, Any]) -> None:
+    """Those whose ends have no weights of their own too."""
+    sizes = {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = getattr(transformers, name)(getattr(transformers, config)(**sizes, **options)).eval()
+    with pytest.raises(UnsupportedModel):
+        outpace.accelerate(model)
+    assert "generate" not in vars(model)
+
+
+def test_an_encoder_of_features_has_no_table_of_tokens() -> None:
+    """Speech2Text's raises instead of returning none."""
+    heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    sizes = {"d_model": 32, "encoder_ffn_dim": 48, "decoder_ffn_dim": 48, "vocab_size": 64}
+    config = transformers.Speech2TextConfig(**sizes, **heads, encoder_layers=1, decoder_layers=1)
+    torch.manual_seed(0)
+    model = transformers.Speech2TextForConditionalGeneration(config).eval()
+    with pytest.raises(UnsupportedModel, match=r"speech_to_text.* gives other logits"):
+        outpace.accelerate(model)
 
 
 def test_parts() -> None:

@@ -211,12 +211,16 @@ def test_two_processes_that_compile_at_once_both_have_the_functions(
 
 
 def test_a_compiler_may_be_named_with_words_before_and_after(
-    place: Place, monkeypatch: pytest.MonkeyPatch
+    place: Place, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("CC", "env WHO=me cc '-DUNUSED=a b'")
     assert place.load().seven() == 7
     monkeypatch.setenv("CC", "cc '-O1")
     assert "cannot be split into words: No closing quotation" in place.load()
+    caplog.clear()
+    monkeypatch.setenv("CC", "nonesuch -O1")
+    assert "there is no program 'nonesuch'" in place.load()
+    assert len(warnings(caplog)) == 1
     monkeypatch.setenv("CC", " ")
     assert place.load().seven() == 7
 

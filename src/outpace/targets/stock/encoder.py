@@ -55,7 +55,7 @@ class Encoder:
         self._model, self._device = model, device
         self.module: Any = model.get_encoder()
         self.size = size_in(config_of(self.module, model).get_text_config(), "hidden_size", model)
-        self.shares_ids = self._one_vocabulary()
+        self.shares_ids = not self.reads_features and self._one_vocabulary()
 
     @torch.inference_mode()
     def encode(self, source: Any) -> Source:

@@ -119,7 +119,14 @@ def _read(read: Callable[..., Any], name: str, **options: Any) -> Any:
     except Exception as error:  # transformers, the hub and a model's own code may raise anything
         if out_of_memory(error):
             raise
-        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {first_line(error)}") from error
+        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {reason_of(error)}") from error
+
+
+def reason_of(error: Exception) -> str:
+    """The reason why transformers cannot load a model; for wrong shapes it refers to a report of its own."""
+    if "ignore_mismatched_sizes" in str(error):
+        return "its weights have other shapes than its config describes; give the config of these weights"
+    return first_line(error)
 
 
 def load_tokenizer(tokenizer: Any, model: Any, needed: bool) -> Any:
