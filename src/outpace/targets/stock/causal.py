@@ -27,7 +27,7 @@ from outpace.targets.gpu.graphs import runner_for
 from outpace.targets.gpu.tree_attention import with_trees
 from outpace.targets.inputs.changes import Addresses, Weights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
-from outpace.targets.inputs.forward import device_of
+from outpace.targets.inputs.forward import CacheAdapter, device_of
 from outpace.targets.inputs.line import apart
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.surgery import exchange
@@ -77,6 +77,7 @@ class CausalTarget(UncachedForwards):
     """
 
     _is_part = False  # some layers of another target
+    _keeps_states = False  # besides keys and values
     _modules: Modules
     _may_line_up = True  # forwards of uneven rows may leave out the padding (``inputs/line.py``)
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
@@ -89,7 +90,7 @@ class CausalTarget(UncachedForwards):
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
         self.options = TargetOptions(**options)
         warn_of_untested()
-        refuse_by_config(model)
+        refuse_by_config(model, states=self._keeps_states)
         if self.options.release is True and self._needs_weights:
             raise self._keeps(model, self._needs_weights)
         check_pack(self.options.pack, self.options.quantise)
@@ -97,7 +98,7 @@ class CausalTarget(UncachedForwards):
         self.stock, self.quantised = self.options.stock, self.options.quantise or ""
         if self.stock:
             check_stock(model)
-        self.chains_only = why_chains_only(model)
+        self.chains_only = why_chains_only(model, states=self._keeps_states)
         if self.chains_only and (self.options.static or self.options.fuse is True):
             raise _only_chains(model, self.chains_only)
         config = model.config.get_text_config(decoder=True)
@@ -302,6 +303,10 @@ class CausalTarget(UncachedForwards):
         elif call.lines and self._modules.mixes:
             alone = apart(widths)
         return call.cache.begin(widths, self._modules.row_step, self._modules.least_rows, alone)
+
+    def _adapter(self, window: Window, call: Call) -> CacheAdapter:
+        """A window as the model's cache."""
+        return CacheAdapter(window, self._modules.cache_layers)
 
     def _rotated(self, window: Window, positions: Tensor) -> Tensor:
         """The positions that the model is given, from those in the text, [B, width]."""
