@@ -7,8 +7,9 @@ The location and format of the rows are private to a target and its cache.
 from __future__ import annotations
 
 import itertools
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -182,14 +183,19 @@ class Cache(ABC):
         raise OutpaceError(f"the slots of a {type(self).__name__} have no state")
 
 
-def first_room(slots: int, length: int, capacity: int | None) -> tuple[int, int]:
+def first_room(
+    slots: int, length: int, capacity: int | None, rows_of: Callable[[int, int], int] = operator.mul
+) -> tuple[int, int]:
     """Slots and rows per slot that a cache begins with, each at least 1.
+
+    Args:
+        rows_of: number of rows that these reserve.
 
     Raises:
         OutpaceError: they exceed the capacity.
     """
     first = max(slots, 1), max(length, 1)
-    if capacity is not None and first[0] * first[1] > capacity:
+    if capacity is not None and rows_of(*first) > capacity:
         raise OutpaceError(
             f"{slots} slots of {length} rows are more than the capacity of {capacity} rows; make "
             "the cache with fewer slots, less length or more capacity"

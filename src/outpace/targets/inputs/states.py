@@ -57,13 +57,29 @@ def with_states(model: Any) -> Any:
     return copied
 
 
-def has_states(model: Any) -> bool:
-    """True if ``with_states`` made a model, or it was copied from one that it made."""
-    return any(isinstance(module, _Adapted) for module in model.modules())
-
-
 class _Adapted:
     """Base of the classes of layers that ask the cache object."""
+
+
+def is_adapted(module: Any) -> bool:
+    """True for a layer that asks the cache object."""
+    return isinstance(module, _Adapted)
+
+
+def has_states(model: Any) -> bool:
+    """True if ``with_states`` made a model, or it was copied from one that it made."""
+    return any(map(is_adapted, model.modules()))
+
+
+def convolutions_of(model: Any) -> list[nn.Module]:
+    """The convolutions of a model's adapted layers, which are computed here."""
+    layers = filter(is_adapted, model.modules())
+    return [child for layer in layers for child in layer.children() if isinstance(child, nn.Conv1d)]
+
+
+def reads_step_weight(module: Any) -> bool:
+    """True for a layer that multiplies the weight of its ``dt_proj`` itself, as Mamba's do."""
+    return is_adapted(module) and "mamba_selective_scan" in _names_of(module) and hasattr(module, "dt_proj")
 
 
 def _names_of(module: nn.Module) -> set[str]:

@@ -7,6 +7,7 @@ becomes the sequence's (``inputs/states.py``, ``cache/states.py``). Nothing is u
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,7 +26,7 @@ from outpace.targets.stock.layouts import Call
 
 _SHARE = 16  # of the free memory, a 16th may hold the states of a tree's nodes
 _BUDGET = 1 << 30  # and this many bytes where it is not known
-_PREFIXES = 32  # rows between states that a prefix cache may share, where rows are computed one by one
+_PREFIXES = 32  # rows of a block of a prefix cache, which shares states after whole blocks
 
 
 class RecurrentTarget(CausalTarget):
@@ -62,7 +63,7 @@ class RecurrentTarget(CausalTarget):
 
     @property
     def prompt_step(self) -> int:  # type: ignore[override]
-        return self._modules.grid or _PREFIXES
+        return math.lcm(self._modules.grid or 1, _PREFIXES)
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> StateCache:
         modules = self._modules

@@ -1,0 +1,163 @@
+"""Model families with recurrent layers; see ``families.py``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from zoo.family import WINDOW, Family
+
+_LAYERS = ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+_SHORT = ["conv", "conv", "full_attention", "conv"]
+_EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+_DELTA: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "head_dim": 8,
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
+_LATENT: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "layer_types": _LAYERS,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 16,
+    "q_lora_rank": 16,
+    "qk_nope_head_dim": 8,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 8,
+    "n_group": 1,
+    "topk_group": 1,
+}
+_MAMBA: dict[str, Any] = {"num_hidden_layers": 3, "state_size": 8, "expand": 2, "conv_kernel": 4}
+_MAMBA2: dict[str, Any] = {
+    "num_hidden_layers": 4,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_d_state": 8,
+    "mamba_n_groups": 2,
+    "mamba_expand": 2,
+    "mamba_chunk_size": 16,
+}
+
+RECURRENT: dict[str, Family] = {
+    "qwen3-next": Family("Qwen3NextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
+    "qwen3.5": Family("Qwen3_5TextConfig", _DELTA),
+    "qwen3.5-moe": Family(
+        "Qwen3_5MoeTextConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}
+    ),
+    "olmo-hybrid": Family("OlmoHybridConfig", {**_DELTA, "linear_num_key_heads": 4}),
+    "lara-mini": Family("LaraMiniConfig", {**_DELTA, **_EXPERTS, "shared_expert_intermediate_size": 16}),
+    "kimi-linear": Family(
+        "KimiLinearConfig",
+        {
+            **_LATENT,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "num_experts": 4,
+            "num_experts_per_token": 2,
+            "moe_intermediate_size": 16,
+        },
+    ),
+    "bailing-hybrid": Family(
+        "BailingHybridConfig",
+        {**_LATENT, **_EXPERTS, "linear_head_dim": 8, "linear_num_heads": 4, "num_expert_group": 1, "topk_group": 1},
+    ),
+    "mamba2": Family(
+        "Mamba2Config",
+        {
+            "num_hidden_layers": 3,
+            "num_heads": 8,
+            "head_dim": 8,
+            "state_size": 8,
+            "n_groups": 2,
+            "expand": 2,
+            "conv_kernel": 4,
+            "chunk_size": 16,
+        },
+        sdpa=False,
+    ),
+    "bamba": Family("BambaConfig", {**_MAMBA2, "attn_layer_indices": [2]}),
+    "granite-hybrid": Family(
+        "GraniteMoeHybridConfig",
+        {**_MAMBA2, "layer_types": _LAYERS, "shared_intermediate_size": 32, "num_local_experts": 0},
+    ),
+    "falcon-h1": Family("FalconH1Config", {**_MAMBA2, "num_hidden_layers": 2, "mamba_d_ssm": 64}),
+    "nemotron-h": Family(
+        "NemotronHConfig",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "full_attention", "linear_attention", "mlp"],
+            "head_dim": 8,
+            "mamba_num_heads": 8,
+            "mamba_head_dim": 8,
+            "ssm_state_size": 8,
+            "n_groups": 2,
+            "chunk_size": 16,
+        },
+    ),
+    "zamba2": Family(
+        "Zamba2Config",
+        {
+            "num_hidden_layers": 4,
+            "layers_block_type": ["linear_attention", "linear_attention", "hybrid", "linear_attention"],
+            "mamba_d_state": 8,
+            "mamba_ngroups": 2,
+            "n_mamba_heads": 8,
+            "mamba_headdim": 8,
+            "mamba_expand": 2,
+            "chunk_size": 16,
+            "num_mem_blocks": 1,
+            "attention_hidden_size": 64,
+            "attention_head_dim": 16,
+            "adapter_rank": 8,
+        },
+    ),
+    "mamba": Family("MambaConfig", _MAMBA, sdpa=False),
+    "falcon-mamba": Family("FalconMambaConfig", _MAMBA, sdpa=False),
+    "jamba": Family(
+        "JambaConfig",
+        {
+            "num_hidden_layers": 4,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "expert_layer_offset": 1,
+            "num_experts": 2,
+            "mamba_d_state": 8,
+            "mamba_dt_rank": 8,
+        },
+    ),
+    "zamba": Family(
+        "ZambaConfig",
+        {
+            "num_hidden_layers": 6,
+            "attn_layer_period": 3,
+            "attn_layer_offset": 1,
+            "mamba_d_state": 8,
+            "n_mamba_heads": 2,
+            "mamba_expand": 2,
+            "mamba_dt_rank": 8,
+            "attention_hidden_size": 64,
+            "attention_head_dim": 16,
+        },
+    ),
+    "lfm2": Family("Lfm2Config", {"num_hidden_layers": 4, "layer_types": _SHORT, "block_ff_dim": 48}),
+    "lfm2-moe": Family(
+        "Lfm2MoeConfig",
+        {"num_hidden_layers": 4, "layer_types": _SHORT, **_EXPERTS, "num_dense_layers": 1},
+    ),
+    "lfm3": Family(
+        "Lfm3Config",
+        {
+            "num_hidden_layers": 4,
+            "head_dim": 8,
+            "layer_types": ["conv", "sliding_attention", "full_attention", "conv"],
+            "sliding_window": WINDOW,
+            **_EXPERTS,
+        },
+    ),
+}
+# One for each kind of recurrence, with attention beside it, and one without any.
+KINDS = ("qwen3-next", "kimi-linear", "bamba", "jamba", "lfm2", "mamba2")
