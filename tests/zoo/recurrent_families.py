@@ -1,5 +1,4 @@
-"""Model families with recurrent layers; see ``families.py``.
-"""
+"""Model families with recurrent layers; see ``families.py``."""
 
 from __future__ import annotations
 
@@ -62,7 +61,14 @@ RECURRENT: dict[str, Family] = {
     ),
     "bailing-hybrid": Family(
         "BailingHybridConfig",
-        {**_LATENT, **_EXPERTS, "linear_head_dim": 8, "linear_num_heads": 4, "num_expert_group": 1, "topk_group": 1},
+        {
+            **_LATENT,
+            **_EXPERTS,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "num_expert_group": 1,
+            "topk_group": 1,
+        },
     ),
     "mamba2": Family(
         "Mamba2Config",
@@ -161,3 +167,79 @@ RECURRENT: dict[str, Family] = {
 }
 # One for each kind of recurrence, with attention beside it, and one without any.
 KINDS = ("qwen3-next", "kimi-linear", "bamba", "jamba", "lfm2", "mamba2")
+
+# Families that keep a state, and are refused: words of the reason.
+_UNKNOWN = "by functions that outpace does not know"
+REFUSED: dict[str, tuple[Family, str]] = {
+    "qwen4_exp": (
+        Family(
+            "Qwen4ExpTextConfig",
+            {
+                **_DELTA,
+                **_EXPERTS,
+                "shared_expert_intermediate_size": 16,
+                "hc_count": 2,
+                "hc_lowrank": 8,
+                "ple_embed_dim": 16,
+                "ngram_vocab_size_base": 64,
+                "make_ngram_vocab_size_divisible_by": 8,
+                "heads_per_ngram": 2,
+                "split_ngram_parts": 2,
+                "indexer_n_heads": 2,
+                "indexer_kv_heads": 1,
+                "indexer_head_dim": 8,
+                "indexer_budget": 16,
+                "indexer_compress_ratio": 4,
+            },
+        ),
+        "more than keys and values by position.*DynamicIndexedLayer",
+    ),
+    "inkling": (
+        Family(
+            "InklingTextConfig",
+            {
+                "num_hidden_layers": 4,
+                "head_dim": 8,
+                "swa_num_attention_heads": 4,
+                "swa_num_key_value_heads": 2,
+                "swa_head_dim": 8,
+                "sliding_window_size": WINDOW,
+                "d_rel": 4,
+                "rel_extent": 32,
+                "moe_intermediate_size": 16,
+                "n_routed_experts": 4,
+                "num_experts_per_tok": 2,
+                "n_shared_experts": 1,
+            },
+            sdpa=False,
+        ),
+        "limits its attention by sliding_window_size",
+    ),
+    "zaya": (Family("ZayaConfig", {"num_hidden_layers": 1, "head_dim": 8}), _UNKNOWN),
+    "recurrent_gemma": (
+        Family("RecurrentGemmaConfig", {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8}),
+        _UNKNOWN,
+    ),
+    "rwkv": (Family("RwkvConfig", {"attention_hidden_size": 32}), _UNKNOWN),
+    "xlstm": (Family("xLSTMConfig", {"num_blocks": 2, "num_heads": 4}), _UNKNOWN),
+    "minimax": (
+        Family(
+            "MiniMaxConfig",
+            {"num_hidden_layers": 4, "head_dim": 8, "num_local_experts": 2, "block_size": 8},
+        ),
+        _UNKNOWN,
+    ),
+    "deepseek_v4": (Family("DeepseekV4Config", {"num_hidden_layers": 1}), _UNKNOWN),
+}
+# Families with a state that read images or sound too: their language models are the families above, or they
+# have no class for text alone.
+MULTIMODAL = {
+    "glm5_next",
+    "minicpm_ocr",
+    "minicpmv4_6",
+    "minicpmv4_7",
+    "nemotron3_5_transcribe",
+    "nemotron_h_omni",
+}
+# Loops of Inkling, which have no class for text generation.
+WITHOUT_HEAD = {"inkling2", "inkling2_loop"}

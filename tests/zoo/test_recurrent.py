@@ -6,17 +6,21 @@ them, so that accepted paths run through rows whose parents are not the rows bef
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from outpace import Engine, Target
+from outpace.core import UnsupportedModel
 from outpace.testing.matrix import Matrix
-from zoo.recurrent_families import KINDS, RECURRENT
+from zoo.recurrent_families import KINDS, MULTIMODAL, RECURRENT, REFUSED, WITHOUT_HEAD
 from zoo.test_families import GREEDY, NEW, PROMPTS, SAMPLED, same, trees
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -73,6 +77,23 @@ def test_greedy_and_sampled(name: str) -> None:
         assert len(drafter.scattered) > 10, "too few accepted paths had gaps"
 
 
+@pytest.mark.parametrize("name", REFUSED)
+def test_families_that_are_refused(name: str) -> None:
+    family, reason = REFUSED[name]
+    with pytest.raises(UnsupportedModel, match=f"{name}.*{reason}"):
+        Target(family.load())
+
+
+def test_every_family_with_a_state_is_known() -> None:
+    """Of the installed transformers: served, or refused by name, or no language model of text."""
+    keeps = re.compile(r"_is_stateful = True|\bdef causal_conv1d_fn\b")
+    modules = Path(transformers.__file__).parent.glob("models/*/modeling_*.py")
+    found = {path.parent.name for path in modules if keeps.search(path.read_text("utf-8"))}
+    served = {type(model_of(name)).__module__.split(".")[-2] for name in RECURRENT}
+    assert found >= {"mamba", "qwen3_next", "rwkv"}
+    assert found - served - {*REFUSED} - MULTIMODAL - WITHOUT_HEAD == set()
+
+
 @pytest.mark.parametrize("name", BY_KIND)
 def test_a_batch_that_others_leave_and_join(name: str) -> None:
     expected = decode(name)
@@ -103,7 +124,9 @@ def test_drafters(name: str, drafter: str) -> None:
 
 @cache
 def _matrix(name: str) -> Matrix:
-    return Matrix(target_of(name), [[*PROMPTS[0][:period], *PROMPTS[0][:period]] * 3 for period in range(2, 8)])
+    return Matrix(
+        target_of(name), [[*PROMPTS[0][:period], *PROMPTS[0][:period]] * 3 for period in range(2, 8)]
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)

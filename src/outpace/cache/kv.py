@@ -56,7 +56,9 @@ class KVCache(Cache):
         spread: float = 4,
     ) -> None:
         self.layers = list(layers)
-        self._first = first_room(slots, length, capacity, self._rows_of)  # places and room of the initial lane
+        self._first = first_room(
+            slots, length, capacity, self._rows_of
+        )  # places and room of the initial lane
         self.capacity = capacity
         self.spread = spread
         self._layout = buffer_layouts(self.layers)

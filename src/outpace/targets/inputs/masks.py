@@ -50,9 +50,7 @@ class MaskMaker:
         UnsupportedModel: no tree mask is known for the implementation of attention.
     """
 
-    def __init__(
-        self, config: Any, dtype: torch.dtype, fused: bool = False, states: bool = False
-    ) -> None:
+    def __init__(self, config: Any, dtype: torch.dtype, fused: bool = False, states: bool = False) -> None:
         self._dtype = dtype
         self._fused = fused
         self._encode = {TREE: compact, INVARIANT: in_order}.get(config._attn_implementation)

@@ -1,21 +1,23 @@
-"""The recurrences of transformers' models: the state and the output of one token, from its parent's state.
+"""The recurrences of transformers' models, and the convolutions before them.
 
-Each function takes the arguments of a family's function of many tokens, without their dimension of rows:
-[N, ...] for N tokens that are computed together, each from a state of its own. All sums are over dimensions
-of a token and all products are of single numbers, so that a token has the same bits whatever is computed
-beside it. States are in float32 or wider, as those of transformers' functions are inside.
+A function of a recurrence computes the output of one token, and the state after it, from its parent's state.
+It takes the arguments of a family's function of many tokens, without their dimension of rows: [N, ...] for N
+tokens that are computed together, each from a state of its own. All sums are over dimensions of a token, in
+one order, so that a token has the same bits whatever is computed beside it. States are in float32 or wider,
+as those of transformers' functions are inside.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import silu, softplus
+from transformers.activations import ACT2FN
 
+_LARGE = 20.0  # from here on softplus is the number itself
 Step = Callable[[Tensor, Mapping[str, Any]], tuple[Tensor, Tensor]]
 
 
@@ -37,6 +39,21 @@ class Scan:
     final: str
     initial: str = ""
     chunked: bool = True
+
+
+def softplus(inputs: Tensor) -> Tensor:
+    """log(1 + exp(x)) of each number.
+
+    torch's own, as its SiLU, rounds the last numbers of a tensor otherwise than those that fill a vector of
+    the processor; its exponential and its logarithm do not.
+    """
+    return torch.where(inputs > _LARGE, inputs, inputs.exp().log1p())
+
+
+def silu(inputs: Tensor) -> Tensor:
+    """x / (1 + exp(-x)) of each number, in float32 or wider; see ``softplus``."""
+    wide = inputs.to(torch.promote_types(inputs.dtype, torch.float32))
+    return (wide / (1 + (-wide).exp())).to(inputs.dtype)
 
 
 def _delta_rule(state: Tensor, given: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -124,3 +141,31 @@ SCANS: Mapping[str, Scan] = {
         _mamba, ("hidden_states", "dt", "B", "C", "z"), 2, "return_last_state", chunked=False
     ),
 }
+
+
+def taps_of(seen: Tensor, size: int, columns: Tensor | None) -> list[Tensor]:
+    """The inputs of each weight of a convolution, [B, channels, R].
+
+    Args:
+        seen: columns before the rows, then the rows, [B, channels, size - 1 + R].
+        columns: those that each row sees, [B, size, R]; None if these are the ones before it and itself.
+    """
+    if columns is None:
+        width = seen.shape[-1] - size + 1
+        return [seen[..., tap : tap + width] for tap in range(size)]
+    shape = *seen.shape[:2], columns.shape[2]
+    return [seen.gather(2, columns[:, tap, None].expand(shape)) for tap in range(size)]
+
+
+def convolved(taps: Sequence[Tensor], weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
+    """A convolution of each channel by itself, in one order of sums whatever the number of rows."""
+    wide = torch.promote_types(weight.dtype, torch.float32)
+    out = taps[0].to(wide) * weight[:, 0, None].to(wide)
+    for tap in range(1, len(taps)):
+        out = out + taps[tap].to(wide) * weight[:, tap, None].to(wide)
+    if bias is not None:
+        out = out + bias[:, None].to(wide)
+    out = out.to(weight.dtype)
+    if activation is not None:
+        out = silu(out) if activation in ("silu", "swish") else ACT2FN[activation](out)
+    return out.to(taps[0].dtype)

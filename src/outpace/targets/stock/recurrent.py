@@ -2,7 +2,7 @@
 
 A draft's rejected rows cannot be taken out of a state. So states are not written into while a draft is
 verified: each row of the tree starts from its parent's state, and the state after the last accepted row
-becomes the sequence's (``inputs/states.py``, ``cache/states.py``). Nothing is undone or replayed.
+becomes the sequence's (``inputs/state_rows.py``, ``cache/states.py``). Nothing is undone or replayed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, rows_of
 from outpace.targets.inputs.refusals import refuse_by_config
-from outpace.targets.inputs.states import StateAdapter, with_states
+from outpace.targets.inputs.state_rows import StateAdapter
+from outpace.targets.inputs.states import with_states
 from outpace.targets.rows import Reading
 from outpace.targets.stock.causal import CausalTarget
 from outpace.targets.stock.layouts import Call
@@ -70,6 +71,8 @@ class RecurrentTarget(CausalTarget):
         return StateCache(modules.shapes, list(modules.states.values()), slots, length, capacity)
 
     def _windows(self, call: Call) -> Sequence[Window]:
+        if any(row.fed for row in call.feeds.values()):
+            raise OutpaceError("recurrent layers take a tree in one forward, not in several")
         widths = {slot: len(row.tokens) for slot, row in call.feeds.items()}
         alone = [slot for slot in call.feeds if self._prompt_rows(call, slot)]
         return call.cache.begin(widths, self._modules.row_step, self._modules.least_rows, alone)
@@ -119,5 +122,5 @@ class RecurrentTarget(CausalTarget):
 
     def _refused(self, why: str) -> UnsupportedModel:
         return UnsupportedModel(
-            f"{family(self.model)} keeps a recurrent state, so {why}; use a drafter without parts of the model"
+            f"{family(self.model)} keeps a recurrent state, so {why}; use a drafter that reads tokens"
         )
