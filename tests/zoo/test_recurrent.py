@@ -133,16 +133,17 @@ def _matrix(name: str) -> Matrix:
 def test_shared_prefixes(name: str) -> None:
     """A state is shared where a chunk of a prompt has ended, and rows up to there."""
     target, start = target_of(name), list(range(1, 90))
-    prompts = [[*start, 3, 5], [*start, 7], [*start[:70], 9, 2]]
+    prompts = [[*start, 3, 5], [*start, 7], [*start[:70], 9, 2], [*start[:40], 9, 2]]
     plain = [generation.tokens for generation in Engine(target).generate(prompts, GREEDY)]
     engine = Engine(target, "lookahead", adaptive=False, prefix_cache=2**26)
     cached = []
-    for place in (0, 1, 2, 0):
+    for place in (0, 1, 2, 3, 0):
         (found,) = engine.generate([prompts[place]], GREEDY)
         same(model_of(name), [plain[place]], [found.tokens], [prompts[place]])
         cached.append(found.stats.cached_tokens)
     step = target.prompt_step
-    assert cached == [0, *(length // step * step for length in (89, 71, 90))]
+    length = 71 // step * step
+    assert cached == [0, length, length, 0, length], "no chunk ended within the last prompt's 40 tokens"
 
 
 def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:

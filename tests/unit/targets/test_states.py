@@ -96,8 +96,13 @@ def test_bits_do_not_depend_on_how_a_prompt_was_cut(name: str) -> None:
     whole, step = after(target, [75]), target.prompt_step
     assert step in (32, 64)
     assert torch.equal(after(target, [step, 75 - step]), whole)
-    # Elsewhere rows are computed one by one up to the next multiple, which rounds otherwise.
-    torch.testing.assert_close(after(target, [10, 30, 35]), whole, atol=2e-4, rtol=1e-4)
+
+
+def test_states_of_a_prompt_cut_elsewhere() -> None:
+    """Rows are computed one by one up to the next multiple, and from there in the chunks of all prompts."""
+    target = target_of("qwen3-next")
+    torch.testing.assert_close(after(target, [10, 65]), after(target, [75]), atol=2e-4, rtol=1e-4)
+    assert torch.equal(after(target, [10, 54, 11]), after(target, [10, 65]))
 
 
 def test_a_prompt_and_rows_after_it_in_one_forward() -> None:

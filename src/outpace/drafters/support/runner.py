@@ -79,7 +79,7 @@ class Runner:
         self.cache = model.new_cache()
         if self.cache.state_bytes:
             raise OutpaceError(
-                f"{model.name} keeps a recurrent state, from which the rows of a draft cannot be taken again; use "
+                f"{model.name} keeps a recurrent state, from which no rows of a draft can be dropped; use "
                 "another draft model"
             )
         self._ids = ids

@@ -229,8 +229,8 @@ def _refuse_state(model: PreTrainedModel, states: bool) -> None:
     attention_only = kinds and kinds <= {"full_attention", "sliding_attention"}
     if getattr(model, "_is_stateful", False) and not attention_only and not states:
         raise UnsupportedModel(
-            f"{name} keeps a recurrent state by functions that outpace does not know, so a rejected draft could "
-            "not be taken out of it"
+            f"{name} keeps a recurrent state by functions that outpace does not know, so a rejected draft "
+            "could not be taken out of it"
         )
     if getattr(config, "recurrent_kv_cache_mode", "") == "last_loop" and config.n_recurrent_loops > 1:
         raise UnsupportedModel(
