@@ -1606,7 +1606,7 @@ RECURRENT = [
         "outpace/targets/inputs/state_rows.py",
         "            if (start + row) % size:\n",
         "            if row % size:\n",
-        (f"{_STATES}::test_states_of_a_prompt_cut_elsewhere",),
+        (f"{_STATES}::test_chunks_begin_at_multiples",),
         untested=True,
     ),
     Mutant(

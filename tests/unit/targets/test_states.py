@@ -90,19 +90,19 @@ def test_states_that_have_no_room_are_computed_again(name: str, monkeypatch: pyt
     assert bool(made) == (name != "lfm2"), "LFM2 has no recurrence"
 
 
-@pytest.mark.parametrize("name", KINDS)
+@cache
+def exact(name: str) -> RecurrentTarget:
+    target = Target(model_of(name), check=False, exact=True)
+    assert isinstance(target, RecurrentTarget)
+    return target
+
+
+@pytest.mark.parametrize("name", ["qwen3.5", "bamba", "mamba2", "lfm2"])
 def test_bits_do_not_depend_on_how_a_prompt_was_cut(name: str) -> None:
-    target = target_of(name)
+    target = exact(name)
     whole, step = after(target, [75]), target.prompt_step
     assert step in (32, 64)
     assert torch.equal(after(target, [step, 75 - step]), whole)
-
-
-def test_states_of_a_prompt_cut_elsewhere() -> None:
-    """Rows are computed one by one up to the next multiple, and from there in the chunks of all prompts."""
-    target = target_of("qwen3-next")
-    torch.testing.assert_close(after(target, [10, 65]), after(target, [75]), atol=2e-4, rtol=1e-4)
-    assert torch.equal(after(target, [10, 54, 11]), after(target, [10, 65]))
 
 
 def test_a_prompt_and_rows_after_it_in_one_forward() -> None:
@@ -121,23 +121,35 @@ def test_a_prompt_and_rows_after_it_in_one_forward() -> None:
         cache.keep({both: range(10)})
 
 
-def test_functions_of_other_packages_compute_prompts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As flash-linear-attention's do; steps are computed by outpace, one token like another in a tree."""
+@pytest.fixture
+def chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Numbers of rows that Qwen3-Next's function of many tokens was given, as another package would replace it."""
     from transformers.models.qwen3_next import modeling_qwen3_next as family
 
-    original, calls = family.torch_chunk_gated_delta_rule, []
+    original, rows = family.torch_chunk_gated_delta_rule, []
 
-    def faster(*args: Any, **options: Any) -> Any:
-        calls.append(args)
-        return original(*args, **options)
+    def faster(query: Tensor, *args: Any, **options: Any) -> Any:
+        rows.append(query.shape[1])
+        return original(query, *args, **options)
 
     faster.__wrapped__ = original  # type: ignore[attr-defined]
     monkeypatch.setattr(family, "torch_chunk_gated_delta_rule", faster)
+    return rows
+
+
+@pytest.mark.parametrize(
+    ("widths", "expected"),
+    [([75], [64, 11]), ([64, 11], [64, 11]), ([10, 65], [10, 11]), ([10, 54, 11], [10, 11])],
+)
+def test_chunks_begin_at_multiples(chunks: list[int], widths: list[int], expected: list[int]) -> None:
+    """After another cut, rows are computed one by one up to the next multiple; so are the rows of steps."""
     target = Target(model_of("qwen3-next"), check=False)
-    expected = after(target_of("qwen3-next"), [75])
-    calls.clear()
-    assert torch.equal(after(target, [75]), expected)
-    assert len(calls) == 3 * 2, "three layers, two chunks"
+    chunks.clear()
+    torch.testing.assert_close(
+        after(target, widths), after(target_of("qwen3-next"), [75]), atol=2e-4, rtol=1e-4
+    )
+    layers = 3
+    assert sorted(chunks) == sorted(layers * expected)
 
 
 def test_the_model_is_unchanged() -> None:
@@ -163,6 +175,16 @@ def test_weights_that_change() -> None:
     found = [generation.tokens for generation in engine.generate(PROMPTS, params)]
     assert found != [generation.tokens for generation in before]
     same(model, [g.tokens for g in Engine(Target(model)).generate(PROMPTS, params)], found)
+
+
+def test_modules_that_are_replaced() -> None:
+    """Those of the model that was given, whose steps run on a copy."""
+    model: Any = RECURRENT["lfm2"].build(torch.float32)
+    engine = Engine(Target(model))
+    engine.generate(PROMPTS, SamplingParams(max_new_tokens=2))
+    model.model.layers[1].feed_forward.w1 = copy.deepcopy(model.model.layers[1].feed_forward.w1)
+    with pytest.raises(OutpaceError, match=r"replaced.*make a new target"):
+        engine.generate(PROMPTS, SamplingParams(max_new_tokens=2))
 
 
 @pytest.mark.parametrize("option", ["static", "stock"])

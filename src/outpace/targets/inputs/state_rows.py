@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
@@ -47,17 +46,19 @@ class StateAdapter(StatesOfLayers, CacheAdapter):
         super().__init__(window, cache_layers)
         self.shared.states = self
         self._rows, self._indices, self._prompt = rows, indices, prompt
-        self._columns_by_size: dict[int, Tensor | None] = {}
+        self._seen_on: dict[tuple[int, torch.device], Tensor | None] = {}
+        self._levels: dict[torch.device, Levels] = {}
         nodes = sum(len(row.tokens) for row in rows) - prompt
         self._kept = nodes * window.state_bytes <= budget or nodes <= len(rows)
 
     def convolve(self, rows: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None) -> Tensor:
         index, size = self._indices[self._conv], weight.shape[-1]
+        place = size, rows.device
         seen = torch.cat([self.window.states(index), rows], -1)
         self.window.made[index] = ConvolvedRows(seen, size - 1)
-        if size not in self._columns_by_size:
-            self._columns_by_size[size] = _columns(self._rows, self._width, size, rows.device)
-        return convolved(taps_of(seen, size, self._columns_by_size[size]), weight, bias, activation)
+        if place not in self._seen_on:
+            self._seen_on[place] = _columns(self._rows, self._width, *place)
+        return convolved(taps_of(seen, size, self._seen_on[place]), weight, bias, activation)
 
     def scan(self, scan: Scan, original: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         index = self._indices[self._next_scan()]
@@ -69,23 +70,24 @@ class StateAdapter(StatesOfLayers, CacheAdapter):
         states = []
         if self._prompt:
             outputs, initial = self._read(scan, original, given, rows, initial)
-        parents = initial
-        for level in self._levels.levels:
+        parents, levels = initial, self._levels_on(initial.device)
+        for level in levels.levels:
             before = parents if level.parents is None else parents[level.parents]
             out, parents = scan.step(
                 before, {**given, **{name: each[level.rows] for name, each in rows.items()}}
             )
             outputs.append((level.rows, out))
             states.append(parents)
-        made: NextStates = ScannedRows(states, self._levels.where, self._prompt, initial)
+        made: NextStates = ScannedRows(states, levels.where, self._prompt, initial)
         if not self._kept:
             made = ReplayedRows(scan, given, rows, self._prompt, initial)
         self.window.made[index] = made
         return _joined(outputs, (len(self._rows), self._width)).movedim(1, scan.dim), initial
 
-    @cached_property
-    def _levels(self) -> Levels:
-        return Levels(self._rows, self._prompt, self.window.states(0).device)
+    def _levels_on(self, device: torch.device) -> Levels:
+        if device not in self._levels:
+            self._levels[device] = Levels(self._rows, self._prompt, device)
+        return self._levels[device]
 
     def _read(
         self,

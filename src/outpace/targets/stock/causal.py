@@ -25,7 +25,7 @@ from outpace.targets.cpu.packing import check_pack, check_quantise
 from outpace.targets.gpu.fixed import FixedShapes, width_of
 from outpace.targets.gpu.graphs import runner_for
 from outpace.targets.gpu.tree_attention import with_trees
-from outpace.targets.inputs.changes import Addresses, Weights
+from outpace.targets.inputs.changes import Addresses, Structure, Weights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
 from outpace.targets.inputs.forward import CacheAdapter, device_of
 from outpace.targets.inputs.line import apart
@@ -79,6 +79,7 @@ class CausalTarget(UncachedForwards):
     _is_part = False  # some layers of another target
     _keeps_states = False  # besides keys and values
     _modules: Modules
+    _given: Structure | None  # of the model that was given, if steps are made from a copy of it
     _may_line_up = True  # forwards of uneven rows may leave out the padding (``inputs/line.py``)
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
@@ -101,17 +102,21 @@ class CausalTarget(UncachedForwards):
         self.chains_only = why_chains_only(model, states=self._keeps_states)
         if self.chains_only and (self.options.static or self.options.fuse is True):
             raise _only_chains(model, self.chains_only)
-        config = model.config.get_text_config(decoder=True)
-        if not self.chains_only and takes_no_tree(config):
-            model = with_trees(model)
-            config = model.config.get_text_config(decoder=True)
-        self.model = model
+        self.model = self._prepared(model)
+        self._given = None if self.model is model else Structure(model)
+        model, config = self.model, self.model.config.get_text_config(decoder=True)
         self.context = context_of(config)
         self.eos_token_ids = end_tokens(model)
         self.device = device_of(model.get_input_embeddings())
         self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
         self._choose()
+
+    def _prepared(self, model: Any) -> Any:
+        """The model that steps are made from: the one given, or a copy that takes trees."""
+        if self.chains_only or not takes_no_tree(model.config.get_text_config(decoder=True)):
+            return model
+        return with_trees(model)
 
     def _choose(self) -> None:
         """Choose the modules that steps run on, and test them."""
@@ -191,7 +196,8 @@ class CausalTarget(UncachedForwards):
             self._fixed, self._addresses = self._fixed.anew(), Addresses(self.model.modules())
 
     def replaced(self) -> str | None:
-        return self._modules.structure.changed(modules=not self._runs_model)
+        reason = None if self._given is None else self._given.changed()
+        return reason or self._modules.structure.changed(modules=not self._runs_model)
 
     @property
     def _runs_model(self) -> bool:
@@ -200,6 +206,8 @@ class CausalTarget(UncachedForwards):
 
     def keep_modules(self) -> None:
         """Accept changes of the model's modules that change none of its outputs."""
+        if self._given is not None:
+            self._given.accept()
         self._modules.structure.accept()
 
     def revision(self) -> int:

@@ -56,7 +56,10 @@ class RecurrentTarget(CausalTarget):
         refuse_by_config(model, states=True)
         free = free_bytes(device_of(model.get_input_embeddings()))
         self._budget = _BUDGET if free is None else free // _SHARE
-        super().__init__(with_states(model), **options)
+        super().__init__(model, **options)
+
+    def _prepared(self, model: Any) -> Any:
+        return super()._prepared(with_states(model))
 
     @property
     def prompts_differ(self) -> bool:  # type: ignore[override]
