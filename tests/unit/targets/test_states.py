@@ -123,7 +123,7 @@ def test_a_prompt_and_rows_after_it_in_one_forward() -> None:
 
 @pytest.fixture
 def chunks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Numbers of rows that Qwen3-Next's function of many tokens was given, as another package would replace it."""
+    """Filled with the numbers of rows of Qwen3-Next's function of many tokens, which another one replaces."""
     from transformers.models.qwen3_next import modeling_qwen3_next as family
 
     original, rows = family.torch_chunk_gated_delta_rule, []
@@ -149,7 +149,7 @@ def test_chunks_begin_at_multiples(chunks: list[int], widths: list[int], expecte
         after(target, widths), after(target_of("qwen3-next"), [75]), atol=2e-4, rtol=1e-4
     )
     layers = 3
-    assert sorted(chunks) == sorted(layers * expected)
+    assert sorted(rows for rows in chunks if rows > 1) == sorted(layers * expected), "1: of the probe"
 
 
 def test_the_model_is_unchanged() -> None:
