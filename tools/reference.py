@@ -102,11 +102,13 @@ def families() -> str:
     from zoo.chain_families import CHAINS
     from zoo.families import FAMILIES
     from zoo.image_families import IMAGE_FAMILIES
+    from zoo.recurrent_families import RECURRENT
     from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES
 
     kinds: dict[str, Iterable[str]] = {
         "decoder-only, trees": FAMILIES,
         "decoder-only, [chains](#chains-instead-of-trees)": CHAINS,
+        "[recurrent and hybrid](#recurrent-and-hybrid-models), trees": RECURRENT,
         "with images, trees": IMAGE_FAMILIES,
         "encoder-decoder, trees": [*SEQ2SEQ_FAMILIES, *COUNTING_FAMILIES],
         "encoder-decoder, chains": CHAIN_FAMILIES,

@@ -674,8 +674,8 @@ ENGINE = [
     Mutant(
         "the prefix cache returns the block used last",
         "outpace/engine/prefix.py",
-        "            before, block = found\n",
-        "            before, block = found[0], next(reversed(self._blocks.values()))[1]\n",
+        "            cache.write_rows(slot, block.rows)\n",
+        "            cache.write_rows(slot, next(reversed(self._blocks.values())).rows)\n",
         ("tests/unit/engine/test_prefix.py", "tests/unit/engine/test_together.py"),
     ),
     Mutant(
@@ -1593,6 +1593,95 @@ OTHERS = [
     ),
 ]
 
+_STATES = "tests/unit/targets/test_states.py"
+_SLOTS = "tests/unit/cache/test_states.py"
+_PREFIXES = "tests/zoo/test_recurrent.py::test_shared_prefixes"
+
+RECURRENT = [
+    Mutant(
+        "a node starts from the state of a sibling of its parent",
+        "outpace/targets/inputs/state_rows.py",
+        "parents[level.parents]\n",
+        "parents[(level.parents + 1) % len(parents)]\n",
+        (f"{_STATES}::test_a_tree_has_the_logits_of_its_paths -k qwen3-next",),
+        untested=True,
+    ),
+    Mutant(
+        "a convolution sees the previous row, not the parent",
+        "outpace/targets/inputs/state_rows.py",
+        "paths[parent] if parent >= 0 else",
+        "paths[node - 1] if node else",
+        (f"{_STATES}::test_a_tree_has_the_logits_of_its_paths -k lfm2",),
+        untested=True,
+    ),
+    Mutant(
+        "a state is committed one node too far",
+        "outpace/targets/inputs/state_rows.py",
+        "            level, index = self.where[sequence][node]\n",
+        "            level, index = self.where[sequence][min(node + 1, len(self.where[sequence]) - 1)]\n",
+        (f"{_STATES}::test_a_tree_has_the_logits_of_its_paths -k jamba",),
+        untested=True,
+    ),
+    Mutant(
+        "the columns of a convolution are committed without those before the forward",
+        "outpace/targets/inputs/state_rows.py",
+        "            return self.seen[sequence, :, count : count + self.before]\n",
+        "            return self.seen[sequence, :, -self.before :]\n",
+        ("tests/zoo/test_recurrent.py::test_drafters -k lfm2",),
+        untested=True,
+    ),
+    Mutant(
+        "chunks of a prompt begin where it was cut",
+        "outpace/targets/inputs/state_rows.py",
+        "            if (start + row) % size:\n",
+        "            if row % size:\n",
+        (f"{_STATES}::test_chunks_begin_at_multiples",),
+        untested=True,
+    ),
+    Mutant(
+        "a shared state is one block too young",
+        "outpace/engine/prefix.py",
+        "            last = self._blocks[keys[-1]]\n",
+        "            last = self._blocks[keys[-2:][0]]\n",
+        (f"{_PREFIXES} -k qwen3-next",),
+    ),
+    Mutant(
+        "a prefix is taken up to a block without a state",
+        "outpace/engine/prefix.py",
+        "            found.pop()\n",
+        "            break\n",
+        (f"{_PREFIXES} -k qwen3-next",),
+    ),
+    Mutant(
+        "chunks of a prompt end anywhere",
+        "outpace/engine/chunks.py",
+        "    return min(border, end) - start\n",
+        "    return rows\n",
+        (f"{_PREFIXES} -k qwen3-next",),
+    ),
+    Mutant(
+        "a slot begins with the states of the one before it",
+        "outpace/cache/states.py",
+        "            state[last] = 0\n",
+        "            pass\n",
+        (_SLOTS,),
+    ),
+    Mutant(
+        "states stay behind when their slot moves to another lane",
+        "outpace/cache/states.py",
+        "            new[len(self.seats)] = before[place]\n",
+        "            pass\n",
+        (_SLOTS,),
+    ),
+    Mutant(
+        "states are not counted as memory",
+        "outpace/cache/states.py",
+        "        return places * (rows + math.ceil(self.state_bytes / self.row_bytes))\n",
+        "        return places * max(rows, 1)\n",
+        (_SLOTS,),
+    ),
+]
+
 
 MUTANTS = [
     *CACHE,
@@ -1607,4 +1696,5 @@ MUTANTS = [
     *HF,
     *SERVE,
     *OTHERS,
+    *RECURRENT,
 ]

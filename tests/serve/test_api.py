@@ -242,7 +242,7 @@ def test_prompts_that_begin_alike_are_counted_as_cached() -> None:
 def _with_prefix_cache(engine: Engine) -> None:
     from outpace.engine.prefix import PrefixCache
 
-    engine._batch.memory.prefixes = PrefixCache(2**24, engine._batch.cache.row_bytes)
+    engine._batch.memory.prefixes = PrefixCache(2**24)
 
 
 def test_every_response_says_that_the_model_is_not_exact(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from outpace.cache.base import Cache, CacheFull, Place, Slot
 from outpace.cache.kv import KVCache
 from outpace.cache.lanes import LayerShape, RowShape, Window
+from outpace.cache.states import NextStates, StateCache, StateShape, StateWindow
 from outpace.cache.static import FixedRows, FixedWindow, StaticCache
 
 __all__ = [
@@ -12,9 +13,13 @@ __all__ = [
     "FixedWindow",
     "KVCache",
     "LayerShape",
+    "NextStates",
     "Place",
     "RowShape",
     "Slot",
+    "StateCache",
+    "StateShape",
+    "StateWindow",
     "StaticCache",
     "Window",
 ]

@@ -7,8 +7,9 @@ The location and format of the rows are private to a target and its cache.
 from __future__ import annotations
 
 import itertools
+import operator
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -43,6 +44,8 @@ class Cache(ABC):
     Attributes:
         static: fixed shapes; the cache does not grow.
         copies_rows: True if ``read_rows`` and ``write_rows`` are supported.
+        state_bytes: bytes of what a slot has beside its rows, for ``read_state`` and ``write_state``; 0 if
+            nothing. Where there is a state, committed rows cannot be dropped (``truncate``).
         max_slots: maximum number of slots in use; None for no limit.
         max_length: maximum number of rows per slot; None for no limit.
         capacity: maximum total number of reserved rows; None for no limit.
@@ -50,6 +53,7 @@ class Cache(ABC):
 
     static: bool = False
     copies_rows: bool = False
+    state_bytes: int = 0
     max_slots: int | None = None
     max_length: int | None = None
     capacity: int | None = None
@@ -158,15 +162,40 @@ class Cache(ABC):
         """
         raise OutpaceError(f"a {type(self).__name__} does not copy rows (copies_rows is False)")
 
+    def copied_bytes(self, rows: int) -> int:
+        """Bytes of a copy of this number of rows (``read_rows``)."""
+        return rows * self.row_bytes
 
-def first_room(slots: int, length: int, capacity: int | None) -> tuple[int, int]:
+    def read_state(self, slot: Slot) -> Any:
+        """Copy a slot's state after its committed rows, for ``write_state``.
+
+        Raises:
+            OutpaceError: slots have no state (``state_bytes`` is 0).
+        """
+        raise OutpaceError(f"the slots of a {type(self).__name__} have no state")
+
+    def write_state(self, slot: Slot, state: Any) -> None:
+        """Replace a slot's state by one that ``read_state`` copied after the same rows.
+
+        Raises:
+            OutpaceError: slots have no state (``state_bytes`` is 0).
+        """
+        raise OutpaceError(f"the slots of a {type(self).__name__} have no state")
+
+
+def first_room(
+    slots: int, length: int, capacity: int | None, rows_of: Callable[[int, int], int] = operator.mul
+) -> tuple[int, int]:
     """Slots and rows per slot that a cache begins with, each at least 1.
+
+    Args:
+        rows_of: number of rows that these reserve.
 
     Raises:
         OutpaceError: they exceed the capacity.
     """
     first = max(slots, 1), max(length, 1)
-    if capacity is not None and first[0] * first[1] > capacity:
+    if capacity is not None and rows_of(*first) > capacity:
         raise OutpaceError(
             f"{slots} slots of {length} rows are more than the capacity of {capacity} rows; make "
             "the cache with fewer slots, less length or more capacity"

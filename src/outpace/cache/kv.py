@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor
 
@@ -55,20 +56,29 @@ class KVCache(Cache):
         spread: float = 4,
     ) -> None:
         self.layers = list(layers)
-        self._first = first_room(slots, length, capacity)  # places and room of the initial lane
+        self._first = first_room(
+            slots, length, capacity, self._rows_of
+        )  # places and room of the initial lane
         self.capacity = capacity
         self.spread = spread
         self._layout = buffer_layouts(self.layers)
-        self._lanes = [Lane(self._layout, *self._first)]
+        self._lanes = [self._new_lane(*self._first)]
         self._seats: dict[Slot, Seat] = {}
         self._windows: Sequence[Window] | None = None  # the open forward's
         self._open: dict[Slot, int] = {}  # number of rows that each slot fed to it
 
     # -- memory ------------------------------------------------------------------------------------------
 
+    def _new_lane(self, places: int, room: int) -> Lane:
+        return Lane(self._layout, places, room)
+
+    def _rows_of(self, places: int, room: int) -> int:
+        """Number of rows that a lane reserves."""
+        return places * room
+
     @property
     def reserved(self) -> int:
-        return sum(lane.rows for lane in self._lanes)
+        return sum(self._rows_of(lane.places, lane.room) for lane in self._lanes)
 
     @property
     def row_bytes(self) -> int:
@@ -80,8 +90,14 @@ class KVCache(Cache):
         return sum(buffer.nbytes for lane in self._lanes for buffer in lane.buffers)
 
     def cost(self, rows: int) -> int:
+        return self._rows_of(1, self._room_for(rows))
+
+    def _room_for(self, rows: int) -> int:
+        """The room of a lane for a slot of this number of rows."""
         room = max(_LEAST_ROOM, power_of_two(rows))
-        return room if self.capacity is None else max(min(room, self.capacity), rows)
+        if self.capacity is not None and self._rows_of(1, room) > self.capacity:
+            room = self.capacity - self._rows_of(1, 0)
+        return max(room, rows)
 
     def _lane_for(self, need: int, own: Seat | None = None) -> Lane | None:
         """A lane with ``need`` rows per slot and a place for one more slot; None if there is none.
@@ -89,23 +105,24 @@ class KVCache(Cache):
         Args:
             own: the seat that needs the room; in its own lane it needs no further place.
         """
-        room = self.cost(need)
+        room = self._room_for(need)
         options: list[tuple[int, int, Lane]] = []
         for lane in self._lanes:
-            others = [seat.need for seat in lane.seats if seat is not own]
+            beside = [seat.need for seat in lane.seats if seat is not own]
             wide = lane.room if need <= lane.room else room
-            if wide > self.spread * self.cost(min([need, *others])):
-                if others:
+            if wide > self.spread * self._room_for(min([need, *beside])):
+                if beside:
                     continue
                 wide = room
-            options.append((wide, len(others) + 1, lane))
+            options.append((wide, len(beside) + 1, lane))
         # The narrowest lane first; on a tie, one that need not be widened.
         options.sort(key=lambda option: (option[0], option[0] != option[2].room))
         # Then a new lane of the class, or, if little capacity is left, of just the rows needed.
-        options += [(wide, 1, Lane(self._layout, 0, 0)) for wide in (room, need)]
+        options += [(wide, 1, self._new_lane(0, 0)) for wide in (room, need)]
         for wide, count, lane in options:
             for places in (lane.places if count <= lane.places else max(count, 2 * lane.places), count):
-                if self.capacity is None or self.reserved - lane.rows + places * wide <= self.capacity:
+                others = self.reserved - self._rows_of(lane.places, lane.room)
+                if self.capacity is None or others + self._rows_of(places, wide) <= self.capacity:
                     lane.resize(places, wide)
                     if lane not in self._lanes:
                         self._lanes.append(lane)
@@ -137,7 +154,7 @@ class KVCache(Cache):
             first = self._lanes[0]
             if len(self._lanes) > 1 or (first.places, first.room) != self._first:
                 self._lanes = []  # free the memory before the new lane is allocated
-                self._lanes = [Lane(self._layout, *self._first)]
+                self._lanes = [self._new_lane(*self._first)]
         elif not lane.seats:
             self._shrink(lane, 0)
         elif lane.places > self._first[0] and len(lane.seats) * 4 <= lane.places:
@@ -234,9 +251,12 @@ class KVCache(Cache):
             others = {place: width for place, width in fed.items() if place not in own}
             for places in [*([others] if others else []), *({place: fed[place]} for place in own)]:
                 covered = range(min(places), max(places) + 1)
-                windows.append(Window(lane, places, covered, -(-least // len(covered)), multiple))
+                windows.append(self._window(lane, places, covered, -(-least // len(covered)), multiple))
         self._windows = windows
         return windows
+
+    def _window(self, *args: Any) -> Window:
+        return Window(*args)
 
     def _fed(self, widths: Mapping[Slot, int]) -> dict[Lane, dict[int, int]]:
         """Make room for a forward's rows; lane -> place -> number of rows that it feeds."""
@@ -251,12 +271,7 @@ class KVCache(Cache):
         return lanes
 
     def keep(self, paths: Mapping[Slot, Sequence[int]]) -> None:
-        if self._windows is None:
-            raise RuntimeError("keep without a forward: call begin first")
-        for slot, path in paths.items():
-            if len(path) and not max(path) < self._open.get(slot, 0):
-                raise ValueError(f"{slot} fed {self._open.get(slot, 0)} rows, so it cannot keep {list(path)}")
-        for window in self._windows:
+        for window in self._closing(paths):
             places, sources, targets = [], [], []
             for seat, width in zip(window.seats, window.widths, strict=True):
                 if seat is None or not width:
@@ -271,6 +286,15 @@ class KVCache(Cache):
             if places:
                 window.lane.move(places, sources, targets)
         self._windows = None
+
+    def _closing(self, paths: Mapping[Slot, Sequence[int]]) -> Sequence[Window]:
+        """The windows of the open forward, whose paths are checked."""
+        if self._windows is None:
+            raise RuntimeError("keep without a forward: call begin first")
+        for slot, path in paths.items():
+            if len(path) and not max(path) < self._open.get(slot, 0):
+                raise ValueError(f"{slot} fed {self._open.get(slot, 0)} rows, so it cannot keep {list(path)}")
+        return self._windows
 
     # -- rows --------------------------------------------------------------------------------------------
 

@@ -88,10 +88,6 @@ class Lane:
         self._layouts = layouts
         self.buffers = [_zeros(layout, places, room) for layout in layouts]
 
-    @property
-    def rows(self) -> int:
-        return self.places * self.room
-
     def resize(self, places: int, room: int) -> None:
         """Change the places, the room, or both, one buffer at a time to limit peak memory; all or none."""
         before = self.places, self.room

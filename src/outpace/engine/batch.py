@@ -90,7 +90,7 @@ class Batch:
                 except Exception as error:
                     fail([active], error)
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
-        share = self.scheduler.share(self.cache)
+        share = self.scheduler.share(self.cache, self.memory.prefixes is not None)
         self._prefill({a: rows for a, rows in share.alone.items() if rows})
         self._start(share)
         seconds = self._clock() - began
@@ -146,7 +146,7 @@ class Batch:
         for active, rows in fed.items():
             if self._layers and not active.ready:
                 active.hidden.append(output.hidden_of(active.slot, 0, rows))
-            if not self._rows_left(active):
+            if self.cache.state_bytes or not self._rows_left(active):
                 try:
                     self.memory.keep(active.slot, active.sequence)
                 except Exception as error:

@@ -52,18 +52,21 @@ class Share:
         return Share(self.alone, {a: rows for a, rows in self.riding.items() if a in batch})
 
 
-def share_of(batch: Collection[Active], cache: Cache, pace: Pace, mixes: bool, prompts_differ: bool) -> Share:
+def share_of(
+    batch: Collection[Active], cache: Cache, pace: Pace, mixes: bool, prompts_differ: bool, step: int = 1
+) -> Share:
     """Choose the rows of prompts to feed in a step.
 
     While other sequences are decoding, prompts share a chunk that ``pace`` allows; otherwise each feeds a
     full one. It rides in the step's forward if the target mixes rows, otherwise it has its own. If none is
     decoding, the last rows of all prompts ride with their roots, which saves a forward: those of every prompt
     if the target mixes rows, otherwise the same number of each. Where rows of prompts differ from those of
-    steps, none ride.
+    steps, or end at multiples of a number, none ride.
 
     Args:
         mixes: whether the target mixes rows of prompts with those of steps in this batch.
         prompts_differ: whether rows of prompts differ from those of steps.
+        step: chunks end at multiples of this, or with their prompt.
     """
     reading = sorted((a for a in batch if not a.ready), key=lambda a: a.rank, reverse=True)
     if not reading:
@@ -72,8 +75,12 @@ def share_of(batch: Collection[Active], cache: Cache, pace: Pace, mixes: bool, p
     decoding = len(batch) - len(reading)
     if decoding:
         chunk = _split(left, pace.rows(decoding, len(reading) if mixes else 0))
+        if step > 1:
+            return Share(alone={a: _up_to(a, cache, rows, step) for a, rows in chunk.items()})
         return Share(riding=chunk) if mixes else Share(alone=chunk)
     chunk = {a: min(rows, pace.most) for a, rows in left.items()}
+    if step > 1:
+        return Share(alone={a: _up_to(a, cache, rows, step) for a, rows in chunk.items()})
     if prompts_differ:
         return Share(alone=chunk)
     if mixes and any(chunk[a] == rows for a, rows in left.items()):
@@ -83,6 +90,21 @@ def share_of(batch: Collection[Active], cache: Cache, pace: Pace, mixes: bool, p
         alone = {a: rows - last for a, rows in left.items()}
         return Share(alone, dict.fromkeys(left, last) if last else {})
     return Share(alone=chunk)
+
+
+def _up_to(active: Active, cache: Cache, rows: int, step: int) -> int:
+    """The size of a chunk of about this number of rows that ends at a multiple, or with its prompt.
+
+    The prompt's last multiple ends a chunk too, so that the state there can be shared.
+    """
+    start, end = cache.length(active.slot), active.sequence.prompt_length - 1
+    if start >= end or not rows:  # emitted tokens, which are fed again
+        return rows
+    last = end // step * step
+    border = min((start + rows) // step * step, last)
+    if border <= start:
+        border = start // step * step + step
+    return min(border, end) - start
 
 
 def _split(left: Mapping[Active, int], rows: int) -> dict[Active, int]:

@@ -45,7 +45,7 @@ class Memory:
         self._began: WeakKeyDictionary[Slot, int] = WeakKeyDictionary()  # and rows from a slot's first on
         self.prefixes: PrefixCache | None = None
         if prefix_cache is not None:
-            self.prefixes = PrefixCache(whole_number("prefix_cache", prefix_cache, 1), self.cache.row_bytes)
+            self.prefixes = PrefixCache(whole_number("prefix_cache", prefix_cache, 1))
             if not self.cache.copies_rows:
                 raise OutpaceError(f"the cache of {target.name} does not copy rows; leave prefix_cache out")
 
@@ -58,8 +58,9 @@ class Memory:
         self.cache = self._target.new_cache(slots, length)
         capacity = None if self.cache.static else capacity_of(self._limit, self.cache, self._target.device)
         if capacity is not None:
+            needed = self.cache.reserved
             del self.cache
-            self.cache = self._target.new_cache(slots, length, max(capacity, slots * length))
+            self.cache = self._target.new_cache(slots, length, max(capacity, needed))
         self.room = (slots, length)
 
     @property

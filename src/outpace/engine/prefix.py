@@ -4,11 +4,29 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from typing import Any
 
 from outpace.cache import Cache, Slot
 
 BLOCK = 32  # rows
+
+
+@dataclass
+class _Block:
+    """Rows of a text.
+
+    Attributes:
+        number: identifies it in the keys of the blocks that follow.
+        rows: as ``Cache.read_rows`` returned them.
+        bytes: of what is held here.
+        state: the slot's state after them, if it has one and its rows have ended here.
+    """
+
+    number: int
+    rows: Any
+    bytes: int
+    state: Any = None
 
 
 class PrefixCache:
@@ -17,15 +35,18 @@ class PrefixCache:
     A key contains the tokens themselves, so hashes cannot collide. The least recently used blocks are evicted
     first, and the last block of a text before its earlier ones, since a block is useless without those.
 
+    Where slots have a state beside their rows, a text can only be taken up to a block with a state: that is
+    where a chunk of a prompt has ended. A state may need far more memory than its block's rows.
+
     Args:
         limit: maximum size of all blocks in bytes.
-        row_bytes: bytes per row.
     """
 
-    def __init__(self, limit: int, row_bytes: int) -> None:
-        self._most = limit // max(BLOCK * row_bytes, 1)
-        # (preceding block, or the salt if none; tokens) -> (number, rows); the least recently used first.
-        self._blocks: OrderedDict[tuple[Any, tuple[int, ...]], tuple[int, Any]] = OrderedDict()
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._bytes = 0
+        # (preceding block, or the salt if none; tokens) -> block; the least recently used first.
+        self._blocks: OrderedDict[tuple[Any, tuple[int, ...]], _Block] = OrderedDict()
         self._made = 0
 
     def __len__(self) -> int:
@@ -34,6 +55,7 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop all blocks."""
         self._blocks.clear()
+        self._bytes = 0
 
     def fill(self, cache: Cache, slot: Slot, tokens: Seq[int], salt: str | None = None) -> int:
         """Write the longest cached prefix of a text into an empty slot.
@@ -41,35 +63,58 @@ class PrefixCache:
         Returns:
             The number of rows written, less than the number of tokens.
         """
-        keys = []
-        before: Any = (salt,)
-        for key in _keys(tokens[:-1]):
-            found = self._blocks.get((before, key))
-            if found is None:
-                break
-            keys.append((before, key))
-            before, block = found
-            cache.write_rows(slot, block)
-        self._touch(keys)
-        return BLOCK * len(keys)
+        found = self._found(tokens[:-1], salt)
+        while cache.state_bytes and found and found[-1][1].state is None:
+            found.pop()
+        for _, block in found:
+            cache.write_rows(slot, block.rows)
+        if cache.state_bytes and found:
+            cache.write_state(slot, found[-1][1].state)
+        self._touch([key for key, _ in found])
+        return BLOCK * len(found)
 
     def keep(self, cache: Cache, slot: Slot, tokens: Seq[int], salt: str | None = None) -> None:
         """Cache a slot's committed rows, which were computed from these tokens."""
-        keys = []
-        before: Any = (salt,)
-        for place, key in enumerate(_keys(tokens[: cache.length(slot)])):
-            found = self._blocks.get((before, key))
-            if found is None:
-                if place >= self._most:
-                    break
-                self._made += 1
-                found = self._made, cache.read_rows(slot, BLOCK * place, BLOCK * (place + 1))
-                self._blocks[before, key] = found
+        length = min(cache.length(slot), len(tokens))
+        if cache.state_bytes and (length % BLOCK or length != cache.length(slot)):
+            return
+        found = self._found(tokens[:length], salt)
+        size = cache.copied_bytes(BLOCK)
+        keys = [key for key, _ in found]
+        before: Any = found[-1][1].number if found else (salt,)
+        for key in _keys(tokens[:length])[len(found) :]:
+            if (len(keys) + 1) * size > self._limit:
+                break
+            self._made += 1
+            rows = cache.read_rows(slot, BLOCK * len(keys), BLOCK * (len(keys) + 1))
+            self._add((before, key), _Block(self._made, rows, size))
             keys.append((before, key))
-            before = found[0]
+            before = self._made
+        if cache.state_bytes and keys and BLOCK * len(keys) == length:
+            last = self._blocks[keys[-1]]
+            if last.state is None:
+                last.state = cache.read_state(slot)
+                last.bytes += cache.state_bytes
+                self._bytes += cache.state_bytes
         self._touch(keys)
-        while len(self._blocks) > self._most:
-            self._blocks.popitem(last=False)
+        while self._bytes > self._limit:
+            self._bytes -= self._blocks.popitem(last=False)[1].bytes
+
+    def _found(self, tokens: Seq[int], salt: str | None) -> list[tuple[tuple[Any, tuple[int, ...]], _Block]]:
+        """The cached blocks that a text begins with, by their keys."""
+        found = []
+        before: Any = (salt,)
+        for tokens_of_block in _keys(tokens):
+            key = before, tokens_of_block
+            if (block := self._blocks.get(key)) is None:
+                break
+            found.append((key, block))
+            before = block.number
+        return found
+
+    def _add(self, key: tuple[Any, tuple[int, ...]], block: _Block) -> None:
+        self._blocks[key] = block
+        self._bytes += block.bytes
 
     def _touch(self, keys: Seq[tuple[Any, tuple[int, ...]]]) -> None:
         """Mark blocks as used, a text's first block as the most recent, so that it is evicted last."""

@@ -275,7 +275,7 @@ def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel
             )
         # The last token is never fed, so it needs no row.
         limit = min(limit, cache.max_length + 1 - prompt_length)
-    elif cache.capacity is not None and prompt_length + limit - 1 > cache.capacity:
+    elif cache.capacity is not None and cache.cost(prompt_length + limit - 1) > cache.capacity:
         raise OutpaceError(
             f"a prompt of {prompt_length} tokens and an answer of up to {limit} do not fit into the "
             f"{cache.capacity} rows of the cache; lower max_new_tokens, or make the engine with more memory"

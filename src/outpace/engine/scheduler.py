@@ -139,10 +139,15 @@ class Scheduler:
         sequence.place = Place(cache, slot)
         return slot
 
-    def share(self, cache: Cache) -> Share:
-        """Choose the rows of prompts to feed now."""
+    def share(self, cache: Cache, shared: bool) -> Share:
+        """Choose the rows of prompts to feed now.
+
+        Args:
+            shared: rows of prompts, and states after some of them, are shared.
+        """
+        step = self._target.prompt_step if self._target.prompts_differ or shared else 1
         mixes = len(self.active) > 1 and self._target.mixes
-        return share_of(self.active, cache, self.pace, mixes, self._target.prompts_differ)
+        return share_of(self.active, cache, self.pace, mixes, self._target.prompts_differ, step)
 
     def make_room(self, cache: Cache, release: Callable[[Active], None]) -> None:
         """Reserve a row for each root, and preempt the lowest-ranked sequences if there are too few rows.

@@ -16,15 +16,18 @@ from outpace.hub import local
 from outpace.names import is_gguf
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import is_multimodal
+from outpace.targets.inputs.refusals import keeps_states
 from outpace.targets.rows import Output, Rows
 from outpace.targets.stock.causal import CausalTarget
 from outpace.targets.stock.multimodal import MultimodalTarget
+from outpace.targets.stock.recurrent import RecurrentTarget
 from outpace.targets.stock.seq2seq import Seq2SeqTarget
 
 __all__ = [
     "CausalTarget",
     "MultimodalTarget",
     "Output",
+    "RecurrentTarget",
     "Rows",
     "Seq2SeqTarget",
     "Target",
@@ -66,4 +69,6 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
         return Seq2SeqTarget(model, asked.check)
     if is_multimodal(config):
         return MultimodalTarget(model, **options)
+    if keeps_states(model):
+        return RecurrentTarget(model, **options)
     return CausalTarget(model, **options)

@@ -85,7 +85,7 @@ class WrappedCache(Cache):
 
     def __init__(self, inner: Cache) -> None:
         self.inner = inner
-        self.copies_rows = inner.copies_rows
+        self.copies_rows, self.state_bytes = inner.copies_rows, inner.state_bytes
         self.max_slots, self.max_length, self.capacity = inner.max_slots, inner.max_length, inner.capacity
 
     def __len__(self) -> int:
@@ -132,3 +132,12 @@ class WrappedCache(Cache):
 
     def write_rows(self, slot: Slot, block: Any) -> None:
         self.inner.write_rows(slot, block)
+
+    def copied_bytes(self, rows: int) -> int:
+        return self.inner.copied_bytes(rows)
+
+    def read_state(self, slot: Slot) -> Any:
+        return self.inner.read_state(slot)
+
+    def write_state(self, slot: Slot, state: Any) -> None:
+        self.inner.write_state(slot, state)

@@ -47,6 +47,7 @@ class TargetModel(ABC):
         prompts_differ: a row has other bits as a row of a prompt than in a step. So that no token depends on
             chunks, preemption or shared prefixes, ``Rows.prompt`` is obeyed, rows of prompts are fed in
             forwards without drafts, and only they are shared.
+        prompt_step: rows of prompts are fed up to multiples of this, or to a prompt's end.
         seconds: number of rows of one sequence -> seconds of their forward, measured by the self-test; empty
             if it did not measure them. A governor begins with them.
 
@@ -73,6 +74,7 @@ class TargetModel(ABC):
     tells: bool = False
     mixes: bool = False
     prompts_differ: bool = False
+    prompt_step: int = 1
     seconds: Mapping[int, float] = MappingProxyType({})
 
     @property

@@ -103,7 +103,7 @@ def test_a_drafter_that_reads_hidden_states_reads_the_whole_prompt() -> None:
 def test_the_least_recently_used_go_first_and_of_a_text_the_last() -> None:
     target = ToyTarget(context=None)
     cache = target.new_cache()
-    store = PrefixCache(4 * BLOCK * cache.row_bytes, cache.row_bytes)
+    store = PrefixCache(4 * BLOCK * cache.row_bytes)
     texts = [[first, *SYSTEM[:95]] for first in (1, 2, 3)]
 
     def keep(text: list[int]) -> None:

@@ -28,44 +28,9 @@ SMALL: dict[str, Any] = {
 }
 GROUPED = {**SMALL, "num_key_value_heads": 2}
 HEADS = {"encoder_attention_heads": 4, "decoder_attention_heads": 4}
-OLD = {"vocab_size": 64, "hidden_size": 32, "bos_token_id": 1, "eos_token_id": 1}
-STATE = "recurrent"
 
 # Class of the model, its config class, options, and what the error must say.
 REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
-    ("MambaForCausalLM", "MambaConfig", {**OLD, "num_hidden_layers": 2, "state_size": 4}, STATE),
-    (
-        "Mamba2ForCausalLM",
-        "Mamba2Config",
-        {**OLD, "num_hidden_layers": 2, "state_size": 4, "num_heads": 8, "head_dim": 8, "n_groups": 1},
-        STATE,
-    ),
-    (
-        "RecurrentGemmaForCausalLM",
-        "RecurrentGemmaConfig",
-        {**SMALL, "num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8},
-        STATE,
-    ),
-    (
-        "JambaForCausalLM",
-        "JambaConfig",
-        {**GROUPED, "num_experts": 2, "mamba_d_state": 4, "attn_layer_period": 2, "attn_layer_offset": 1},
-        STATE,
-    ),
-    (
-        "Zamba2ForCausalLM",
-        "Zamba2Config",
-        {
-            **SMALL,
-            "mamba_d_state": 4,
-            "n_mamba_heads": 4,
-            "mamba_headdim": 16,
-            "num_mem_blocks": 1,
-            "layer_types": ["mamba", "hybrid"],
-        },
-        STATE,
-    ),
-    ("Lfm2ForCausalLM", "Lfm2Config", {**GROUPED, "layer_types": ["conv", "full_attention"]}, STATE),
     ("DogeForCausalLM", "DogeConfig", GROUPED, "limits its attention by keep_window_size"),
     (
         "TrOCRForCausalLM",

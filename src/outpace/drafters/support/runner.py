@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Slot
+from outpace.core import OutpaceError
 from outpace.learned.head import PartialHead
 from outpace.targets.base import TargetModel
 from outpace.targets.rows import Rows
@@ -67,12 +68,20 @@ class Runner:
         late: maximum number of tokens by which a text may be ahead of its rows to be fed with its guesses in
             one forward.
         ids: the ids that are drafted, [n], whose logits alone are computed; None for all of them.
+
+    Raises:
+        OutpaceError: the model keeps a recurrent state.
     """
 
     def __init__(self, model: TargetModel, late: int = 2, ids: Tensor | None = None) -> None:
         self.model = model
         self.late = late
         self.cache = model.new_cache()
+        if self.cache.state_bytes:
+            raise OutpaceError(
+                f"{model.name} keeps a recurrent state, from which no rows of a draft can be dropped; use "
+                "another draft model"
+            )
         self._ids = ids
         # Forwards of fixed shapes return all logits, or run outside these.
         self._head = None if ids is None or self.cache.static else PartialHead(model, ids)

@@ -29,6 +29,7 @@ from outpace.native.pointers import check, pointer
 from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Compiled
 from outpace.targets.cpu.trials import UNAVAILABLE, best_kernel, row_step
 from outpace.targets.inputs.config import is_multimodal
+from outpace.targets.inputs.states import convolutions_of, is_adapted, reads_step_weight
 from outpace.targets.kernel import Kernel
 
 # Elements that fill two vectors of any processor, and elements that one thread computes: torch shares 2^15.
@@ -53,7 +54,13 @@ class Linear(nn.Module):
         self.packed = packed
         self.bias = linear.bias
         self._single = single
+        self._replaced = (linear,)  # not a child, whose weights this does not use
         self.train(linear.training)
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight of the layer that this replaces, of which some models read the dtype."""
+        return self._replaced[0].weight
 
     def forward(self, states: Tensor) -> Tensor:
         product = self.multiply(states.reshape(-1, self.in_features))
@@ -283,12 +290,15 @@ def _stepped(model: Any) -> Iterator[tuple[str, nn.Module]]:
 def linears_of(model: Any) -> list[nn.Linear]:
     """A model's layers that a kernel may replace: none with hooks, and none that are quantised.
 
-    A quantised layer is a subclass, or its weight is: torchao's has the dtype that its products have.
+    A quantised layer is a subclass, or its weight is: torchao's has the dtype that its products have. Mamba
+    multiplies the weight of one layer itself.
     """
+    read = {module.dt_proj for module in model.modules() if reads_step_weight(module)}
     return [
         module
         for _, module in _stepped(model)
         if type(module) is nn.Linear
+        and module not in read
         and type(module.weight) in (nn.Parameter, Tensor)
         and module.weight.dtype in KERNELS[0].dtypes
         and not has_hooks(module)
@@ -298,17 +308,20 @@ def linears_of(model: Any) -> list[nn.Linear]:
 def unproven(step: nn.Module) -> str:
     """The first module for which a row's bits are not known to be independent of the other rows.
 
-    They are for linear layers (``row_step``) and for embeddings, which only look up. For others, such as
+    They are for linear layers (``row_step``), for embeddings, which only look up, and for the convolutions of
+    recurrent layers, which are computed here (``inputs/states.py``). For others, such as
     experts that multiply the rows routed to them, they are not; the bit test may pass them by chance, because
     rounding to a half dtype hides nearly all effects of the order of a sum.
 
     Returns:
         Its name and the reason; empty if there is none.
     """
-    known = set(linears_of(step))
+    known = {*linears_of(step), *convolutions_of(step)}
     for name, module in _stepped(step):
         if not isinstance(module, Linear | nn.Embedding) and module not in known:
-            weights = [*module.parameters(recurse=False), *module.buffers(recurse=False)]
+            # What a recurrent layer has as a buffer are factors of single numbers (Falcon-H1).
+            buffers = () if is_adapted(module) else module.buffers(recurse=False)
+            weights = [*module.parameters(recurse=False), *buffers]
             if any(weight.dim() > 1 for weight in weights):
                 return f"{name} ({type(module).__name__}) multiplies rows in another way"
     return ""

@@ -19,6 +19,9 @@ from outpace.tree import ancestor_mask, chain_mask, depths, is_chain
 
 _FULL = "full_attention"
 _SLIDING = "sliding_attention"
+_STATES = ("linear_attention", "conv")  # layers that keep a state, whose mask would tell pads
+_ROWS = ("mlp", "moe")  # and those without attention or state, of Nemotron
+_BOTH = "hybrid"  # and those that have attention beside it
 
 # Attention over compact masks (``gpu/tree_attention.py``), and over masks in the order of the text
 # (``gpu/invariant.py``).
@@ -38,6 +41,7 @@ class MaskMaker:
 
     Args:
         fused: the model's layers are fused: they know without a mask that rows attend to all before them.
+        states: some layers keep a state.
 
     Attributes:
         by_kind: the model accepts a dict. Some list ``layer_types`` but do not; the target tests it.
@@ -46,13 +50,15 @@ class MaskMaker:
         UnsupportedModel: no tree mask is known for the implementation of attention.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype, fused: bool = False) -> None:
+    def __init__(self, config: Any, dtype: torch.dtype, fused: bool = False, states: bool = False) -> None:
         self._dtype = dtype
         self._fused = fused
         self._encode = {TREE: compact, INVARIANT: in_order}.get(config._attn_implementation)
         self._additive = self._encode is None and _additive(config)
-        kinds = getattr(config, "layer_types", None)
-        self._kinds = sorted(set(kinds)) if kinds else []
+        kinds = set(getattr(config, "layer_types", None) or ())
+        if states:  # models read their masks by these, whatever their config calls the layers
+            kinds |= {_FULL, *_STATES}
+        self._kinds = sorted(kinds)
         self._ends: tuple[int, int] | None = None
         self.by_kind = bool(self._kinds)
         window = getattr(config, "sliding_window", None) or None  # some configs have 0 for none
@@ -139,7 +145,7 @@ class MaskMaker:
         # Within the window both are the same tensor, and one mask suffices.
         masks = {kind: near if kind == _SLIDING else full for kind in self._kinds}
         tensors = {key: self._tensor(mask) for key, mask in {id(m): m for m in masks.values()}.items()}
-        return {kind: tensors[id(mask)] for kind, mask in masks.items()}
+        return {kind: None if kind in _STATES + _ROWS else tensors[id(mask)] for kind, mask in masks.items()}
 
     def _tensor(self, seen: Tensor) -> Tensor:
         """Convert a mask to the attention's form."""
@@ -177,10 +183,14 @@ class NoMasks(MaskMaker):
         return None
 
 
-def unknown_kinds(config: Any) -> list[str]:
-    """The kinds of attention layers in a config whose masks are not known here."""
+def unknown_kinds(config: Any, states: bool = False) -> list[str]:
+    """The kinds of layers in a config whose masks are not known here.
+
+    Args:
+        states: those that keep a state are known.
+    """
     kinds = getattr(config, "layer_types", None) or ()
-    return sorted(set(kinds) - {_FULL, _SLIDING})
+    return sorted(set(kinds) - {_FULL, _SLIDING} - ({*_STATES, *_ROWS, _BOTH} if states else set()))
 
 
 def _additive(config: Any) -> bool:

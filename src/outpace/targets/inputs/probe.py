@@ -12,6 +12,7 @@ from outpace.cache import LayerShape, RowShape
 from outpace.core import UnsupportedModel, described, out_of_memory
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.forward import CacheAdapter
+from outpace.targets.inputs.shared import Shared
 
 Result = TypeVar("Result")
 
@@ -25,6 +26,7 @@ class Probe(CacheAdapter):
 
     def __init__(self) -> None:
         ModelCache.__init__(self, layers=[])
+        self.shared = Shared()
         self._columns = self._width = 1
         self.rows: dict[int, tuple[Tensor, Tensor]] = {}
 

@@ -11,7 +11,12 @@ from typing import Any, Literal
 import torch
 from torch import nn
 from transformers import DynamicCache, PreTrainedModel
-from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
+from transformers.cache_utils import (
+    DynamicLayer,
+    DynamicSlidingWindowLayer,
+    LinearAttentionCacheLayerMixin,
+    LinearAttentionLayer,
+)
 
 from outpace.core import UnsupportedModel, described
 from outpace.targets.inputs.config import GPU, cache_argument, config_of, family, runs_on_gpu, takes_no_tree
@@ -34,11 +39,12 @@ _TREE_ARGUMENTS = ("attention_mask", "position_ids")
 _TREE_ARGUMENTS_OF_SEQ2SEQ = ("decoder_attention_mask",)
 
 
-def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
+def refuse_by_config(model: Any, seq2seq: bool = False, states: bool = False) -> None:
     """Refuse models known to be unsupported before any forward.
 
     Args:
         seq2seq: True if an encoder-decoder model is expected.
+        states: True if layers may keep a state.
 
     Raises:
         UnsupportedModel: named by family, with the reason.
@@ -62,7 +68,7 @@ def refuse_by_config(model: Any, seq2seq: bool = False) -> None:
         raise UnsupportedModel(f"{name} has released weights to another target; load it again")
     if not getattr(model.config, "return_dict", True):
         raise UnsupportedModel(f"{name} returns tuples; set model.config.return_dict = True")
-    _refuse_state(model)
+    _refuse_state(model, states)
     needed = (*(_NEEDED_OF_SEQ2SEQ if seq2seq else ()), cache_argument(model))
     if missing := _not_taken(model, needed):
         inner = getattr(model, "language_model", None)  # BLIP-2 lets it generate from embeddings
@@ -115,16 +121,21 @@ def check_stock(model: Any) -> None:
         )
 
 
-def why_chains_only(model: Any, seq2seq: bool = False) -> str:
+def why_chains_only(model: Any, seq2seq: bool = False, states: bool = False) -> str:
     """The reason why a model can be given chains but no trees; empty if it is to be given trees.
 
     A tree's positions differ from its rows' order, and its mask from a causal one. For a chain of one
     sequence the model's own positions and mask are right.
 
+    Args:
+        states: its layers may keep a state.
+
     Raises:
         UnsupportedModel: its attention is not known to be right for a chain either. The self-test cannot
             tell, since its texts are shorter than any window in use.
     """
+    if states and not attends(model.config.get_text_config(decoder=True)):
+        return ""
     if missing := _not_taken(model, _TREE_ARGUMENTS_OF_SEQ2SEQ if seq2seq else _TREE_ARGUMENTS):
         return f"it takes no {missing}"
     if (kind := model.config.model_type) in _MISUSED:
@@ -139,7 +150,7 @@ def why_chains_only(model: Any, seq2seq: bool = False) -> str:
         return f"it {why}"
     if getattr(model.config, "alibi", False):
         return "it uses ALiBi, which counts columns: a tree's are not its positions"
-    if kinds := unknown_kinds(config):
+    if kinds := unknown_kinds(config, states):
         why = f"has attention layers of kind {', '.join(kinds)}, whose mask is not known here"
         if not _KINDS_OF_CHAINS.issuperset(kinds):
             raise UnsupportedModel(f"{family(model)} {why}")
@@ -192,14 +203,34 @@ def untouchable(model: Any, device: str = "cpu") -> str:
     return ""
 
 
-def _refuse_state(model: PreTrainedModel) -> None:
-    """Refuse layers with state other than keys and values by position: it cannot be rolled back."""
+def keeps_states(model: Any) -> bool:
+    """True if some layers of a model keep a state as transformers' linear attention does."""
+    config = model.config.get_text_config(decoder=True)
+    return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in _layers_of(config))
+
+
+def attends(config: Any) -> bool:
+    """True if some layers of a model with states have attention."""
+    return any(type(layer) is not LinearAttentionLayer for layer in _layers_of(config))
+
+
+def _layers_of(config: Any) -> list[Any]:
+    """The layers of transformers' cache; none for configs that it makes no cache for."""
+    try:
+        return list(DynamicCache(config=config).layers)
+    except Exception:  # of any entries; ``refuse_by_config`` says which
+        return []
+
+
+def _refuse_state(model: PreTrainedModel, states: bool) -> None:
+    """Refuse layers that keep something unknown, or a state where none may be."""
     name, config = family(model), model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
     attention_only = kinds and kinds <= {"full_attention", "sliding_attention"}
-    if getattr(model, "_is_stateful", False) and not attention_only:
+    if getattr(model, "_is_stateful", False) and not attention_only and not states:
         raise UnsupportedModel(
-            f"{name} keeps a recurrent state, which cannot be undone when a draft is rejected"
+            f"{name} keeps a recurrent state by functions that outpace does not know, so a rejected draft "
+            "could not be taken out of it"
         )
     if getattr(config, "recurrent_kv_cache_mode", "") == "last_loop" and config.n_recurrent_loops > 1:
         raise UnsupportedModel(
@@ -215,6 +246,8 @@ def _refuse_state(model: PreTrainedModel) -> None:
     for layer in layers:
         kind = type(layer).__name__
         # By name: layers without rows of their own (shared keys and values) have no public class.
+        if states and isinstance(layer, LinearAttentionCacheLayerMixin):
+            continue
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and kind != "DummyLayer":
             raise UnsupportedModel(
                 f"{name} has layers that keep more than keys and values by position, such as a recurrent or "

@@ -15,9 +15,14 @@ from torch import Tensor
 
 
 class Shared:
-    """Values that belong to tensors of a forward; a copy of a tensor has none."""
+    """Values that belong to tensors of a forward; a copy of a tensor has none.
+
+    Attributes:
+        states: what computes its recurrent layers (``states.py``); None if these are computed as they are.
+    """
 
     def __init__(self) -> None:
+        self.states: Any = None
         self._values: dict[int, tuple[Tensor, Any]] = {}
 
     def put(self, tensor: Tensor, value: Any) -> None:

@@ -67,7 +67,14 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
 
 def _room(target: TargetModel) -> int:
     """Number of the prompt's rows in the bit test."""
-    return _PROMPT if target.context is None else min(_PROMPT, target.context - _AFTER - 2)
+    rows = _PROMPT + (target.prompt_step if target.prompts_differ else 0)
+    return rows if target.context is None else min(rows, target.context - _AFTER - 2)
+
+
+def _cut(target: TargetModel, rows: int) -> int:
+    """Number of rows at which a prompt can be cut: about this, so that its rows keep their bits."""
+    step = target.prompt_step if target.prompts_differ else 1
+    return max(rows // step * step, step)
 
 
 def _text(vocabulary: int, room: int) -> list[int]:
@@ -77,24 +84,28 @@ def _text(vocabulary: int, room: int) -> list[int]:
 
 def _plainly(target: TargetModel, text: list[int], prompt: int, trace: _Tracer | None = None) -> Tensor:
     """Logits of the rows after the prompt, [_AFTER, vocabulary], with one row per forward."""
-    return _fed(target, text, [prompt, *[1] * _AFTER], trace)
+    return _fed(target, text, prompt, [prompt, *[1] * _AFTER], trace)
 
 
 def _in_chains(target: TargetModel, text: list[int], prompt: int, trace: _Tracer | None = None) -> Tensor:
-    return _fed(target, text, [prompt // 2, prompt - prompt // 2, 2, 4], trace)
+    cut = _cut(target, prompt // 2)
+    return _fed(target, text, prompt, [cut, prompt - cut, 2, 4], trace)
 
 
 def _at_once(target: TargetModel, text: list[int], prompt: int, trace: _Tracer | None = None) -> Tensor:
-    return _fed(target, text, [len(text)], trace)
+    return _fed(target, text, prompt, [len(text)], trace)
 
 
-def _fed(target: TargetModel, text: list[int], widths: list[int], trace: _Tracer | None) -> Tensor:
+def _fed(
+    target: TargetModel, text: list[int], prompt: int, widths: list[int], trace: _Tracer | None
+) -> Tensor:
     cache = target.new_cache(slots=1, length=64)
     slot, start, logits = cache.allocate(), 0, []
     for width in widths:
         if trace is not None:
             trace.expect(0, 1, width, {row: start + row for row in range(width)})
-        output = target.forward(cache, {slot: Rows(text[start : start + width])})
+        rows = Rows(text[start : start + width], prompt=max(min(prompt - start, width), 0))
+        output = target.forward(cache, {slot: rows})
         logits.append(output.logits_of(slot).clone())
         cache.keep({slot: range(width)})
         start += width
@@ -105,7 +116,8 @@ def _as_tree(target: TargetModel, text: list[int], prompt: int, trace: _Tracer |
     cache = target.new_cache(slots=2, length=64)
     slots = [cache.allocate(), cache.allocate()]
     start = 0
-    for width in (prompt // 3, prompt - prompt // 3):
+    cut = _cut(target, prompt // 3)
+    for width in (cut, prompt - cut):
         if trace is not None:
             trace.expect(0, 2, width, {row: start + row for row in range(width)})
         feeds = {slots[0]: Rows(text[start : start + width]), slots[1]: Rows(text[: width // 2])}

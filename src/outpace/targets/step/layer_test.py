@@ -117,16 +117,13 @@ def _traces(target: TargetModel, stock: Stock, texts: Texts, layers: Sequence[in
         cache.keep({slot: range(len(text))})
     traces = []
     for prompt, nodes, text in texts.paths():
-        slot, start = slots[prompt], len(texts.prompts[prompt])
-        cache.truncate(slot, start)
-        parts = [read[prompt]]
-        for count in range(1, len(nodes) + 1):
-            output = target.forward(cache, {slot: Rows([text[start + count - 1]])}, hidden_layers=layers)
-            cache.keep({slot: range(1)})
-            parts.append(_rows(output, slot, [0], layers))
+        slot, parts = slots[prompt], [read[prompt]]
+        with cache.provisional():
+            for token in text[len(texts.prompts[prompt]) :][: len(nodes)]:
+                output = target.forward(cache, {slot: Rows([token])}, hidden_layers=layers)
+                cache.keep({slot: range(1)})
+                parts.append(_rows(output, slot, [0], layers))
         traces.append(_joined(prompt, text, parts))
-    for slot, text in zip(slots, texts.prompts, strict=True):
-        cache.truncate(slot, len(text))
     output = target.forward(cache, texts.feeds(slots), hidden_layers=layers)
     for prompt, nodes, text in texts.paths():
         traces.append(_joined(prompt, text, [read[prompt], _rows(output, slots[prompt], nodes, layers)]))

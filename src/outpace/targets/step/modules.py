@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.cache import Slot, Window
+from outpace.cache import Slot, StateShape, Window
 from outpace.core import UnsupportedModel
 from outpace.targets.cpu.linear import Packer, release
 from outpace.targets.gpu.graphs import Made
@@ -20,6 +20,8 @@ from outpace.targets.inputs.config import cache_argument, family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, inputs_of, rows_of
 from outpace.targets.inputs.masks import Mask, MaskMaker, NoMasks
 from outpace.targets.inputs.probe import Probe, probed
+from outpace.targets.inputs.refusals import attends
+from outpace.targets.inputs.states import Key, StateProbe, has_states
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Rows
 
@@ -45,6 +47,7 @@ class Modules:
         masks, model_masks: makers of the masks of ``step`` and of ``model``.
         cache_layers: layer of the model -> layer of the cache.
         shapes: shapes of the rows of the cache's layers.
+        states: shape of each state of recurrent layers, and ``grid``, see ``StateProbe``.
         vocabulary: number of logits of a row.
         cache_argument: name of the argument of ``step`` for a cache.
         keeps_logits: ``step`` takes the rows whose logits are needed.
@@ -67,6 +70,8 @@ class Modules:
         self.model = model
         self.step: Any = step
         self.line: Any = None
+        self.states: dict[Key, StateShape] = {}
+        self.grid = 0
         self.line_untried = self.mixes = False
         self.packed = {} if packer is None else dict(packer.kernels)
         self.row_step = row_step
@@ -77,11 +82,15 @@ class Modules:
         self._held = held
         self._weights = Weights(held)
         self.structure = Structure(model)
-        self._chains = chains
+        stateful, config = has_states(model), model.config.get_text_config(decoder=True)
+        self._probe_of: type[Probe] = StateProbe if stateful else Probe
+        self._unmasked = chains or (stateful and not attends(config))
         self.masks, self.model_masks = (
             NoMasks()
-            if chains
-            else MaskMaker(owner.config.get_text_config(decoder=True), owner.dtype, fused and owner is step)
+            if self._unmasked
+            else MaskMaker(
+                owner.config.get_text_config(decoder=True), owner.dtype, fused and owner is step, stateful
+            )
             for owner in (step, model)
         )
         self._probe()
@@ -176,19 +185,20 @@ class Modules:
 
     def mask_arguments(self, mask: Mask, positions: Tensor) -> dict[str, Any]:
         """Arguments of the step for the rows' mask and positions."""
-        return {} if self._chains else {"attention_mask": mask, "position_ids": positions}
+        return {} if self._unmasked else {"attention_mask": mask, "position_ids": positions}
 
     @torch.inference_mode()
     def _first_token(self) -> tuple[Probe, Any]:
         """The rows, and the output, of the step for a token without a cache."""
         token = self._some_token()
-        probe = Probe()
-        output = self.step(
-            input_ids=token,
-            use_cache=True,
-            **self.mask_arguments(self.masks.token_mask(token.device), token),
-            **{self.cache_argument: probe},
-        )
+        probe = self._probe_of()
+        with probe.shared.running():
+            output = self.step(
+                input_ids=token,
+                use_cache=True,
+                **self.mask_arguments(self.masks.token_mask(token.device), token),
+                **{self.cache_argument: probe},
+            )
         return probe, output
 
     def _some_token(self) -> Tensor:
@@ -212,4 +222,6 @@ class Modules:
         taken = "a 4-D mask, positions and a cache object"
         probe, output = probed(self.model, taken, run, lambda: self.model(input_ids=self._some_token()))
         self.cache_layers, self.shapes = probe.layout(self.model)
+        if isinstance(probe, StateProbe):
+            self.states, self.grid = probe.states, probe.grid
         self.vocabulary: int = output.logits.shape[-1]

@@ -25,9 +25,9 @@ from outpace.targets.cpu.packing import check_pack, check_quantise
 from outpace.targets.gpu.fixed import FixedShapes, width_of
 from outpace.targets.gpu.graphs import runner_for
 from outpace.targets.gpu.tree_attention import with_trees
-from outpace.targets.inputs.changes import Addresses, Weights
+from outpace.targets.inputs.changes import Addresses, Structure, Weights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
-from outpace.targets.inputs.forward import device_of
+from outpace.targets.inputs.forward import CacheAdapter, device_of
 from outpace.targets.inputs.line import apart
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.surgery import exchange
@@ -77,7 +77,9 @@ class CausalTarget(UncachedForwards):
     """
 
     _is_part = False  # some layers of another target
+    _keeps_states = False  # besides keys and values
     _modules: Modules
+    _given: Structure | None  # of the model that was given, if steps are made from a copy of it
     _may_line_up = True  # forwards of uneven rows may leave out the padding (``inputs/line.py``)
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
@@ -89,7 +91,7 @@ class CausalTarget(UncachedForwards):
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
         self.options = TargetOptions(**options)
         warn_of_untested()
-        refuse_by_config(model)
+        refuse_by_config(model, states=self._keeps_states)
         if self.options.release is True and self._needs_weights:
             raise self._keeps(model, self._needs_weights)
         check_pack(self.options.pack, self.options.quantise)
@@ -97,20 +99,24 @@ class CausalTarget(UncachedForwards):
         self.stock, self.quantised = self.options.stock, self.options.quantise or ""
         if self.stock:
             check_stock(model)
-        self.chains_only = why_chains_only(model)
+        self.chains_only = why_chains_only(model, states=self._keeps_states)
         if self.chains_only and (self.options.static or self.options.fuse is True):
             raise _only_chains(model, self.chains_only)
-        config = model.config.get_text_config(decoder=True)
-        if not self.chains_only and takes_no_tree(config):
-            model = with_trees(model)
-            config = model.config.get_text_config(decoder=True)
-        self.model = model
+        self.model = self._prepared(model)
+        self._given = None if self.model is model else Structure(model)
+        model, config = self.model, self.model.config.get_text_config(decoder=True)
         self.context = context_of(config)
         self.eos_token_ids = end_tokens(model)
         self.device = device_of(model.get_input_embeddings())
         self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
         self._choose()
+
+    def _prepared(self, model: Any) -> Any:
+        """The model that steps are made from: the one given, or a copy that takes trees."""
+        if self.chains_only or not takes_no_tree(model.config.get_text_config(decoder=True)):
+            return model
+        return with_trees(model)
 
     def _choose(self) -> None:
         """Choose the modules that steps run on, and test them."""
@@ -190,7 +196,8 @@ class CausalTarget(UncachedForwards):
             self._fixed, self._addresses = self._fixed.anew(), Addresses(self.model.modules())
 
     def replaced(self) -> str | None:
-        return self._modules.structure.changed(modules=not self._runs_model)
+        reason = None if self._given is None else self._given.changed()
+        return reason or self._modules.structure.changed(modules=not self._runs_model)
 
     @property
     def _runs_model(self) -> bool:
@@ -199,6 +206,8 @@ class CausalTarget(UncachedForwards):
 
     def keep_modules(self) -> None:
         """Accept changes of the model's modules that change none of its outputs."""
+        if self._given is not None:
+            self._given.accept()
         self._modules.structure.accept()
 
     def revision(self) -> int:
@@ -302,6 +311,10 @@ class CausalTarget(UncachedForwards):
         elif call.lines and self._modules.mixes:
             alone = apart(widths)
         return call.cache.begin(widths, self._modules.row_step, self._modules.least_rows, alone)
+
+    def _adapter(self, window: Window, call: Call) -> CacheAdapter:
+        """A window as the model's cache."""
+        return CacheAdapter(window, self._modules.cache_layers)
 
     def _rotated(self, window: Window, positions: Tensor) -> Tensor:
         """The positions that the model is given, from those in the text, [B, width]."""

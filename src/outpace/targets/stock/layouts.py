@@ -126,7 +126,7 @@ def _compute_padded(target: CausalTarget, call: Call, window: Window) -> Output:
             inputs,
             mask,
             target._rotated(window, positions),
-            CacheAdapter(window, modules.cache_layers),
+            target._adapter(window, call),
             wanted,
             call.hidden_layers,
         )
