@@ -105,6 +105,7 @@ CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 ASK = json.dumps({"messages": STORY})[:-1]
 TOOL = '{"type":"function","function":{"name":"a","parameters":'
 FORM = ',"response_format":{"type":"json_schema","json_schema":{"name":"a","schema":'
+SCORED = {"echo": True, "logprobs": 20, "max_tokens": 0}
 NESTED = '{"function":{"name":"a","arguments":"' + "[" * 190 + "]" * 190 + '"}}'
 CALLS = '{"messages":[{"role":"assistant","content":"","tool_calls":['
 PART = '{"type":"text","text":""}'
@@ -126,7 +127,7 @@ def worst() -> list[tuple[str, bytes]]:
         (TEXT, pairs('{"prompt":"a","logit_bias":{', "1", "}}")),
         (TEXT, pairs('{"prompt":"a","logit_bias":{', '"x"', "}}")),
         (TEXT, pairs("{", "1", "}")),
-        (TEXT, json.dumps({"prompt": [[5] * 2000] * 20, "echo": True, "logprobs": 20, "max_tokens": 0}).encode()),
+        (TEXT, json.dumps({"prompt": [[5] * 2000] * 20, **SCORED}).encode()),
         (CHAT, filled('{"messages":[', TURN, "]}")),
         (CHAT, filled('{"messages":[', "{}", "]}")),
         (CHAT, pairs('{"messages":[{', "1", "}]}")),
