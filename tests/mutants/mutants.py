@@ -1228,14 +1228,14 @@ DRAFTERS = [
     ),
     Mutant(
         "EAGLE reads the token of the feature's own place",
-        "outpace/drafters/eagle/eagle.py",
+        "outpace/drafters/support/continuing.py",
         "            text = state.sequence.tokens[state.rows + 1 : state.rows + 1 + width]\n",
         "            text = state.sequence.tokens[state.rows : state.rows + width]\n",
         ("lab/tests/unit/drafters/test_training_and_drafting.py -k eagle",),
     ),
     Mutant(
         "EAGLE's rows of a draft stay in its cache",
-        "outpace/drafters/eagle/eagle.py",
+        "outpace/drafters/support/continuing.py",
         "    state.shared.cache.truncate(state.slot, state.rows)\n",
         "",
         ("lab/tests/unit/drafters/test_training_and_drafting.py -k eagle",),
