@@ -43,7 +43,9 @@ class Family:
             {n} for the number of the model's layers.
         names: of the parts around it.
         like: number of the model's layer whose tensors a prediction layer has.
-        config: entries that ``save_pretrained`` would not write.
+        ones: a norm's neutral weight.
+        renamed: other names of a layer's tensors.
+        told: the config's entry for the number of layers.
     """
 
     shape: Mapping[str, Any]
@@ -51,9 +53,9 @@ class Family:
     outer: str
     names: Names
     like: int = -1
-    ones: float = 1.0  # a norm's neutral weight
+    ones: float = 1.0
     renamed: Mapping[str, str] = field(default_factory=dict)
-    told: str = ""  # the config's entry for the number of layers
+    told: str = ""
 
 
 FAMILIES: dict[str, Family] = {
@@ -62,12 +64,13 @@ FAMILIES: dict[str, Family] = {
         "model.layers.{n}.", "model.layers.{n}.", _DEEPSEEK, told="num_nextn_predict_layers",
     ),
     "deepseek_v3": Family(
-        {**_EXPERTS, "num_hidden_layers": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4,
-         "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12},
+        {**_EXPERTS, "num_hidden_layers": 2, "first_k_dense_replace": 1,
+         "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12},
         "model.layers.{n}.", "model.layers.{n}.", _DEEPSEEK, told="num_nextn_predict_layers",
     ),
     "mellum": Family(
-        {**_EXPERTS, "num_hidden_layers": 2, "sliding_window": 8},
+        {**_EXPERTS, "num_hidden_layers": 2, "sliding_window": 8,
+         "layer_types": ["full_attention", "sliding_attention"]},
         "mtp.layers.{k}.", "mtp.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"),
         told="num_nextn_predict_layers",
     ),
@@ -83,7 +86,7 @@ FAMILIES: dict[str, Family] = {
     "mimo_v2_flash": Family(
         {**_EXPERTS, "num_hidden_layers": 3, "v_head_dim": 6, "sliding_window": 8,
          "layer_types": ["full_attention", "sliding_attention", "full_attention"],
-         "mlp_layer_types": ["dense", "dense", "sparse"]},
+         "mlp_layer_types": ["dense"] * 3},
         "model.mtp.layers.{k}.", "model.mtp.layers.{k}.", ("enorm", "hnorm", "eh_proj", "final_layernorm"),
         like=1, renamed={"post_attention_layernorm": "pre_mlp_layernorm"},
     ),
@@ -103,7 +106,7 @@ def write(
     """
     family = FAMILIES[name]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **_COMMON, **family.shape)
+    config = AutoConfig.for_model(name, **{**_COMMON, **family.shape})
     model = AutoModelForCausalLM.from_config(config).float().eval()
     with torch.no_grad():
         for label, weight in model.named_parameters():
@@ -115,7 +118,7 @@ def write(
                 weight.normal_(std=0.1)
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
-    state = load_file(folder / WEIGHTS)
+    state = _one_by_one(load_file(folder / WEIGHTS))
     count = config.num_hidden_layers
     source = f"model.layers.{family.like % count}."
     for layer in range(layers):
@@ -143,12 +146,30 @@ def write(
     return folder
 
 
+def _one_by_one(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors with each expert's matrices for themselves, as they are published."""
+    found = {}
+    for name, tensor in state.items():
+        stem, _, kind = name.rpartition(".")
+        if not stem.endswith(".experts"):
+            found[name] = tensor
+            continue
+        kinds = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+        for expert, matrix in enumerate(tensor):
+            for part, own in zip(kinds, matrix.chunk(len(kinds)), strict=True):
+                found[f"{stem}.{expert}.{part}.weight"] = own.clone()
+    return found
+
+
 def shard(folder: Path) -> None:
     """Write a checkpoint's tensors in two files with an index, the prediction layers in the second."""
     state = load_file(folder / WEIGHTS)
     (folder / WEIGHTS).unlink()
     second = [name for name in state if re.search(r"(^|\.)mtp\.|\.layers\.2\.", name)]
-    parts = {"model-1.safetensors": [name for name in state if name not in second], "model-2.safetensors": second}
+    parts = {
+        "model-1.safetensors": [name for name in state if name not in second],
+        "model-2.safetensors": second,
+    }
     for file, names in parts.items():
         save_file({name: state[name] for name in names}, folder / file, metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": {name: file for file, names in parts.items() for name in names}}
