@@ -64,8 +64,9 @@ FAMILIES: dict[str, Family] = {
         "model.layers.{n}.", "model.layers.{n}.", _DEEPSEEK, told="num_nextn_predict_layers",
     ),
     "deepseek_v3": Family(
-        {**_EXPERTS, "num_hidden_layers": 2, "first_k_dense_replace": 1,
-         "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12},
+        {**_EXPERTS, "num_hidden_layers": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4,
+         "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+         "v_head_dim": 12},
         "model.layers.{n}.", "model.layers.{n}.", _DEEPSEEK, told="num_nextn_predict_layers",
     ),
     "mellum": Family(

@@ -1,4 +1,4 @@
-"""Multi-token prediction (Gloeckle et al. 2024; DeepSeek-AI 2024, section 2.2): layers of the checkpoint itself.
+"""Multi-token prediction (Gloeckle et al. 2024; DeepSeek-AI 2024, section 2.2): layers of the checkpoint.
 
 Differences from the papers: drafts are drawn with the target's own noise by default, as with a draft model,
 and trees grow by confidence with ``expand``. A single layer drafts on from its own output; of several, each
@@ -32,10 +32,8 @@ class MtpShared(Continuing):
 
     def begin(self, sequence: Sequence) -> Growing:
         tree = super().begin(sequence)
-        # In a shorter text the rows of a draft are among those that a later layer cannot read.
-        tree.layers = min(
-            tree.layers, max(len(sequence.tokens) - 1, 0 if len(self.module) > 1 else tree.layers)
-        )
+        if len(self.module) > 1:  # in a shorter text a draft has rows that a later layer cannot read
+            tree.layers = min(tree.layers, len(sequence.tokens) - 1)
         return tree
 
     @property

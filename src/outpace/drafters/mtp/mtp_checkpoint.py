@@ -109,8 +109,8 @@ def load(target: TargetModel, path: Any) -> Found:
     made = _config(config, layout, _count(config, len(numbers), folder))
     if unknown := unknown_kinds(made):
         raise UnsupportedModel(
-            f"{family(model)}: its prediction layers are of the kind {unknown[0]}, which keeps a state beside "
-            f"keys and values{_OTHER}"
+            f"{family(model)}: its prediction layers are of the kind {unknown[0]}, which keeps a state "
+            f"beside keys and values{_OTHER}"
         )
     stock = _loaded(model, made, layout, folder)
     layers = stock.layers.requires_grad_(False).eval()
