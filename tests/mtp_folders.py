@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional as F
 from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZE, VOCABULARY = 32, 61
@@ -175,6 +176,38 @@ def shard(folder: Path) -> None:
         save_file({name: state[name] for name in names}, folder / file, metadata={"format": "pt"})
     index = {"metadata": {}, "weight_map": {name: file for file, names in parts.items() for name in names}}
     (folder / f"{WEIGHTS}.index.json").write_text(json.dumps(index), "utf-8")
+
+
+@torch.no_grad()
+def write_beside(folder: Path, model: Any, texts: Sequence[Sequence[int]]) -> Path:
+    """Write a prediction layer for a Llama that has none, in Qwen's layout.
+
+    Its projection is the linear map of embedding and state that predicts the next state of the texts best;
+    the layer after it is the model's last one, weakened.
+    """
+    base, size = model.model, model.config.hidden_size
+    reads, states = [], []
+    for text in texts:
+        ids = torch.tensor([text])
+        found = base(ids)[0][0].double()
+        embedded = base.embed_tokens(ids)[0].double()
+        rows = [F.rms_norm(part, (size,)) for part in (embedded[1:], found[:-1])]
+        reads.append(torch.cat(rows, dim=-1))
+        states.append(found[1:] / base.norm.weight.double())
+    fitted = torch.linalg.lstsq(torch.cat(reads), torch.cat(states), driver="gelsd").solution
+    ones = torch.ones(size)
+    state = {
+        "mtp.fc.weight": fitted.T.float().contiguous(),
+        "mtp.pre_fc_norm_embedding.weight": ones,
+        "mtp.pre_fc_norm_hidden.weight": ones.clone(),
+        "mtp.norm.weight": base.norm.weight.float().clone(),
+    }
+    for name, weight in base.layers[-1].state_dict().items():
+        branch = name.endswith(("o_proj.weight", "down_proj.weight"))
+        state[f"mtp.layers.0.{name}"] = weight.float() * (0.1 if branch else 1.0)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
+    return folder
 
 
 def load(folder: Path) -> Any:

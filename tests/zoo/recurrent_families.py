@@ -1,5 +1,4 @@
-"""Model families with recurrent layers; see ``families.py``.
-"""
+"""Model families with recurrent layers; see ``families.py``."""
 
 from __future__ import annotations
 
@@ -62,7 +61,14 @@ RECURRENT: dict[str, Family] = {
     ),
     "bailing-hybrid": Family(
         "BailingHybridConfig",
-        {**_LATENT, **_EXPERTS, "linear_head_dim": 8, "linear_num_heads": 4, "num_expert_group": 1, "topk_group": 1},
+        {
+            **_LATENT,
+            **_EXPERTS,
+            "linear_head_dim": 8,
+            "linear_num_heads": 4,
+            "num_expert_group": 1,
+            "topk_group": 1,
+        },
     ),
     "mamba2": Family(
         "Mamba2Config",

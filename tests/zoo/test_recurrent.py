@@ -103,7 +103,9 @@ def test_drafters(name: str, drafter: str) -> None:
 
 @cache
 def _matrix(name: str) -> Matrix:
-    return Matrix(target_of(name), [[*PROMPTS[0][:period], *PROMPTS[0][:period]] * 3 for period in range(2, 8)])
+    return Matrix(
+        target_of(name), [[*PROMPTS[0][:period], *PROMPTS[0][:period]] * 3 for period in range(2, 8)]
+    )
 
 
 @pytest.mark.parametrize("name", KINDS)

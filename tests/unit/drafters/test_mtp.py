@@ -183,7 +183,7 @@ class Written:
         return F.rms_norm(states, (SIZE,), weight, self._target.model.config.rms_norm_eps)
 
     def output(self, number: int, tokens: Tensor, given: Tensor, first: int) -> Tensor:
-        """Outputs of a layer's rows, for tokens at places from ``first`` on that read ``given``, [n, size]."""
+        """Outputs of a layer's rows, for tokens from place ``first`` on that read ``given``, [n, size]."""
         config = self._target.model.config
         if "mimo" in config.model_type:
             stem = f"model.mtp.layers.{number}."

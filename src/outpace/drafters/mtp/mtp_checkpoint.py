@@ -143,7 +143,7 @@ def _folder(model: Any, path: Any) -> Path:
         raise OutpaceError("mtp: this model was not loaded from a folder; give path, that of its checkpoint")
     if Path(name).is_dir():
         return Path(name)
-    from transformers.utils import cached_file
+    from transformers.utils.hub import cached_file
 
     revision = getattr(model.config, "_commit_hash", None) if path is None else None
     for file in (INDEX, WEIGHTS):
@@ -194,7 +194,8 @@ def _loaded(model: Any, config: Any, layout: Layout, folder: Path) -> Any:
     class MtpModel(modeling_layers.MtpModel):
         """transformers' own, by whose name the conversions of weights are found."""
 
-        def is_custom_code(self) -> bool:
+        @classmethod
+        def is_custom_code(cls) -> bool:
             return False
 
         def get_weight_conversions(self, main_model: Any) -> list[Any]:

@@ -109,15 +109,15 @@ class MtpModule(nn.Module):
             mask: [S, 1, width, columns], true where a row attends to a column.
         """
         config = self._found.config
-        kinds = getattr(config, "layer_types", None)
+        kind = (getattr(config, "layer_types", None) or [""] * len(self))[layer]
         sized = config.per_layer_config[layer] if config.is_heterogeneous else config
         columns = torch.arange(mask.shape[-1], device=mask.device)
         seen = mask & (columns >= layer)
-        if kinds and kinds[layer] == "sliding_attention":
+        if kind == "sliding_attention":
             # A column of the text is that of the token at the next place; those of a draft are near.
             seen = seen & (columns + 1 > positions[:, None, :, None] - sized.sliding_window)
         seen = seen | (~seen.any(-1, keepdim=True) & (columns == 0))  # so that a softmax is defined
-        by_kind = {"layer_type": kinds[layer]} if self._found.by_kind else {}
+        by_kind = {"layer_type": kind} if self._found.by_kind else {}
         rotary = self._found.rotary
         out: Tensor = self.layers[layer](
             embedded,
