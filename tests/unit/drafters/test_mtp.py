@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
+import outpace
 from mtp_folders import FAMILIES, SIZE, WEIGHTS, load, shard, write
 from outpace import Engine, Target
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
@@ -81,6 +82,14 @@ def test_one_name_in_a_spec_and_inside_combined(targets: Callable[[str, int], Ta
         found = Engine(target, spec, adaptive=False).generate(PROMPTS, GREEDY)
         assert [g.tokens for g in found] == plain
         assert sum(g.stats.drafted for g in found) > 0
+
+
+def test_a_model_is_accelerated_by_name(made: Callable[[str, int], Path]) -> None:
+    model = load(made("glm4_moe", 1))
+    ids = torch.tensor([PROMPTS[2]])
+    stock = model.generate(ids, max_new_tokens=NEW, do_sample=False)
+    outpace.accelerate(model, "mtp")
+    assert torch.equal(model.generate(ids, max_new_tokens=NEW, do_sample=False), stock)
 
 
 # -- what is drafted -------------------------------------------------------------------------------------
