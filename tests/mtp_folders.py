@@ -85,6 +85,14 @@ FAMILIES: dict[str, Family] = {
         {**_QWEN, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
         "mtp.layers.{k}.", "mtp.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"), ones=0.0,
     ),
+    "bailing_hybrid": Family(
+        {**_EXPERTS, "num_hidden_layers": 2, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
+         "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12, "linear_head_dim": 8,
+         "linear_num_heads": 4, "num_expert_group": 1, "num_shared_experts": 1, "first_k_dense_replace": 1,
+         "layer_types": ["linear_attention", "full_attention"], "mlp_layer_types": ["dense", "sparse"]},
+        "model.layers.{n}.", "model.layers.{n}.", ("enorm", "hnorm", "eh_proj", "final_layernorm"),
+        told="num_nextn_predict_layers",
+    ),
     "mimo_v2_flash": Family(
         {**_EXPERTS, "num_hidden_layers": 3, "v_head_dim": 6, "sliding_window": 8,
          "layer_types": ["full_attention", "sliding_attention", "full_attention"],
@@ -96,7 +104,11 @@ FAMILIES: dict[str, Family] = {
 
 
 def write(
-    folder: Path, name: str, layers: int = 1, change: Callable[[dict[str, Tensor]], None] | None = None
+    folder: Path,
+    name: str,
+    layers: int = 1,
+    change: Callable[[dict[str, Tensor]], None] | None = None,
+    attention: float = 1.0,
 ) -> Path:
     """Write a random checkpoint whose greedy text its prediction layers often guess.
 
@@ -105,6 +117,8 @@ def write(
 
     Args:
         change: changes the tensors before they are written.
+        attention: factor of the matrices of the layers' attention. With 4 hardly a token is guessed, and each
+            depends on every row that is attended to.
     """
     family = FAMILIES[name]
     torch.manual_seed(0)
@@ -129,7 +143,8 @@ def write(
             rest = label.removeprefix(source)
             for old, new in family.renamed.items():
                 rest = rest.replace(old, new)
-            state[inner + rest] = state[label] + 0.03 * torch.randn_like(state[label])
+            scale = attention if re.search(r"self_attn\.\w+_proj", label) else 1.0
+            state[inner + rest] = scale * (state[label] + 0.03 * torch.randn_like(state[label]))
         embedding, hidden, projection, after = (f"{outer}{part}.weight" for part in family.names)
         for norm in (embedding, hidden, after):
             state[norm] = family.ones + 0.2 * torch.randn(SIZE)
