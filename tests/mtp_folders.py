@@ -85,6 +85,11 @@ FAMILIES: dict[str, Family] = {
         {**_QWEN, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
         "mtp.layers.{k}.", "mtp.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"), ones=0.0,
     ),
+    "qwen3_5_moe_text": Family(
+        {**_EXPERTS, **_QWEN, "num_hidden_layers": 2, "shared_expert_intermediate_size": 24,
+         "layer_types": ["linear_attention", "full_attention"]},
+        "mtp.layers.{k}.", "mtp.", ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "fc", "norm"), ones=0.0,
+    ),
     "bailing_hybrid": Family(
         {**_EXPERTS, "num_hidden_layers": 2, "num_key_value_heads": 4, "q_lora_rank": 16, "kv_lora_rank": 16,
          "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12, "linear_head_dim": 8,

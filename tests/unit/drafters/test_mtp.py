@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import AutoConfig
 from transformers.generation.candidate_generator import MTPCandidateGenerator
 
 import outpace
@@ -22,6 +23,7 @@ from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.mtp import mtp_checkpoint
 from outpace.drafters.mtp.mtp import Mtp
 from outpace.targets import TargetModel
+from outpace.targets.inputs.masks import unknown_kinds
 from outpace.testing import ToyTarget
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -337,6 +339,12 @@ def test_layers_with_a_state_are_refused(
     )
     with pytest.raises(UnsupportedModel, match="keeps a state beside keys and values"):
         Engine(targets("qwen3_5_text", 1), "mtp")
+
+
+def test_the_layers_of_inkling_have_a_state() -> None:
+    config = AutoConfig.for_model("inkling_text", num_mtp_layers=2)
+    found = mtp_checkpoint._config(config, mtp_checkpoint.layouts(config.num_hidden_layers)[2], 2)
+    assert unknown_kinds(found) == ["hybrid"]
 
 
 def test_an_older_transformers_is_refused(

@@ -78,20 +78,19 @@ class MtpModule(nn.Module):
         cache = CacheAdapter(forward.window, {layer: layer for layer in range(count)})
         embedded = self._target.embed(tokens).to(read)
         outputs = torch.zeros_like(read)
-        given = read[:, :, first]
-        if depth:  # what the layer before gave; a single layer goes on from what it gave itself
-            given = read[:, :, max(first - 1, 0)]
         for layer in range(first, count):
+            if (
+                depth
+            ):  # what the layer before gave the parent; a single layer goes on from what it gave itself
+                given = read[:, :, max(layer - 1, 0)]
+            elif layer:
+                given = torch.cat([read[:, :1, layer], outputs[:, :-1, layer - 1]], dim=1)
+            else:
+                given = read[:, :, 0]
             made = self._layer(layer, embedded, given, forward.positions + 1, forward.mask, cache)
             outputs[:, :, layer] = made if self._found.chained or count == 1 else given
             if layer == first:
                 outputs[:, :, -1] = made
-            if layer + 1 == count:
-                break
-            if depth:
-                given = read[:, :, layer]
-            else:
-                given = torch.cat([read[:, :1, layer + 1], outputs[:, :-1, layer]], dim=1)
         return outputs
 
     def logits(self, outputs: Tensor) -> Tensor:
