@@ -22,6 +22,7 @@ from outpace import Engine, Target
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.mtp import mtp_checkpoint
 from outpace.drafters.mtp.mtp import Mtp
+from outpace.drafters.support import continuing
 from outpace.targets import TargetModel
 from outpace.targets.inputs.masks import unknown_kinds
 from outpace.testing import ToyTarget
@@ -265,6 +266,18 @@ def test_drafts_are_those_of_a_plain_computation(
         ]
     assert watched == expected
     assert len(expected) > 5
+
+
+def test_a_text_read_in_pieces_is_the_whole_text(
+    targets: Callable[..., TargetModel], watched: Drafts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = targets("glm4_moe", 3, 4.0)
+    Engine(target, "mtp", adaptive=False).generate([PROMPTS[2]], GREEDY)
+    whole = list(watched)
+    watched.clear()
+    monkeypatch.setattr(continuing, "_CHUNK", 3)
+    Engine(target, "mtp", adaptive=False, prefill_chunk=7).generate([PROMPTS[2]], GREEDY)
+    assert watched == whole and len(whole) > 10
 
 
 # -- what is refused -------------------------------------------------------------------------------------
