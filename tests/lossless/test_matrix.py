@@ -32,6 +32,8 @@ _SMALL = {
     "eagle": "eagle:num_speculative_tokens=3",
     "eagle, trees": "eagle:num_speculative_tokens=3,expand=3,max_nodes=8",
     "dflash": "dflash:path={trained},num_speculative_tokens=3",
+    "mtp": "mtp:path={trained},num_speculative_tokens=3",
+    "mtp, trees": "mtp:path={trained},num_speculative_tokens=3,expand=3,max_nodes=8",
     "hydra, by confidence": "hydra:path={trained},expand=3,max_nodes=8",
 }
 _NAMED = {name.partition(",")[0] for name in _SMALL} | {"none"}

@@ -32,6 +32,7 @@ NEEDED = {
     "combined": "parts=(lookahead:window=2,ngram=3)+(prompt_lookup)",
     "dflash": "path={trained}",
     "hydra": "path={trained}",
+    "mtp": "path={trained}",
     "retrieval": "path={datastore}",
 }
 # Options that name what is drafted with, not how.

@@ -42,7 +42,7 @@ REFUSED = {
     "assistant_model": "name a drafter in accelerate",
     "prompt_lookup_num_tokens": "leave it out; a drafter does its work",
     "assistant_early_exit": "leave it out; a drafter does its work",
-    "use_mtp": "leave it out; a drafter does its work",
+    "use_mtp": "leave it out; the drafter mtp does its work",
     "is_assistant": "leave it out; it is for a model that drafts for another",
     "synced_gpus": "pass False, and run one whole model in each process",
     "output_attentions": "run the model once over the result for them",

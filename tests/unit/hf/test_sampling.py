@@ -10,6 +10,7 @@ import torch
 from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig, TopKLogitsWarper
 
 import outpace
+from mtp_folders import write_beside
 from outpace.drafters import DRAFTERS
 from outpace.drafters.blocks.dflash import DFlashModule
 from outpace.drafters.eagle.eagle_module import EagleModule
@@ -159,6 +160,8 @@ def test_every_drafter_by_its_spec(name: str, none: Any, batch: Any, tmp_path: P
         writer.add(greedy[0].tolist())
     if name in LEARNED:
         spec = untrained(LEARNED[name], model, tmp_path / name)
+    elif name == "mtp":
+        spec = f"mtp:path={write_beside(tmp_path / name, model, batch['input_ids'].tolist())}"
     else:
         spec = OF_OPTIONS.get(name, name).replace("{datastore}", str(tmp_path / "datastore"))
     check_spec(spec, model, none, batch)

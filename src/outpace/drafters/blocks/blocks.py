@@ -132,7 +132,7 @@ class BlockDrafter(Drafter[BlockState]):
             shape=shape_of(config.tokens, method=self.name),
             draws=Draws(self.draws),
             module=module,
-            cache=LayerCache(config, config.depth, weight.dtype, weight.device),
+            cache=LayerCache.of(config, config.depth, weight.dtype, weight.device),
         )
 
     def renew(self, shared: BlockShared, target: TargetModel) -> BlockShared:

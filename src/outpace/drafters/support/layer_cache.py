@@ -41,6 +41,7 @@ class Forward:
     """A forward over S slots, open until ``keep``.
 
     Attributes:
+        window: the rows of the cache that it writes.
         positions: positions of each slot's rows, [S, width].
         mask: true where a row attends to a column, [S, 1, width, columns].
     """
@@ -49,7 +50,7 @@ class Forward:
         self._cache = cache
         self._feeds = feeds
         (window,) = cache.begin({feed.slot: len(feed.positions) for feed in feeds})
-        self._window = window
+        self.window = window
         places = {slot: place for place, slot in enumerate(window.slots)}
         self._order = [places[feed.slot] for feed in feeds]
         count = len(window.slots)
@@ -68,11 +69,11 @@ class Forward:
 
     def store(self, layer: int) -> Store:
         """The function that stores a layer's new keys and values."""
-        return lambda keys, values: self._window.append(layer, keys, values)
+        return lambda keys, values: self.window.append(layer, keys, values)
 
     def pad(self, inputs: Seq[Tensor]) -> Tensor:
         """Pad the rows of each feed, [w, ...], with zeros to one tensor [S, width, ...]."""
-        size = (len(self._window.slots), self._window.width, *inputs[0].shape[1:])
+        size = (len(self.window.slots), self.window.width, *inputs[0].shape[1:])
         padded = inputs[0].new_zeros(size)
         for place, rows in zip(self._order, inputs, strict=True):
             padded[place, : len(rows)] = rows
@@ -93,19 +94,24 @@ class LayerCache:
     """Keys and values of a module's layers for many sequences.
 
     Args:
-        layers: how many.
+        layers: shape of each layer's rows, all on one device.
     """
 
-    def __init__(self, config: LayerConfig, layers: int, dtype: torch.dtype, device: torch.device) -> None:
-        rows = RowShape(config.kv_heads, config.head_size, dtype, device)
-        self._made_from = config, layers, dtype, device
-        self._device = device
+    def __init__(self, layers: Seq[LayerShape]) -> None:
+        self._layers = layers
+        self._device = layers[0].keys.device
         # One lane, so that a module runs once: padding its few layers costs little compared with the target.
-        self._cache = KVCache([LayerShape(rows, rows)] * layers, spread=math.inf)
+        self._cache = KVCache(layers, spread=math.inf)
+
+    @classmethod
+    def of(cls, config: LayerConfig, layers: int, dtype: torch.dtype, device: torch.device) -> LayerCache:
+        """A cache for this many layers of ``outpace.learned``."""
+        rows = RowShape(config.kv_heads, config.head_size, dtype, device)
+        return cls([LayerShape(rows, rows)] * layers)
 
     def renewed(self) -> LayerCache:
         """An empty cache of the same shape."""
-        return LayerCache(*self._made_from)
+        return LayerCache(self._layers)
 
     def open(self) -> Slot:
         """Allocate an empty slot."""

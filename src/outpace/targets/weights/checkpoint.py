@@ -90,12 +90,12 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> int | None:
         OutpaceError: the index is not one, or names files elsewhere or missing ones; a header is broken; or
             weights are not floats although the config names no quantisation.
     """
-    single = folder / WEIGHTS
-    if not single.is_file() and not (folder / INDEX).is_file():
+    files = weight_files(folder)
+    if not files:
         return None
     quantised = any(name in ("quantization_config", "compression_config") for name, _ in _entries(config))
     count = 0
-    for file in [single] if single.is_file() else _shards(folder):
+    for file in files:
         for name, kind in header(file).items():
             count += 1
             if kind not in FLOATS and name.endswith(".weight") and not quantised:
@@ -104,6 +104,18 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> int | None:
                     f"of {', '.join(FLOATS)}"
                 )
     return count
+
+
+def weight_files(folder: Path) -> list[Path]:
+    """A folder's weights in safetensors format: one file, or those that its index names; empty for none.
+
+    Raises:
+        OutpaceError: the index is not one, or names files elsewhere or missing ones.
+    """
+    single = folder / WEIGHTS
+    if single.is_file():
+        return [single]
+    return _shards(folder) if (folder / INDEX).is_file() else []
 
 
 def _shards(folder: Path) -> list[Path]:

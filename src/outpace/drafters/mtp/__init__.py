@@ -1,0 +1,1 @@
+"""Multi-token prediction: the prediction layers of the target's own checkpoint."""
