@@ -138,8 +138,8 @@ CACHE = [
     Mutant(
         "a cache reserves more rows than its capacity",
         "outpace/cache/kv.py",
-        "self.reserved - lane.rows + places * wide <= self.capacity:",
-        "self.reserved - lane.rows + places * wide <= 2 * self.capacity:",
+        "others + self._rows_of(places, wide) <= self.capacity:",
+        "others + self._rows_of(places, wide) <= 2 * self.capacity:",
         (f"{_CACHE}::test_capacity",),
     ),
     Mutant(
