@@ -103,6 +103,9 @@ def test_options_that_do_not_go_with_a_call_are_refused() -> None:
     model = tiny_llama()
     with pytest.raises(OutpaceError, match=r"static is for outpace\.Target, not for .* leave it out"):
         outpace.accelerate(model, static=True)
+    with pytest.raises(OutpaceError, match=r"check is for outpace\.Target, not for .* leave it out"):
+        outpace.accelerate(model, check=False)
+    outpace.accelerate(model, "none", check="auto", static=False)  # as they are anyway
     with pytest.raises(OutpaceError, match=r"exact is for transformers models, and m\.gguf is a"):
         outpace.load("m.gguf", exact=True)
     with pytest.raises(OutpaceError, match=r"runner and compiled are .* give static=True too"):
