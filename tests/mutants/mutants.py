@@ -1349,6 +1349,13 @@ HF = [
         ("tests/unit/hf/test_greedy.py::test_caches_of_rows_that_ended",),
     ),
     Mutant(
+        "functions that a package replaced are not a part of what was tested",
+        "outpace/targets/step/record.py",
+        '        "functions": _digest(_functions(classes, config._attn_implementation)),\n',
+        "",
+        ("tests/unit/targets/test_record.py -k replaced_in_this_process",),
+    ),
+    Mutant(
         "a model that passed with some options is not tested with others",
         "outpace/hf/engines.py",
         "                    tested = _passed.get(model) == (state, self._options)\n",
