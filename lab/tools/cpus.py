@@ -13,7 +13,10 @@ import sys
 from outpace.native.instructions import LIMITS, NATIVE, VARIABLE, instructions, limits
 
 TESTS = [
-    *(f"tests/unit/targets/test_{name}.py" for name in ("native", "fused", "exact", "lines", "causal")),
+    *(
+        f"tests/unit/targets/test_{name}.py"
+        for name in ("self_test", "native", "fused", "exact", "lines", "causal")
+    ),
     "tests/unit/test_instructions.py",
     "tests/lossless/test_bit_exact.py",
 ]

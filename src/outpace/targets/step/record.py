@@ -196,7 +196,7 @@ def _functions(classes: Iterable[type], attention: str) -> list[str]:
     """The functions of classes, of the Python modules with these, and of attention, by their code."""
     owners = {owner for kind in classes for owner in kind.__mro__ if owner is not object}
     modules = {owner.__module__ for owner in owners}
-    spaces = {_name(owner): vars(owner) for owner in owners}
+    spaces: dict[str, Mapping[str, Any]] = {_name(owner): vars(owner) for owner in owners}
     spaces |= {module: vars(sys.modules[module]) for module in modules if module in sys.modules}
     found = [
         f"{place} {name} {code}"
