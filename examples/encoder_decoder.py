@@ -1,4 +1,4 @@
-"""An encoder-decoder model: drafts for its decoder, with the text of transformers' own generate().
+"""An encoder-decoder model: drafts for its decoder, and the text compared with transformers' own generate().
 
 The model has random weights, so that no download is needed. The code is the same for a model that translates,
 with its tokenizer. The drafter "reference" copies from an earlier version of the output, as when a sentence

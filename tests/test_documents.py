@@ -36,7 +36,10 @@ FILES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")),
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "integrations").rglob("*.md")),
+    ROOT / "lab" / "README.md",
 ]
+CARDS = sorted((SOURCE / "models").rglob("README.md"))
+CODE = [ROOT / name for name in ("src", "lab/src", "lab/tools", "examples", "integrations", "tools")]
 MOST_LINES = 12_000  # of what is to be read to change decoding
 _SPEC = re.compile(r"[\s\"'(+`]([a-z_]+:[a-z_]+=[^\s\"'`]+|[a-z]+:\([^\s\"'`]+)")
 _PLACE = re.compile(r"(src|tests|docs|tools|examples|benchmarks|integrations|lab|\.ci)/[\w./-]*")
@@ -157,7 +160,7 @@ def test_specs_are_of_drafters_and_verifiers_as_they_are(file: Path) -> None:
         load_method(spec)
 
 
-@DOCUMENTS
+@pytest.mark.parametrize("file", (*FILES, *CARDS), ids=name_of)
 def test_files_and_scripts_named_in_code_are_there(file: Path) -> None:
     if file.name == "CHANGELOG.md":
         return
@@ -270,7 +273,8 @@ def test_names_that_code_imports_are_there(file: Path) -> None:
 PAGE = ROOT / "docs" / "concepts" / "exactness.md"
 # A claim of equal tokens; the paragraph or docstring has to name the page that limits it.
 _CLAIM = re.compile(
-    r"(without changing|not) (one|a single|any) (output )?token|no token( of the output)?( can)? changes?\b"
+    r"(without changing|not) (one|a single|any) (output )?token|without changing (a token|what)"
+    r"|no token( of the output)?( can)? changes?\b"
     r"|changes? (no|not one|not a single) token|token for token|identical (tokens|texts?|outputs?)",
     re.IGNORECASE,
 )
@@ -299,7 +303,7 @@ def paragraphs(text: str) -> list[str]:
     return re.split(r"\n\s*\n|\n(?=\s*(?:[-*|]|\d+\.) )", text)
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if file != PAGE], ids=name_of)
+@pytest.mark.parametrize("file", [file for file in (*FILES, *CARDS) if file != PAGE], ids=name_of)
 def test_no_document_promises_more_than_the_page(file: Path) -> None:
     assert not [one for part in paragraphs(file.read_text("utf-8")) for one in beyond_the_page(part)]
 
@@ -307,7 +311,8 @@ def test_no_document_promises_more_than_the_page(file: Path) -> None:
 def test_no_docstring_or_message_promises_more_than_the_page() -> None:
     found = [
         f"{file}:{line}: {one}"
-        for file in (ROOT / "src").rglob("*.py")
+        for folder in CODE
+        for file in folder.rglob("*.py")
         for line, text in prose(file.read_text("utf-8"))
         for one in beyond_the_page(text)
     ]
@@ -332,6 +337,9 @@ def prose(source: str) -> Iterator[tuple[int, str]]:
         "Drafts change not one token of the output.",
         "It is fast, without changing a single token",
         "The result is generate()'s text; it is what a model would write.",
+        "Drafts for its decoder, with the text of transformers' own generate().",
+        "It makes models answer faster without changing what they say.",
+        "generate faster without changing a token of the output",
         "Answers are equal, token for token.",
     ],
 )

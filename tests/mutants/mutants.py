@@ -1406,6 +1406,20 @@ HF = [
         ("tests/unit/hf/test_greedy.py::test_caches_of_rows_that_ended",),
     ),
     Mutant(
+        "functions that a package replaced are not a part of what was tested",
+        "outpace/targets/step/record.py",
+        '        "functions": _digest(_functions(classes, config._attn_implementation)),\n',
+        "",
+        ("tests/unit/targets/test_record.py -k replaced_in_this_process",),
+    ),
+    Mutant(
+        "a model that passed with some options is not tested with others",
+        "outpace/hf/engines.py",
+        "                    tested = _passed.get(model) == (state, self._options)\n",
+        "                    tested = _passed.get(model, [None])[0] == state\n",
+        ("tests/unit/hf/test_accelerate.py::test_other_options_are_tested_anew",),
+    ),
+    Mutant(
         "an engine that was made with other weights is lent",
         "outpace/hf/engines.py",
         "                self._idle.clear()\n                self._revision = revision\n",

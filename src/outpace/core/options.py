@@ -77,9 +77,12 @@ class TargetOptions:
     stock: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("exact", "fuse", "release"):
+        for name in ("exact", "fuse", "release", "check"):
             if not isinstance(value := getattr(self, name), bool) and value != "auto":
                 raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
+        for name in ("static", "stock"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise OutpaceError(f"{name} must be True or False, not {value!r}")
         if not self.static and (self.runner is not None or self.compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
         if self.stock and (names := [name for name in self.named if name not in ("check", "stock")]):

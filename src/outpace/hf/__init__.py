@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 
-from outpace.core import OutpaceError, TargetOptions
+from outpace.core import USUAL, OutpaceError, TargetOptions
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.engine.observer import Learner
@@ -117,7 +117,8 @@ def accelerate(
     """
     costs: Mapping[str, Any] = {}
     chosen = TargetOptions(**options)
-    if names := [name for name in chosen.named if name not in _STEP]:
+    others = [name for name in options if name not in _STEP]
+    if names := [name for name in others if getattr(chosen, name) != getattr(USUAL, name)]:
         raise OutpaceError(f"{names[0]} is for outpace.Target, not for a model's generate(): leave it out")
     if profile is not None:
         if drafter is not None:

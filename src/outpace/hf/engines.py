@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 from torch import Tensor
@@ -47,8 +47,9 @@ class Kept(NamedTuple):
     cross: list[LayerRows]
 
 
-# The state in which each model passed its target's self-test, so that decode() need not repeat it.
-_passed: WeakKeyDictionary[Any, tuple[Any, ...]] = WeakKeyDictionary()
+# The state and options with which each model passed its target's self-test, so that decode() need not
+# repeat it. Other options make other steps.
+_passed: WeakKeyDictionary[Any, tuple[Any, TargetOptions]] = WeakKeyDictionary()
 
 
 def _state(model: Any, quantise: str | None) -> tuple[Any, ...]:
@@ -160,10 +161,11 @@ class Engines:
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
-                    check: bool | Literal["auto"] = "auto" if _passed.get(model) != state else False
-                    self._target = Target(model, **vars(replace(self._options, check=check)))
+                    tested = _passed.get(model) == (state, self._options)
+                    options = replace(self._options, check=False) if tested else self._options
+                    self._target = Target(model, **vars(options))
                 self._warn_if_inexact(self._target)
-                self._made_for = _passed[model] = state
+                self._made_for, _passed[model] = state, (state, self._options)
                 self._revision = self._target.revision()
             elif (revision := self._target.revision()) != self._revision:
                 if self.learner is not None:

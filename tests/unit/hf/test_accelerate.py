@@ -20,6 +20,7 @@ import outpace
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.hf import Generate
 from outpace.targets.inputs.config import CACHE
+from outpace.targets.stock import causal
 from unit.hf.tiny import NEVER, Forwards, make
 
 
@@ -51,6 +52,31 @@ def test_accelerating_twice_replaces(llama: Any, one: Any) -> None:
     assert counter.count == 20  # one for each token; the prompt rides in the first
     outpace.restore(llama)
     assert "generate" not in vars(llama) and "__getstate__" not in vars(llama)
+
+
+def test_other_options_are_tested_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps with other options are others: that some passed says nothing about these."""
+    monkeypatch.setenv("OUTPACE_TESTED", "")
+    asked: list[str] = []
+
+    def disproves(*_: Any) -> str:
+        asked.append("bits")
+        return "sums in any order"
+
+    model = make("llama").to(torch.bfloat16)
+    with pytest.warns(UserWarning, match="exact is off"):
+        outpace.accelerate(model, "suffix", exact=False, fuse=False, pack=False)
+    passed = causal.tested
+    monkeypatch.setattr(causal, "tested", lambda *given: (asked.append("steps"), passed(*given))[1])
+    with pytest.warns(UserWarning, match="exact is off"):
+        outpace.accelerate(model, "suffix", exact=False, fuse=False, pack=False)
+    assert asked == []
+    monkeypatch.setattr(causal, "bit_test", disproves)
+    with pytest.warns(UserWarning, match="not exact here.*sums in any order"):
+        outpace.accelerate(model, "suffix")
+    assert asked == ["bits", "steps"]
+    with pytest.raises(outpace.OutpaceError, match="not bit-exact: sums in any order; leave exact out"):
+        outpace.accelerate(model, "suffix", exact=True)
 
 
 def test_a_mistake_leaves_the_acceleration_as_it_was(llama: Any) -> None:

@@ -1,15 +1,17 @@
-"""Messages if llama-cpp-python is missing, too old or does not load."""
+"""Messages if llama-cpp-python is missing, too old or does not load, and for options of other kinds."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 
 from outpace.core import OutpaceError
 from outpace.targets.llamacpp import library as llama_library
+from outpace.targets.llamacpp.options import LlamaCppOptions
 
 # The function behind the cache: the library that other tests use stays.
 load = llama_library.library.__wrapped__
@@ -51,3 +53,12 @@ def test_files_that_are_no_models_are_refused_without_the_library(tmp_path: Path
     for path, reason in ((folder, "is a folder"), (text, "not a GGUF file"), (missing, "no such file")):
         with pytest.raises(OutpaceError, match=reason):
             llama_library.check_file(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("flash_attn", "auto"), ("repack", "auto"), ("check", None), ("threads", "2"), ("n_gpu_layers", None)],
+)
+def test_values_of_another_kind_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(OutpaceError, match=f"{name} must be (true or false|a whole number), not {value!r}"):
+        LlamaCppOptions(**{name: value})

@@ -99,10 +99,27 @@ def test_layouts_of_forwards_are_counted() -> None:
     assert fixed.plan.layouts == {"fixed": 1}
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        *((name, "yes", "True, False or 'auto'") for name in ("exact", "fuse", "release", "check")),
+        *((name, "auto", "True or False") for name in ("static", "stock")),
+        ("check", None, "True, False or 'auto'"),
+        ("static", 1, "True or False"),
+    ],
+)
+def test_unknown_values_of_options_are_refused(name: str, value: Any, words: str) -> None:
+    with pytest.raises(OutpaceError, match=f"{name} must be {words}, not {value!r}"):
+        Target(tiny_llama(), **{name: value})
+
+
 def test_options_that_do_not_go_with_a_call_are_refused() -> None:
     model = tiny_llama()
     with pytest.raises(OutpaceError, match=r"static is for outpace\.Target, not for .* leave it out"):
         outpace.accelerate(model, static=True)
+    with pytest.raises(OutpaceError, match=r"check is for outpace\.Target, not for .* leave it out"):
+        outpace.accelerate(model, check=False)
+    outpace.accelerate(model, "none", check="auto", static=False)  # as they are anyway
     with pytest.raises(OutpaceError, match=r"exact is for transformers models, and m\.gguf is a"):
         outpace.load("m.gguf", exact=True)
     with pytest.raises(OutpaceError, match=r"runner and compiled are .* give static=True too"):

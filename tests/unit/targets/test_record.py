@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from collections.abc import Callable
@@ -10,6 +11,9 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.gpt_neox import modeling_gpt_neox
 
 from outpace import Target
 from outpace.core import UnsupportedModel
@@ -95,6 +99,50 @@ def test_a_changed_model_is_tested(folder: Path, asked: list[str], change: Calla
     with torch.no_grad():
         change(model)
     Target(model, exact=False)
+    assert asked == ["tested"] * 2
+
+
+def replaced(right: Any) -> Any:
+    """What a package puts in the place of a function or a class: one of the same name and signature."""
+    if isinstance(right, type):
+        return type(right.__name__, (right,), {})
+
+    @functools.wraps(right)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return right(*args, **kwargs)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [
+        (modeling_gpt_neox.GPTNeoXAttention, "forward"),
+        (modeling_gpt_neox.GPTNeoXForCausalLM, "forward"),
+        (modeling_gpt_neox, "apply_rotary_pos_emb"),
+        (modeling_gpt_neox, "GPTNeoXMLP"),
+        (torch.nn.Linear, "forward"),
+        (PreTrainedModel, "get_input_embeddings"),
+    ],
+)
+def test_code_that_was_replaced_in_this_process_is_tested(
+    folder: Path, asked: list[str], owner: Any, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some packages put faster functions into transformers' classes and modules."""
+    model = half()
+    Target(model, exact=False)
+    monkeypatch.setattr(owner, name, replaced(getattr(owner, name)))
+    Target(model, exact=False)
+    assert asked == ["tested"] * 2
+
+
+def test_attention_that_was_replaced_in_this_process_is_tested(
+    folder: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Target(half(), exact=False)
+    attention = replaced(ALL_ATTENTION_FUNCTIONS["sdpa"])
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, "sdpa", attention)
+    Target(half(), exact=False)
     assert asked == ["tested"] * 2
 
 

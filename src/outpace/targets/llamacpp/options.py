@@ -12,6 +12,15 @@ GGML_TYPES = {  # ggml's numbers of dtypes
     "float32": 0, "float16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "bfloat16": 30,
 }  # fmt: skip
 
+_SWITCH, _NUMBER = (bool, "true or false"), (int, "a whole number")
+_KINDS = {
+    "flash_attn": _SWITCH,
+    "repack": _SWITCH,
+    "check": _SWITCH,
+    "threads": _NUMBER,
+    "n_gpu_layers": _NUMBER,
+}
+
 
 @dataclass(frozen=True)
 class LlamaCppOptions:
@@ -46,6 +55,10 @@ class LlamaCppOptions:
     check: bool = True
 
     def __post_init__(self) -> None:
+        for name, (kind, words) in _KINDS.items():
+            value = getattr(self, name)
+            if not isinstance(value, kind) and (value is not None or getattr(type(self), name) is not None):
+                raise OutpaceError(f"{name} must be {words}, not {value!r}")
         if self.threads is not None and self.threads < 1:
             raise OutpaceError(f"threads must be at least 1, not {self.threads}")
         if self.n_gpu_layers < -1:

@@ -1,6 +1,7 @@
 """Answers of a target's self-test, kept in the user's cache: a loaded model that passed is not tested again.
 
-An answer is known by all that it may depend on: the model's classes and their source, its config, its weights
+An answer is known by all that it may depend on: the model's classes, their source and the functions that
+they have in this process (some packages replace them in place), its config, its weights
 (of each tensor the shape, the dtype and up to ``_SAMPLE`` numbers spread over it), the target's options and
 kernels, this package's source, the versions of torch and transformers, the processor, its instruction sets,
 threads, and torch's settings of precision. Sampled numbers do: which operations round how depends on shapes
@@ -19,14 +20,16 @@ import logging
 import os
 import platform
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import torch
 import transformers
 from torch import Tensor
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outpace._version import __version__
 from outpace.core import OutpaceError, first_line
@@ -147,9 +150,8 @@ def _about(model: Any, options: Mapping[str, Any]) -> dict[str, str] | None:
     ]
     devices = {weight.device for weight in model.parameters()}
     return {
-        "classes": _digest(
-            [sorted(f"{kind.__module__}.{kind.__qualname__}" for kind in classes), sorted(sources, key=str)]
-        ),
+        "classes": _digest([*sorted(map(_name, classes)), *sorted(map(str, sources))]),
+        "functions": _digest(_functions(classes, config._attn_implementation)),
         "config": _digest(
             [repr(sorted(values.items(), key=lambda item: item[0])), config._attn_implementation, numbers]
         ),
@@ -184,6 +186,36 @@ def _layout(step: Any) -> list[str]:
         f"{name} {type(module).__qualname__} {getattr(getattr(module, 'kernel', None), 'name', '')}"
         for name, module in step.named_modules()
     ]
+
+
+def _name(kind: Any) -> str:
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _functions(classes: Iterable[type], attention: str) -> list[str]:
+    """The functions of classes, of the Python modules with these, and of attention, by their code."""
+    owners = {owner for kind in classes for owner in kind.__mro__ if owner is not object}
+    modules = {owner.__module__ for owner in owners}
+    spaces: dict[str, Mapping[str, Any]] = {_name(owner): vars(owner) for owner in owners}
+    spaces |= {module: vars(sys.modules[module]) for module in modules if module in sys.modules}
+    found = [
+        f"{place} {name} {code}"
+        for place, space in spaces.items()
+        for name, value in list(space.items())
+        for code in _codes(value)
+    ]
+    return sorted([*found, *_codes(ALL_ATTENTION_FUNCTIONS.get(attention))])
+
+
+def _codes(value: Any) -> Iterator[str]:
+    """The code of a function, and of those that it wraps; the name of a class; the class of a callable."""
+    value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
+    while isinstance(value, FunctionType):
+        code = value.__code__
+        yield f"{code.co_filename}:{code.co_firstlineno} {_digest(code.co_code)}"
+        value = vars(value).get("__wrapped__")
+    if callable(value):
+        yield _name(value if isinstance(value, type) else type(value))
 
 
 def _source(module: Any) -> str | None:
