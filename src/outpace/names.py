@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
+from collections.abc import Collection
 from functools import lru_cache
 from pathlib import Path
 
 from outpace import hub
-from outpace.core import DTYPES, OutpaceError, near
+from outpace.core import DTYPES, OutpaceError, near, need
 from outpace.embedded import nano_path, smollm2_path
 from outpace.outline import Outline, Outlines
 from outpace.plugins import installed, moved
@@ -19,6 +21,9 @@ ADAPTER = "adapter_config.json"  # as peft names it
 SMOLLM2 = "smollm2"
 COPYING = ("rewriting", "retrieval")
 SUITES = ("builtin", *COPYING)
+TRANSFORMERS = "transformers"  # the peer that needs no other package, and its methods
+STOCK = ("plain", "prompt_lookup", "assisted")
+DEVICE_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 FILE = "file:"  # before the path of a suite's file
 # Kinds of devices in torch's notation; a package may register another.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mlu", "musa", "xla", "mtia", "meta")
@@ -86,6 +91,60 @@ def check_suite(name: str) -> None:
         known = (*SUITES, *others, f"{FILE}PATH")
         message = f"there is no suite {name!r}.{near(name, known)} There are: {', '.join(known)}"
         raise OutpaceError(moved("suite", name) or message)
+
+
+def check_peers(text: str) -> None:
+    """Refuse unknown libraries in a list of peers, as in ``transformers:plain,vllm=VENV``.
+
+    Of the methods, those of transformers are known here.
+    """
+    known = (TRANSFORMERS, *installed("peers"))
+    for piece in text.split(","):
+        name = piece.strip().partition("=")[0]
+        library, _, kind = name.partition(":")
+        if name in ("", "none"):
+            continue
+        if library not in known:
+            message = f"there is no peer {library!r}.{near(library, known)} There are: {', '.join(known)}"
+            raise OutpaceError(moved("peer", library) or message)
+        if kind and library == TRANSFORMERS:
+            check_method(library, kind, STOCK)
+
+
+def check_method(library: str, kind: str, known: Collection[str]) -> None:
+    """Refuse an unknown method of a peer."""
+    if kind not in known:
+        message = f"{library} has no method {kind!r}.{near(kind, known)} It has: {', '.join(known)}"
+        raise OutpaceError(message)
+
+
+def read_device_map(text: str) -> str | dict[str, int | str]:
+    """A device map: a name, or devices by module from JSON.
+
+    Raises:
+        OutpaceError: it is neither, or accelerate is missing.
+    """
+    need("devices", "a device map")
+    if text in DEVICE_MAPS:
+        return text
+    try:
+        layers = json.loads(text)
+    except ValueError:
+        layers = None
+    if not isinstance(layers, dict) or not layers:
+        raise OutpaceError(
+            f"a device map must be {', '.join(DEVICE_MAPS)}, or JSON from module to device, as in "
+            f'\'{{"model.layers.0": 0, "": "cpu"}}\'; not {text!r}.{near(text, DEVICE_MAPS)}'.rstrip(".")
+        )
+    if "disk" in layers.values():
+        raise OutpaceError("weights on disk would be read in every step; put those modules on cpu")
+    return layers
+
+
+def check_llamacpp(model: str | None, options: str) -> None:
+    """Refuse options of llama.cpp for a model that it does not run."""
+    if options and not is_gguf(model or ""):
+        raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(model)} is not one; leave it out")
 
 
 def check_model(name: str | None) -> None:

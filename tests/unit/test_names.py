@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +14,7 @@ from outpace.names import _outlines, check_device, check_names, check_suite
 from outpace.outline import Outline
 from outpace.spec import _hints, _needed
 from outpace.verify import VERIFIERS
+from without_torch import check_mistakes
 
 # What a user types, and what is said.
 MISTAKES = {
@@ -40,31 +38,25 @@ MISTAKES = {
     "demo --drafter lokahead": "Did you mean 'lookahead'?",
     "bench --suite bultin": "Did you mean 'builtin'?",
     "bench --drafters none,sufix": "Did you mean 'suffix'?",
+    "bench --peers transfomers:plain": "Did you mean 'transformers'?",
+    "bench --peers transformers:plian": "Did you mean 'plain'?",
+    "bench --quantise int3": "quantise must be int8 or int4, not 'int3'. Did you mean 'int8'?",
+    "bench --batch two": "--batch takes numbers",
+    "generate -p x --quantise int3": "Did you mean 'int8'?",
+    "chat --quantise int3": "Did you mean 'int8'?",
+    "serve --quantise int3": "Did you mean 'int8'?",
+    "generate -p x --device-map atuo": "Did you mean 'auto'?",
+    "bench --device-map atuo": "Did you mean 'auto'?",
+    "serve --device-map atuo": "Did you mean 'auto'?",
+    "generate -p x --llamacpp threads=4": "--llamacpp is for .gguf files",
+    "serve --llamacpp threads=4": "--llamacpp is for .gguf files",
+    "drafters sufix": "Did you mean 'suffix'?",
+    "datastore build texts --out x --model ./no/such/folder": "no such folder",
 }
-# torch, and an extra, are as if they were not installed.
-CHILD = """
-import json, sys
-from typer.testing import CliRunner
-
-class Without:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in ("torch", "transformers", "opentelemetry"):
-            raise ModuleNotFoundError(f"no {name}", name=name)
-
-sys.meta_path.insert(0, Without())
-from outpace.cli.app import app
-import outpace.cli
-found = {words: CliRunner().invoke(app, words.split()) for words in json.loads(sys.argv[1])}
-print(json.dumps({words: [one.exit_code, one.output] for words, one in found.items()}))
-"""
 
 
 def test_mistakes_are_found_without_torch() -> None:
-    done = subprocess.run(
-        [sys.executable, "-c", CHILD, json.dumps(list(MISTAKES))], capture_output=True, text=True, check=True
-    )
-    for words, (code, output) in json.loads(done.stdout).items():
-        assert code == 2 and MISTAKES[words] in output, (words, output)
+    check_mistakes(MISTAKES)
 
 
 @pytest.mark.parametrize(("kind", "classes"), [("drafter", DRAFTERS), ("verifier", VERIFIERS)])

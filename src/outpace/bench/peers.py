@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outpace.bench.runs import Method
-from outpace.bench.stock import KINDS, Stock, load_assistant
+from outpace.bench.stock import Stock, load_assistant
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
-from outpace.plugins import installed, load_object, moved
-
-_OWN = "transformers"
+from outpace.names import STOCK, TRANSFORMERS, check_method, check_peers
+from outpace.plugins import installed, load_object
 
 
 @dataclass(frozen=True)
@@ -92,13 +91,10 @@ def library_of(name: str) -> Library:
     Raises:
         OutpaceError: there is no such peer, or its package cannot be imported.
     """
-    if name == _OWN:
-        return Library(KINDS, _stock, elsewhere=False)
-    others = installed("peers")
-    if name not in others:
-        names = ", ".join((_OWN, *others))
-        raise OutpaceError(moved("peer", name) or f"there is no peer {name!r}; there are: {names}")
-    found = load_object("peer", others[name])
+    check_peers(name)
+    if name == TRANSFORMERS:
+        return Library(STOCK, _stock, elsewhere=False)
+    found = load_object("peer", installed("peers")[name])
     if not isinstance(found, Library):
         raise OutpaceError(f"the peer {name} is {found!r}, and a peer is an outpace.bench.peers.Library")
     return found
@@ -119,8 +115,8 @@ def split_peers(text: str) -> list[Peer]:
         if name in ("", "none"):
             continue
         chosen = library_of(library)
-        if kind and kind not in chosen.kinds:
-            raise OutpaceError(f"{library} has no method {kind!r}; it has: {', '.join(chosen.kinds)}")
+        if kind:
+            check_method(library, kind, chosen.kinds)
         if place and not chosen.elsewhere:
             raise OutpaceError(f"{library} runs in this process; leave its path out")
         environment = Path(place).expanduser() if place else None

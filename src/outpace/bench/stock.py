@@ -13,8 +13,8 @@ from transformers.generation.streamers import BaseStreamer
 
 from outpace.bench.runs import Method, Request, Run
 from outpace.core import OutpaceError, first_line
+from outpace.names import STOCK, TRANSFORMERS, check_method
 
-KINDS = ("plain", "prompt_lookup", "assisted")
 _NO_TOKEN = -1
 LOOKUP_TOKENS = 10
 
@@ -25,7 +25,7 @@ class Stock(Method):
     The model's generation settings are replaced during a run, so that only the request's apply.
 
     Args:
-        kind: one of ``KINDS``.
+        kind: one of ``outpace.names.STOCK``.
         assistant: the draft model of assisted generation.
         start: what the decoder of an encoder-decoder model starts with; otherwise empty.
 
@@ -41,8 +41,7 @@ class Stock(Method):
         temperature: float = 0.0,
         start: Sequence[int] = (),
     ) -> None:
-        if kind not in KINDS:
-            raise OutpaceError(f"transformers has no method {kind!r} here; there are: {', '.join(KINDS)}")
+        check_method(TRANSFORMERS, kind, STOCK)
         if kind == "assisted" and assistant is None:
             raise OutpaceError(
                 "transformers' assisted generation needs a draft model: add --assistant MODEL, or name the "

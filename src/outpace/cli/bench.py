@@ -10,7 +10,7 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
-from outpace.cli.parts import Source, check_length, check_listed, profiled, sampling
+from outpace.cli.parts import Source, check_length, check_listed, numbers, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.cli.writer import check_json
 from outpace.core import DEFAULT_DRAFTER, OutpaceError, TargetOptions
@@ -113,8 +113,11 @@ def bench(
     sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_length(max_new_tokens)
     check_json(json_to)
-    check_listed(suite, drafters)
-    Source(model, device, dtype, trust_remote_code).check_names(verifier=verifier)
+    check_listed(suite, drafters, peers)
+    place, step = spread_of(device, device_map), TargetOptions(quantise=quantise, stock=stock)
+    source = Source(model, place, dtype, trust_remote_code, llamacpp, True, step)
+    source.check_names(verifier=verifier)
+    batches = numbers("batch", batch)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
         from outpace.cli import bench_run as runner
@@ -122,10 +125,7 @@ def bench(
         settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)
         beside = peers or ("none" if is_gguf(model or "") else TRANSFORMERS)
         methods = (drafters, lengths, verifier, adaptive, beside, assistant)
-        chosen = runner.plan(suite, data, limit, *methods, batch, settings)
-    place = spread_of(device, device_map)
-    step = TargetOptions(quantise=quantise, stock=stock)
-    source = Source(model, place, dtype, trust_remote_code, llamacpp, True, step)
+        chosen = runner.plan(suite, data, limit, *methods, batches, settings)
     notes: list[str] = []
     plain = "" if profile else "none"
     loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)

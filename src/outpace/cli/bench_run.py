@@ -84,7 +84,7 @@ def plan(
     adaptive: bool | None,
     peers: str,
     assistant: str | None,
-    batches: str,
+    batches: tuple[int, ...],
     settings: Settings,
 ) -> Plan:
     """Parse the lists of the command line.
@@ -114,7 +114,7 @@ def plan(
         adaptive=adaptive,
         peers=tuple(chosen_peers),
         assistant=assistant,
-        batches=numbers("batch", batches),
+        batches=batches,
         settings=settings,
     )
 

@@ -19,6 +19,7 @@ from outpace.cli import completing
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded, show
 from outpace.core import OutpaceError
+from outpace.names import check_names
 
 _HOW_TO_WRITE = (
     "An option follows the name, as in --drafter lookahead:window=5,guesses=5. A drafter as an option goes "
@@ -51,6 +52,7 @@ def drafters(name: Name = None, as_json: o.AsJson = False) -> None:
     if name is None:
         show(catalogue(), as_json, table)
     else:
+        check_names(drafter=name)
         show(entry_of(name), as_json, described)
 
 

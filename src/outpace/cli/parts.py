@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.cli import screen
 from outpace.core import DEFAULT_DRAFTER, USUAL, OutpaceError, SamplingParams, TargetOptions, need
-from outpace.names import check_names, check_suite, is_gguf
+from outpace.names import check_llamacpp, check_names, check_peers, check_suite, is_gguf
 from outpace.spec_text import split_specs
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ class Source:
         """Refuse unknown names and missing extras, before torch is imported."""
         device = self.place if isinstance(self.place, str) else None
         check_names(self.model, self.dtype, device, drafter, verifier)
+        check_llamacpp(self.model, self.llamacpp)
         if is_gguf(self.model or ""):
             need("llamacpp", "a GGUF file")
 
@@ -143,13 +144,14 @@ def labelled(drafter: str, engine: Engine) -> str:
     return drafter if engine.verifier.invariant else f"{drafter}, {engine.verifier}"
 
 
-def check_listed(suites: str, drafters: str) -> None:
-    """Refuse an unknown suite or drafter in lists of them, before torch is imported."""
+def check_listed(suites: str, drafters: str, peers: str = "") -> None:
+    """Refuse an unknown suite, drafter or peer in lists of them, before torch is imported."""
     for name in suites.split(","):
         check_suite(name.strip())
     for spec in split_specs(drafters):
         if spec:
             check_names(drafter=spec)
+    check_peers(peers)
 
 
 def check_length(max_new_tokens: int) -> None:

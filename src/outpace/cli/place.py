@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from outpace.cli import screen
 from outpace.core import OutpaceError, RanksLost
+from outpace.names import read_device_map
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -25,6 +26,7 @@ def spread_of(device: str | None, device_map: str | None) -> Place:
         return device
     if device is not None:
         raise OutpaceError("give --device or --device-map, not both")
+    read_device_map(device_map)
     from outpace.loading.placement import Spread
 
     return Spread.of(device_map)

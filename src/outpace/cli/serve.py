@@ -21,6 +21,7 @@ from outpace.cli.observing import attached, observer_of
 from outpace.cli.parts import Source, profiled, steps
 from outpace.cli.place import place_of
 from outpace.core import OutpaceError, need
+from outpace.names import read_device_map
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
@@ -152,7 +153,12 @@ def serve(
     """Serve a model over HTTP with OpenAI's API."""
     began = time.monotonic()
     others = _others(also or [])
-    _check(Source(model, device, dtype, trust_remote_code), [drafter, *others.values()], otlp_endpoint)
+    step = steps(quantise, stock, bool(observer))
+    _check(
+        Source(model, device, dtype, trust_remote_code, llamacpp), [drafter, *others.values()], otlp_endpoint
+    )
+    if device_map is not None:
+        read_device_map(device_map)
     from outpace.serve.admission import Limits
     from outpace.serve.auth import Keys
     from outpace.serve.engine import make_engine
@@ -169,7 +175,6 @@ def serve(
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        step = steps(quantise, stock, bool(observer))
         parts = model, place, dtype, trust_remote_code, llamacpp, False, step
         loaded, spec = profiled(Source(*parts), drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))

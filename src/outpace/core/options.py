@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from outpace.core.errors import OutpaceError
+from outpace.core.errors import OutpaceError, near
 
 # The drafter where none is named. It keeps nothing of a request for later ones, which may be another user's;
 # "suffix" remembers earlier outputs.
@@ -14,6 +14,9 @@ DEFAULT_DRAFTER = "suffix:memory=0"
 
 # Those that models are loaded in, by torch's names.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+
+# Types that weights are rounded to.
+ROUNDINGS = ("int8", "int4")
 
 _OFF = (None, False, "auto")
 
@@ -83,6 +86,11 @@ class TargetOptions:
         for name in ("static", "stock"):
             if not isinstance(value := getattr(self, name), bool):
                 raise OutpaceError(f"{name} must be True or False, not {value!r}")
+        if self.quantise not in (None, *ROUNDINGS):
+            hint = near(str(self.quantise), ROUNDINGS)
+            raise OutpaceError(
+                f"quantise must be {' or '.join(ROUNDINGS)}, not {self.quantise!r}.{hint}".rstrip(".")
+            )
         if not self.static and (self.runner is not None or self.compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
         if self.stock and (names := [name for name in self.named if name not in ("check", "stock")]):

@@ -10,9 +10,8 @@ from outpace.loading.loaded import Loaded, load_here
 from outpace.loading.placement import Place, Shared, Spread, check_needs
 from outpace.loading.shared import load_shared
 from outpace.loading.weights import Encoders, needs_of_name
-from outpace.names import is_gguf, shown_name
+from outpace.names import check_llamacpp, is_gguf
 from outpace.spec import load as load_spec
-from outpace.targets.cpu.packing import check_rounding
 
 __all__ = ["Loaded", "load"]
 
@@ -56,9 +55,7 @@ def load(
     chosen = TargetOptions(**options)
     if name is not None and is_gguf(name):
         return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, seq2seq, chosen)
-    if llamacpp:
-        raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(name)} is not one; leave it out")
-    check_rounding(chosen.quantise)
+    check_llamacpp(name, llamacpp)
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
     if isinstance(device, Shared):
         if chosen.stock:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 
-from outpace.core import OutpaceError, first_line, need
-from outpace.names import check_dtype
+from outpace.core import OutpaceError, first_line
+from outpace.names import check_dtype, read_device_map
 from outpace.targets.hardware import total_bytes
 from outpace.targets.ranks.processes import Ranks
 from outpace.targets.weights.needs import GIB, Needs
-
-_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 
 
 @dataclass(frozen=True)
@@ -50,21 +47,7 @@ class Spread:
         Raises:
             OutpaceError: it is neither, or accelerate is missing.
         """
-        need("devices", "a device map")
-        if text in _MAPS:
-            return cls(text)
-        try:
-            layers = json.loads(text)
-        except ValueError:
-            layers = None
-        if not isinstance(layers, dict) or not layers:
-            raise OutpaceError(
-                f"a device map must be {', '.join(_MAPS)}, or JSON from module to device, as in "
-                f'\'{{"model.layers.0": 0, "": "cpu"}}\'; not {text!r}'
-            )
-        if "disk" in layers.values():
-            raise OutpaceError("weights on disk would be read in every step; put those modules on cpu")
-        return cls(layers)
+        return cls(read_device_map(text))
 
     @property
     def devices(self) -> list[torch.device]:

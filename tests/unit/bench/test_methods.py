@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from outpace import names
 from outpace.bench import peers
 from outpace.bench.methods import make_methods, split_drafters
 from outpace.bench.ours import Ours
@@ -83,7 +84,8 @@ def theirs(monkeypatch: pytest.MonkeyPatch) -> None:
         "theirs": EntryPoint("theirs", "unit.bench.told:THEIRS", "outpace.peers"),
         "wrong": EntryPoint("wrong", "unit.bench.told:Told", "outpace.peers"),
     }
-    monkeypatch.setattr(peers, "installed", lambda group: found if group == "peers" else {})
+    for module in (names, peers):
+        monkeypatch.setattr(module, "installed", lambda group: found if group == "peers" else {})
 
 
 @pytest.mark.usefixtures("theirs")
@@ -112,8 +114,8 @@ def test_a_peer_of_another_package_is_a_method(model: Loaded) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("sglang", "no peer 'sglang'; there are: transformers, theirs"),
-        ("theirs:eagle", "theirs has no method 'eagle'; it has: plain, fast"),
+        ("sglang", "no peer 'sglang'. There are: transformers, theirs"),
+        ("theirs:eagle", "theirs has no method 'eagle'. It has: plain, fast"),
         ("transformers=/venv", "leave its path out"),
         ("theirs=/a,theirs:plain=/b", "theirs:plain twice"),
         ("vllm", "vllm is in outpace-lab: pip install "),

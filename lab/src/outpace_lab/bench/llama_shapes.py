@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace_lab.names import check_known
 
 # A rotary pair keeps its frequency under another head size only if the type of embeddings treats pairs
 # independently. Others depend on a pair's index, or the engine refuses them past their original length.
@@ -77,8 +78,7 @@ def load_shape(name: str) -> Shape:
     Raises:
         OutpaceError: there is no such shape; the message lists the existing ones.
     """
-    if name not in SHAPES:
-        raise OutpaceError(f"there is no shape {name!r}; there are: {', '.join(SHAPES)}")
+    check_known("shape", name, SHAPES)
     return SHAPES[name]
 
 

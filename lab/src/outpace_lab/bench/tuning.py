@@ -28,8 +28,8 @@ from outpace.loading import Loaded
 from outpace.targets.ties import margin_of
 from outpace_lab.bench.candidates import Candidate, affordable, candidates
 from outpace_lab.bench.roof import WIDTHS, measure_widths, wait
+from outpace_lab.names import LATENCY, THROUGHPUT, check_known
 
-THROUGHPUT, LATENCY = "throughput", "latency"
 _CONTEXT = 128  # rows in the cache when steps are measured
 
 
@@ -47,10 +47,7 @@ class Goal:
     batches: tuple[int, ...] = (1,)
 
     def __post_init__(self) -> None:
-        if self.objective not in (THROUGHPUT, LATENCY):
-            raise OutpaceError(
-                f"there is no objective {self.objective!r}; there are: {THROUGHPUT}, {LATENCY}"
-            )
+        check_known("objective", self.objective, (THROUGHPUT, LATENCY))
         if self.objective == LATENCY and len(self.batches) > 1:
             raise OutpaceError(
                 "latency is tuned for one batch size; give one --batch, that of the intended use"

@@ -12,10 +12,10 @@ from outpace.cli import bench as b
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
-from outpace.cli.parts import check_length, check_listed, profiled, sampling
+from outpace.cli.parts import check_length, check_listed, numbers, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.core import DEFAULT_DRAFTER, TargetOptions
-from outpace.names import check_names, is_gguf
+from outpace.names import is_gguf
 from outpace_lab.cli.options import Html, Like
 from outpace_lab.cli.reports import check_outputs
 from outpace_lab.cli.sources import source_of
@@ -105,8 +105,11 @@ def bench_lab(
     sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_length(max_new_tokens)
     check_outputs(json_to, html)
-    check_listed(suite, drafters)
-    check_names(model, dtype, device, verifier=verifier)
+    check_listed(suite, drafters, peers)
+    place, step = spread_of(device, device_map), TargetOptions(quantise=quantise, stock=stock)
+    source = source_of(like, model, place, dtype, trust_remote_code, llamacpp, True, step)
+    source.check_names(verifier=verifier)
+    batches = numbers("batch", batch)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
         from outpace_lab.cli import bench_run as runner
@@ -114,11 +117,8 @@ def bench_lab(
         settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)
         beside = peers or ("llama.cpp" if is_gguf(model or "") else b.TRANSFORMERS)
         methods = (drafters, lengths, verifier, adaptive, beside, assistant)
-        chosen = runner.plan(suite, data, limit, *methods, batch, settings)
+        chosen = runner.plan(suite, data, limit, *methods, batches, settings)
         extras = runner.extras_of(chosen, gguf, grade, run_code)
-    step = TargetOptions(quantise=quantise, stock=stock)
-    place = spread_of(device, device_map)
-    source = source_of(like, model, place, dtype, trust_remote_code, llamacpp, True, step)
     notes: list[str] = []
     plain = "" if profile else "none"
     loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)

@@ -9,6 +9,9 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.writer import check_out
+from outpace.core import need
+from outpace.names import check_model
+from outpace_lab.names import GGUF_DTYPES, check_known
 
 GgufOut = Annotated[
     Path, o.output_option("--out", "-o", metavar="PATH", help="The GGUF file.", show_default=False)
@@ -35,6 +38,9 @@ def write_model(
     The commands run it by --model FILE, as in `outpace demo --model nano.gguf`.
     """
     check_out(out, overwrite)
+    check_known("dtype", dtype, GGUF_DTYPES)
+    check_model(model)
+    need("gguf", "writing a GGUF file")
     with screen.busy(f"writing {out} ..."):
         import torch
 

@@ -13,7 +13,10 @@ from rich.table import Table
 from outpace.cli import options as o
 from outpace.cli import progress
 from outpace.cli.app import app, guarded, show
-from outpace.core import DTYPES, OutpaceError
+from outpace.core import DTYPES
+from outpace.names import check_model
+from outpace_lab.bench.llama_shapes import load_shape
+from outpace_lab.names import check_known
 
 ShapeName = Annotated[
     str,
@@ -56,17 +59,16 @@ def grow_model(
     For benchmarks: it has the steps and tokens of the small model and the step
     times of the large one. Ctrl-C leaves nothing behind.
     """
+    shape = load_shape(like)
+    check_known("dtype", dtype, DTYPES)
+    check_model(model)
     import torch
 
     from outpace.loading.weights import load_weights
     from outpace_lab.bench.growth import Growth, vocabulary_note
     from outpace_lab.bench.growth_folder import check_folder, save
-    from outpace_lab.bench.llama_shapes import load_shape
 
     began = time.perf_counter()
-    shape = load_shape(like)
-    if dtype not in DTYPES:
-        raise OutpaceError(f"unknown dtype {dtype!r}; there are: {', '.join(DTYPES)}")
     check_folder(out)
     name, source, tokenizer = load_weights(model, "auto", trust_remote_code)
     growth = Growth(source, shape, getattr(torch, dtype), seed)

@@ -14,14 +14,14 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.parts import Source, check_length, numbers
+from outpace.cli.parts import Source, check_length, check_listed, numbers
 from outpace.cli.progress import bar
 from outpace.cli.writer import STANDARD_OUTPUT
 from outpace_lab.cli.options import Html
 from outpace_lab.cli.reports import check_outputs, write_results
 
 if TYPE_CHECKING:
-    from outpace_lab.bench.scaling import Scaling, Setting
+    from outpace_lab.bench.scaling import Scaling
 
 Windows = Annotated[str, o.method_option("--windows", metavar="LIST", help="Window sizes W; G = W.")]
 Ngrams = Annotated[str, o.method_option("--ngrams", metavar="LIST", help="N.")]
@@ -62,19 +62,23 @@ def scaling_law(
     the error of the fit and whether steps fall linearly in log FLOPs.
     """
     check_length(max_new_tokens)
+    check_listed(suite, "")
+    source = Source(model, device, dtype, trust_remote_code)
+    source.check_names()
+    sizes, widths = sorted(numbers("ngrams", ngrams, least=2)), sorted(numbers("windows", windows))
     with screen.busy("reading the prompts ..."):
         from outpace.bench.machine import machine
         from outpace.bench.run import Settings
         from outpace.bench.subject import fitting
         from outpace.bench.suites import load_together
         from outpace_lab.bench.roof import work_of
-        from outpace_lab.bench.scaling import measure_scaling
+        from outpace_lab.bench.scaling import Setting, measure_scaling
         from outpace_lab.bench.scaling_page import as_json, page
 
-        grid = grid_of(windows, ngrams)
+        grid = [Setting(window, size) for size in sizes for window in widths]
         check_outputs(json_to, html)
         prompts = load_together(suite, data)
-    loaded = Source(model, device, dtype, trust_remote_code).load()
+    loaded = source.load()
     work = work_of(loaded.target)
     deepest = max(setting.depth for setting in grid)
     fits = fitting(loaded, prompts, max_new_tokens + deepest).first(limit)
@@ -103,18 +107,6 @@ def scaling_law(
     text = json.dumps(as_json(found, facts))
     write_results(text, json_to, lambda: page(found, str(loaded), command), html)
     finish(found.whole)
-
-
-def grid_of(windows: str, ngrams: str) -> list[Setting]:
-    """All pairs of the two lists.
-
-    Raises:
-        OutpaceError: the lists are not distinct numbers, or a number is too small.
-    """
-    from outpace_lab.bench.scaling import Setting
-
-    sizes, widths = sorted(numbers("ngrams", ngrams, least=2)), sorted(numbers("windows", windows))
-    return [Setting(window, size) for size in sizes for window in widths]
 
 
 def show_points(found: Scaling, console: Console) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast, get_args
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -18,6 +18,7 @@ from outpace.cli.parts import Source, sampling
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
 from outpace_lab.cli.options import ChatPrompts, TrainingData
+from outpace_lab.names import MEASURES, Measure, check_known
 
 if TYPE_CHECKING:
     from outpace.loading import Loaded
@@ -74,12 +75,13 @@ def search(
         if out.suffix != ".json":
             raise OutpaceError(f"--out must end in .json, which distinguishes files from layers; not {out}")
         check_out(out, overwrite)
+    check_known("measure", measure, MEASURES)
+    source = Source(model, device, dtype, trust_remote_code)
+    source.check_names()
     with screen.busy("preparing ..."):
         from outpace_lab.cli.train_run import table
-        from outpace_lab.train.skipping import Measure, find_skipped_layers
-    if measure not in get_args(Measure):
-        raise OutpaceError(f"--measure must be counts or seconds, not {measure!r}")
-    loaded = Source(model, device, dtype, trust_remote_code).load()
+        from outpace_lab.train.skipping import find_skipped_layers
+    loaded = source.load()
     given = _prompts(loaded, data, chat, prompts)
     with Interrupt() as interrupt, progress.bar(trials, "trials") as bar:
 

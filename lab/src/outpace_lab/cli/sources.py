@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from outpace.cli import screen
 from outpace.cli.parts import Source
 from outpace.core import OutpaceError
+from outpace_lab.bench.llama_shapes import load_shape
 
 if TYPE_CHECKING:
     from outpace.loading import Loaded
@@ -24,16 +25,22 @@ class GrownSource(Source):
 
     like: str = ""
 
+    def check_names(self, drafter: str = "", verifier: str = "match") -> None:
+        """Refuse unknown names, the shape's too, before torch is imported."""
+        super().check_names(drafter, verifier)
+        load_shape(self.like)
+        if not isinstance(self.place, str | None):
+            raise OutpaceError("--like grows a model on one device; leave --device-map out")
+        if self.llamacpp:
+            raise OutpaceError("--llamacpp is for .gguf files, which --like does not grow; leave one out")
+
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model and grow it, after checking the drafter and the verifier."""
+        self.check_names(drafter, verifier)
         from outpace_lab.bench.grown import load_grown
 
         with screen.busy(f"loading {self.model or 'the embedded model'} ..."):
             self.check(drafter, verifier, references)
-            if not isinstance(self.place, str | None):
-                raise OutpaceError("--like grows a model on one device; leave --device-map out")
-            if self.llamacpp:
-                raise OutpaceError("--llamacpp is for .gguf files, which --like does not grow; leave one out")
             return load_grown(
                 self.model,
                 self.like,

@@ -12,7 +12,9 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded, show
 from outpace.names import check_names
+from outpace.spec import plain
 from outpace_lab.cli.options import ChatPrompts, TrainingData
+from outpace_lab.names import OBJECTIVES, WAYS, check_known, method_of
 
 _training = partial(typer.Option, rich_help_panel="Training")
 
@@ -148,6 +150,10 @@ def train_drafter(
     as --model OUT/target.
     """
     check_names(model, dtype, device)
+    method_of(plain(method))
+    check_known("objective", objective, OBJECTIVES)
+    if tune:
+        check_known("way to train a model", plain(tune).partition(":")[0].strip(), WAYS)
     with screen.of_the_first():
         with screen.busy(f"loading {model or 'the embedded model'} ..."):
             from outpace.loading import load
@@ -169,6 +175,9 @@ def train_drafter(
                 seed=seed,
                 on_policy=on_policy,
             )
+            train.options_of(method, draft)
+            if tune:
+                train.way_of(tune)
             place = own_device(device)
             # Weights are trained, and states kept, in float32 on a CPU.
             dtype = "float32" if dtype == "auto" and device_of(place).type == "cpu" else dtype

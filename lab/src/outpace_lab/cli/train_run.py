@@ -21,6 +21,7 @@ from outpace.spec_text import plain
 from outpace.targets.base import TargetModel
 from outpace_lab.cli import train_answers as answers
 from outpace_lab.cli.train_texts import Corpus, Texts, prepare
+from outpace_lab.names import method_of
 from outpace_lab.train import data, provenance
 from outpace_lab.train.boosting import load_earlier
 from outpace_lab.train.checkpoint import CHECKPOINT, OLD
@@ -36,21 +37,34 @@ from outpace_lab.train.states import KeptStates
 from outpace_lab.train.trained import Trained
 
 
-def module_of(method: str, target: TargetModel, draft: str | None = None) -> Trained:
-    """Build the module to train, from a method given as in ``medusa:heads=5``.
+def options_of(method: str, draft: str | None = None) -> tuple[Any, type[Trained]]:
+    """The options of a method given as in ``medusa:heads=5``, and the class of its module.
 
     Args:
         draft: a model to start from, if the method can.
 
     Raises:
-        OutpaceError: unknown method or option, or the module does not fit the target.
+        OutpaceError: unknown method or option.
     """
     method = plain(method)
-    if method.partition(":")[0].strip() == "self_speculative":
-        raise OutpaceError("self_speculative is not trained; `outpace search` finds the layers to skip")
+    name = method_of(method)
     begins = {name: cls.checkpoint_type or cls.config_type for name, cls in LEARNED.items()}
     types = {name: cls.config_type for name, cls in LEARNED.items()} if draft is None else begins
-    options, cls = load("method", types, method), LEARNED[method.partition(":")[0].strip()]
+    return load("method", types, method), LEARNED[name]
+
+
+def way_of(tune: str) -> LoRA:
+    """How a model is trained too, as in ``lora:rank=16``."""
+    return load("way to train a model", {"lora": LoRA}, tune)
+
+
+def module_of(method: str, target: TargetModel, draft: str | None = None) -> Trained:
+    """Build the module to train.
+
+    Raises:
+        OutpaceError: as for ``options_of``, or the module does not fit the target.
+    """
+    options, cls = options_of(method, draft)
     return cls.new(options, target) if draft is None else cls.begin(draft, options, target)
 
 
@@ -79,7 +93,7 @@ def run(
     torch.manual_seed(settings.seed % 2**63)  # of the initial weights
     module = module_of(method, model.target, draft)
     if tune:
-        module = Joint(module, load("way to train a model", {"lora": LoRA}, tune))
+        module = Joint(module, way_of(tune))
     earlier = [load_earlier(folder, model.target) for folder in boost_after]
     kept = None if states is None else KeptStates(states, model.target)
     texts = prepare(model, corpus, out, processes)

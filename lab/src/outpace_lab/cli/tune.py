@@ -11,10 +11,11 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded
-from outpace.cli.parts import check_length, numbers, sampling
+from outpace.cli.parts import check_length, check_listed, numbers, sampling
 from outpace.core import TargetOptions
 from outpace_lab.cli.options import Like
 from outpace_lab.cli.sources import source_of
+from outpace_lab.names import LATENCY, THROUGHPUT, check_known
 
 TuneDrafters = Annotated[
     str,
@@ -100,17 +101,21 @@ def tune_drafter(
     """
     sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
     check_length(max_new_tokens)
+    check_listed(suite, drafters)
+    check_known("objective", objective, (THROUGHPUT, LATENCY))
+    how = (model, device, dtype, trust_remote_code, llamacpp)
+    source = source_of(like, *how, options=TargetOptions(quantise=quantise, stock=stock))
+    source.check_names()
+    batches = numbers("batch", batch)
     with screen.busy("reading the prompts ..."):
         from outpace.bench.run import Settings
         from outpace_lab.cli import tune_run as tune
 
         settings = Settings(max_new_tokens, temperature, top_p, seed, ends=eos)
-        batches = numbers("batch", batch)
         chosen = tune.plan(
             suite, data, limit, drafters or tune.DRAFTERS, objective, batches, settings, budget, out, verify
         )
-    how = (model, device, dtype, trust_remote_code, llamacpp)
-    loaded = source_of(like, *how, options=TargetOptions(quantise=quantise, stock=stock)).load()
+    loaded = source.load()
     found = tune.run(chosen, loaded)
     if found is None:
         return finish(False)

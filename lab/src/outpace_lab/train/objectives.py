@@ -11,7 +11,7 @@ import math
 from torch import Tensor
 from torch.nn import functional as F
 
-from outpace.core import OutpaceError
+from outpace_lab.names import check_known
 from outpace_lab.train.trained import Objective
 
 
@@ -69,6 +69,5 @@ def objective(name: str) -> Objective:
     Raises:
         OutpaceError: there is none of this name.
     """
-    if name not in OBJECTIVES:
-        raise OutpaceError(f"there is no objective {name!r}; there are: {', '.join(OBJECTIVES)}")
+    check_known("objective", name, OBJECTIVES)
     return OBJECTIVES[name]

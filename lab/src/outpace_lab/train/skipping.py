@@ -12,14 +12,13 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 from outpace.core import Generation, OutpaceError, SamplingParams, load_extra
 from outpace.engine.engine import Engine
 from outpace.targets import Target
 from outpace_lab.drafters.layers.self_speculative import SelfSpeculative
-
-Measure = Literal["counts", "seconds"]
+from outpace_lab.names import MEASURES, Measure
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def find_skipped_layers(
         UnsupportedModel: the target is not a plain stack of layers.
     """
     optuna = load_extra("optuna", "the search for layers to skip", "search", "outpace-lab")
-    if not prompts or trials < 1 or measure not in get_args(Measure):
+    if not prompts or trials < 1 or measure not in MEASURES:
         raise OutpaceError(
             "the search needs prompts, trials of at least 1, and measure 'counts' or 'seconds'"
         )

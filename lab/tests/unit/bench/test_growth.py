@@ -244,7 +244,7 @@ def test_shapes_that_are_none(change: dict[str, int]) -> None:
 
 
 def test_an_unknown_shape() -> None:
-    with pytest.raises(OutpaceError, match=r"no shape 'llama-8b'; there are: llama-0\.1b, .*llama-70b"):
+    with pytest.raises(OutpaceError, match=r"no shape 'llama-8b'\. .*There are: llama-0\.1b, .*llama-70b"):
         load_shape("llama-8b")
 
 

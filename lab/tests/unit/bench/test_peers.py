@@ -426,9 +426,9 @@ def test_peers_by_name() -> None:
         *((f"vllm:{kind}", Path("/some/venv")) for kind in ("plain", "ngram", "suffix")),
         ("llama.cpp:plain", Path("/other")),
     ]
-    with pytest.raises(OutpaceError, match=r"there are: transformers, llama-server, llama\.cpp, vllm"):
+    with pytest.raises(OutpaceError, match=r"There are: transformers, llama-server, llama\.cpp, vllm"):
         split_peers("sglang")
-    with pytest.raises(OutpaceError, match="vllm has no method 'eagle'; it has: plain, ngram, suffix"):
+    with pytest.raises(OutpaceError, match=r"vllm has no method 'eagle'\. It has: plain, ngram, suffix"):
         split_peers("vllm:eagle")
 
 

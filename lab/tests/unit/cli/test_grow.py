@@ -85,8 +85,8 @@ def test_bench_measures_a_grown_model(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--like", "llama-8b"), "there is no shape 'llama-8b'; there are: llama-0.1b"),
-        (("--like", "larger", "--dtype", "int8"), "unknown dtype 'int8'"),
+        (("--like", "llama-8b"), "there is no shape 'llama-8b'. Did you mean 'llama"),
+        (("--like", "larger", "--dtype", "int8"), "there is no dtype 'int8'"),
         (("--like", "larger", "-m", "/nowhere"), "no such folder: /nowhere"),
         (("--like", "larger", "--out", "/nowhere/grown"), "no such folder: /nowhere"),
     ],

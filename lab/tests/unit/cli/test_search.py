@@ -91,7 +91,7 @@ def test_ctrl_c_leaves_the_best_so_far(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--measure", "hours"), "--measure must be counts or seconds, not 'hours'"),
+        (("--measure", "hours"), "there is no measure 'hours'. There are: counts, seconds"),
         (("--out", "layers.txt"), "--out must end in .json"),
         (("--out", "/nowhere/at/all.json"), "no such folder"),
         (("--data", "/nowhere.jsonl"), "cannot read /nowhere.jsonl"),

@@ -68,23 +68,12 @@ def copies_fit(model: Any) -> bool:
     return free is None or sum(layer.weight.nbytes for layer in linears_of(model)) <= free * _SHARE
 
 
-def check_rounding(quantise: str | None) -> None:
-    """Refuse an unknown way to round weights.
-
-    Raises:
-        OutpaceError: it is unknown.
-    """
-    if quantise is not None and quantise not in QUANTISED:
-        raise OutpaceError(f"quantise must be {' or '.join(QUANTISED)}, not {quantise!r}")
-
-
 def check_quantise(model: Any, quantise: str | None) -> None:
     """Refuse a model whose weights cannot be rounded.
 
     Raises:
-        OutpaceError: there is no such way to round. UnsupportedModel: the model does not allow it.
+        UnsupportedModel: the model does not allow it.
     """
-    check_rounding(quantise)
     if quantise is not None and (why := untouchable(model) or _not_to_round(model, QUANTISED[quantise])):
         raise UnsupportedModel(f"{family(model)} cannot be quantised to {quantise}: {why}")
 

@@ -1,0 +1,52 @@
+"""Names of the laboratory are checked before torch is imported, and are those of its tables."""
+
+from __future__ import annotations
+
+from outpace.testing import gguf
+from outpace_lab import names
+from outpace_lab.cli.train_run import way_of
+from outpace_lab.train.methods import LEARNED
+from outpace_lab.train.objectives import OBJECTIVES
+from without_torch import check_mistakes
+
+MISTAKES = {
+    "train medsa --data x --out y": "Did you mean 'medusa'?",
+    'train {"method":"medsa"} --data x --out y': "Did you mean 'medusa'?",
+    "train self_speculative --data x --out y": "`outpace search` finds the layers to skip",
+    "train medusa --objective forward --data x --out y": "Did you mean 'forward_kl'?",
+    "train medusa --tune lra --data x --out y": "Did you mean 'lora'?",
+    "train medusa --model ./no/such/folder --data x --out y": "no such folder",
+    "tune --objective troughput": "Did you mean 'throughput'?",
+    "tune --suite bultin": "Did you mean 'builtin'?",
+    "tune --drafters sufix": "Did you mean 'suffix'?",
+    "tune --quantise int3": "Did you mean 'int8'?",
+    "tune --like llama-2b": "Did you mean 'llama-",
+    "tune --model ./no/such/folder": "no such folder",
+    "search --data x --measure second": "Did you mean 'seconds'?",
+    "search --data x --model ./no/such/folder": "no such folder",
+    "grow --like llama-2b --out x": "Did you mean 'llama-",
+    "grow --like llama-1b --out x --dtype bfloat": "Did you mean 'bfloat16'?",
+    "grow --like llama-1b --out x --model ./no/such/folder": "no such folder",
+    "gguf --out x.gguf --dtype q8": "Did you mean 'q8_0'?",
+    "gguf --out x.gguf --model ./no/such/folder": "no such folder",
+    "bench lab --peers vlm=VENV": "Did you mean 'vllm'?",
+    "bench lab --quantise int3": "Did you mean 'int8'?",
+    "bench lab --like llama-2b": "Did you mean 'llama-",
+    "bench scaling --suite bultin": "Did you mean 'builtin'?",
+    "bench scaling --windows two": "--windows takes numbers",
+    "bench scaling --model ./no/such/folder": "no such folder",
+    "drift -p x --verifier typcal": "Did you mean 'typical'?",
+    "generate -p x --observer onlin": "Did you mean 'online'?",
+}
+
+
+def test_mistakes_are_found_without_torch() -> None:
+    check_mistakes(MISTAKES)
+
+
+def test_names_are_those_of_the_tables() -> None:
+    assert set(names.METHODS) == set(LEARNED)
+    assert set(names.OBJECTIVES) == set(OBJECTIVES)
+    assert set(names.GGUF_DTYPES) == set(gguf._DTYPES)
+    for way in names.WAYS:
+        way_of(way)
