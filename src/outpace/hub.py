@@ -8,14 +8,17 @@ from __future__ import annotations
 import re
 import ssl
 from collections.abc import Collection, Iterable
+from http.client import HTTPException
 from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
 from typing import Any
 from urllib.error import HTTPError
 from urllib.request import Request, urlopen
 
 from outpace.core import OutpaceError, first_line, near
 
-_SECONDS = 3.0  # in which the hub must answer the first question
+_SECONDS = 2.5  # in which the hub must answer the first question
 _QUANTISED = re.compile(r"([\w.-]+/[\w.-]+):([A-Za-z0-9_]+)")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP)\w*)(?=[-.]|$)", re.IGNORECASE)
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
@@ -158,10 +161,12 @@ def _files(repository: str, known: Iterable[str] = ()) -> list[str]:
     Raises:
         OutpaceError: there is no such model, or the hub cannot be reached.
     """
-    from huggingface_hub import HfApi, constants
+    from huggingface_hub import constants
 
     if constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT):
         raise OutpaceError(unreachable(repository, known))
+    from huggingface_hub import HfApi  # takes long to import, and is not needed to say that nobody answers
+
     try:
         found: Any = HfApi().model_info(repository, timeout=_SECONDS)
     except Exception as error:  # the hub may raise anything
@@ -170,16 +175,28 @@ def _files(repository: str, known: Iterable[str] = ()) -> list[str]:
 
 
 def _answers(endpoint: str) -> bool:
-    """True if the hub answers, whatever it says.
+    """True if the hub answers in time, whatever it says.
 
-    Its library asks several questions, each with its own patience, before it says that none is answered.
+    Its library asks several questions, each with its own patience, before it says that none is answered. A
+    thread of its own asks, since the search for the hub's address has no time limit.
     """
+    found = SimpleQueue[bool]()
+    Thread(target=lambda: found.put(_asked(endpoint)), daemon=True).start()
+    try:
+        return found.get(timeout=_SECONDS)
+    except Empty:
+        return False
+
+
+def _asked(endpoint: str) -> bool:
+    """True if the hub answers."""
     try:
         with urlopen(Request(endpoint, method="HEAD"), timeout=_SECONDS):
             return True
     except HTTPError:
         return True
-    except OSError as error:  # of certificates only the library knows which are trusted
+    except (OSError, ValueError, HTTPException) as error:
+        # Of certificates only the library knows which are trusted.
         return isinstance(getattr(error, "reason", None), ssl.SSLError)
 
 

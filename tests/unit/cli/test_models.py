@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,11 +113,36 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        for port in (silent.getsockname()[1], 9):  # nobody listens on 9
+        # Nobody listens on port 9, and a port is a number.
+        for port in (silent.getsockname()[1], 9, "none"):
             monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
-            with pytest.raises(OutpaceError, match="hub cannot be reached") as raised:
-                hub.check("some/model")
-            assert "\n" not in str(raised.value)
+            _refuses_in_one_line()
+
+
+def test_a_hub_whose_address_is_sought_without_end_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended, known = threading.Event(), threading.Event()
+
+    def sought(*words: Any) -> Any:
+        known.wait(30)
+        ended.set()
+        raise OSError("no such name")
+
+    monkeypatch.setattr(hub, "_SECONDS", 0.05)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", sought)
+    _refuses_in_one_line()
+    assert not ended.is_set()
+    known.set()
+    assert ended.wait(30)
+
+
+def _refuses_in_one_line() -> None:
+    with pytest.raises(OutpaceError, match="hub cannot be reached") as raised:
+        hub.check("some/model")
+    assert "\n" not in str(raised.value)
 
 
 def test_deleting_asks(run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
