@@ -154,11 +154,8 @@ def serve(
     began = time.monotonic()
     others = _others(also or [])
     step = steps(quantise, stock, bool(observer))
-    _check(
-        Source(model, device, dtype, trust_remote_code, llamacpp), [drafter, *others.values()], otlp_endpoint
-    )
-    if device_map is not None:
-        read_device_map(device_map)
+    source = Source(model, device, dtype, trust_remote_code, llamacpp)
+    _check(source, [drafter, *others.values()], otlp_endpoint, device_map)
     from outpace.serve.admission import Limits
     from outpace.serve.auth import Keys
     from outpace.serve.engine import make_engine
@@ -185,13 +182,15 @@ def serve(
         _run(Server(options, load, ready), listener, not no_access_log)
 
 
-def _check(source: Source, specs: list[str], endpoint: str | None) -> None:
+def _check(source: Source, specs: list[str], endpoint: str | None, device_map: str | None) -> None:
     """Refuse missing extras and unknown names, before torch is imported."""
     need("serve", "outpace serve")
     if endpoint:
         need("otel", "--otlp-endpoint")
     for spec in specs:
         source.check_names(spec)
+    if device_map is not None:
+        read_device_map(device_map)
 
 
 def _run(server: Server, listener: socket, access: bool) -> None:

@@ -17,8 +17,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
     BartConfig,
-    MambaConfig,
-    MambaForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
     T5Config,
 )
 from typer.testing import CliRunner
@@ -506,11 +506,11 @@ def test_files_that_are_no_text(run: Run, tmp_path: Path) -> None:
 
 
 def test_families_that_cannot_be_verified(run: Run, folder: Path, tmp_path: Path) -> None:
-    mamba = tmp_path / "mamba"
-    config = MambaConfig(vocab_size=257, hidden_size=16, num_hidden_layers=1, state_size=4)
-    MambaForCausalLM(config).save_pretrained(mamba)
-    AutoTokenizer.from_pretrained(folder).save_pretrained(mamba)
-    refused(run("generate", "-m", mamba, "-p", "x"), "MambaForCausalLM (mamba)")
+    rwkv = tmp_path / "rwkv"
+    config = RwkvConfig(vocab_size=257, hidden_size=16, attention_hidden_size=16, num_hidden_layers=1)
+    RwkvForCausalLM(config).save_pretrained(rwkv)
+    AutoTokenizer.from_pretrained(folder).save_pretrained(rwkv)
+    refused(run("generate", "-m", rwkv, "-p", "x"), "RwkvForCausalLM (rwkv)")
     # transformers has a decoder of BART's to load alone, and none of T5's.
     for known in (T5Config(), BartConfig()):
         known.save_pretrained(tmp_path / "both")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from outpace.cli import screen
 from outpace.cli.parts import Source
@@ -45,7 +45,7 @@ class GrownSource(Source):
                 self.model,
                 self.like,
                 self.dtype,
-                self.place,
+                cast("str | None", self.place),  # ``check_names`` refuses others
                 trust_remote_code=self.trust_remote_code,
                 options=self.options,
             )

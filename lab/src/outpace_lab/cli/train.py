@@ -12,7 +12,7 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded, show
 from outpace.names import check_names
-from outpace.spec import plain
+from outpace.spec_text import plain
 from outpace_lab.cli.options import ChatPrompts, TrainingData
 from outpace_lab.names import OBJECTIVES, WAYS, check_known, method_of
 
