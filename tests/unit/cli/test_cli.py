@@ -507,7 +507,7 @@ def test_files_that_are_no_text(run: Run, tmp_path: Path) -> None:
 
 def test_families_that_cannot_be_verified(run: Run, folder: Path, tmp_path: Path) -> None:
     rwkv = tmp_path / "rwkv"
-    config = RwkvConfig(vocab_size=257, hidden_size=16, attention_hidden_size=16, num_hidden_layers=1)
+    config = RwkvConfig(vocab_size=257, hidden_size=16, attention_hidden_size=16, num_hidden_layers=2)
     RwkvForCausalLM(config).save_pretrained(rwkv)
     AutoTokenizer.from_pretrained(folder).save_pretrained(rwkv)
     refused(run("generate", "-m", rwkv, "-p", "x"), "RwkvForCausalLM (rwkv)")
