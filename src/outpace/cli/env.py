@@ -108,6 +108,7 @@ def served(loaded: Loaded) -> dict[str, Any]:
         "promise": target.promise,
         "chains_only": target.chains_only,
         "context": target.context,
+        "state_bytes": target.state_bytes or None,
         "passed_over": [{"step": one.name, "reason": one.reason} for one in plan.passed_over],
         "slow": list(reasons(target)),
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import sys
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -43,7 +44,7 @@ from outpace.verify import Verifier, load_verifier
 
 _log = logging.getLogger(__name__)
 _CHUNK = 512  # rows of a prompt in a forward
-_SCORED = 128  # rows whose logits are in memory at once, in scoring a text
+_SCORED = 128  # rows whose logits are in memory at once, in scoring a text, or a multiple
 
 
 class Engine:
@@ -269,8 +270,9 @@ class Engine:
             held.append(partial(cache.free, slot))
             self._turn.broken = False
         try:
-            for start in range(0, len(tokens) - 1, _SCORED):
-                rows = tokens[start : start + _SCORED]
+            size = math.lcm(_SCORED, self.target.prompt_step)
+            for start in range(0, len(tokens) - 1, size):
+                rows = tokens[start : start + size]
                 with self._turn:
                     output = self.target.forward(cache, {slot: Rows(rows, prompt=len(rows))})
                     cache.keep({slot: range(len(rows))})

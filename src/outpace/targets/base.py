@@ -48,6 +48,7 @@ class TargetModel(ABC):
             chunks, preemption or shared prefixes, ``Rows.prompt`` is obeyed, rows of prompts are fed in
             forwards without drafts, and only they are shared.
         prompt_step: rows of prompts are fed up to multiples of this, or to a prompt's end.
+        state_bytes: bytes that a sequence needs beside its rows, and each node of a draft until it is verified.
         seconds: number of rows of one sequence -> seconds of their forward, measured by the self-test; empty
             if it did not measure them. A governor begins with them.
 
@@ -75,6 +76,7 @@ class TargetModel(ABC):
     mixes: bool = False
     prompts_differ: bool = False
     prompt_step: int = 1
+    state_bytes: int = 0
     seconds: Mapping[int, float] = MappingProxyType({})
 
     @property

@@ -159,6 +159,7 @@ def test_the_model_is_unchanged() -> None:
     assert [type(module) for module in model.modules()] == classes
     assert torch.equal(model(input_ids=ids).logits, before)
     assert target.model is not model
+    assert target.state_bytes == target.new_cache().state_bytes > 0
     assert all(map(lambda one, two: one is two, target.model.parameters(), model.parameters()))
 
 

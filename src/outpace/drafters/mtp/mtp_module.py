@@ -79,9 +79,7 @@ class MtpModule(nn.Module):
         embedded = self._target.embed(tokens).to(read)
         outputs = torch.zeros_like(read)
         for layer in range(first, count):
-            if (
-                depth
-            ):  # what the layer before gave the parent; a single layer goes on from what it gave itself
+            if depth:  # what the layer before gave the parent, or a single layer itself
                 given = read[:, :, max(layer - 1, 0)]
             elif layer:
                 given = torch.cat([read[:, :1, layer], outputs[:, :-1, layer - 1]], dim=1)

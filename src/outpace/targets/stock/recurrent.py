@@ -69,6 +69,10 @@ class RecurrentTarget(CausalTarget):
     def prompt_step(self) -> int:  # type: ignore[override]
         return math.lcm(self._modules.grid or 1, _PREFIXES)
 
+    @property
+    def state_bytes(self) -> int:  # type: ignore[override]
+        return sum(shape.bytes for shape in self._modules.states.values())
+
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> StateCache:
         modules = self._modules
         return StateCache(modules.shapes, list(modules.states.values()), slots, length, capacity)
