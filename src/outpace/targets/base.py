@@ -48,7 +48,7 @@ class TargetModel(ABC):
             chunks, preemption or shared prefixes, ``Rows.prompt`` is obeyed, rows of prompts are fed in
             forwards without drafts, and only they are shared.
         prompt_step: rows of prompts are fed up to multiples of this, or to a prompt's end.
-        state_bytes: bytes that a sequence needs beside its rows, and each node of a draft until it is verified.
+        state_bytes: bytes that a sequence needs beside its rows, and each node of a draft until it is kept.
         seconds: number of rows of one sequence -> seconds of their forward, measured by the self-test; empty
             if it did not measure them. A governor begins with them.
 
