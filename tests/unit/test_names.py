@@ -86,6 +86,10 @@ def test_extras_are_those_of_the_package() -> None:
     section = pyproject.partition("[project.optional-dependencies]")[2].partition("\n[")[0]
     declared = re.findall(r"^(\w+) = ", section, re.MULTILINE)
     assert set(declared) == {*EXTRAS, "test", "dev", "docs"}
+    for extra, modules in EXTRAS.items():
+        (listed,) = re.findall(rf"^{extra} = \[(.*?)^?\]$", section, re.MULTILINE | re.DOTALL)
+        packages = [name for name in re.findall(r'"([\w-]+)', listed) if name != "outpace"]
+        assert len(packages) == len(modules), extra
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:

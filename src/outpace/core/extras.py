@@ -12,7 +12,7 @@ from outpace.core.remedies import install
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "serve": ("fastapi", "pydantic", "uvicorn", "sse_starlette", "prometheus_client", "llguidance"),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
-    "gguf": ("gguf",),
+    "gguf": ("gguf", "accelerate"),
     "llamacpp": ("llama_cpp",),
     "datastore": ("pydivsufsort",),
     "devices": ("accelerate",),

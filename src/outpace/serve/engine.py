@@ -25,7 +25,7 @@ from outpace.serve.trace import Tracer
 from outpace.targets.base import TargetModel
 
 _FORGETFUL = {"memory": 0, "share": False}
-_CHAINS = {"branches": 1}
+_CHAINS = {"branches": 1, "window": 0, "guesses": 1, "top_k": 1}  # with these, drafters draft no tree
 BROUGHT = "request"  # the drafter for a request's prediction or grammar
 
 

