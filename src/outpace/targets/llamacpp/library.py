@@ -55,19 +55,19 @@ class _Log:
         self.errors: deque[str] = deque(maxlen=16)
         self.buffers: set[str] = set()
         self._level, self._text = logging.DEBUG, ""
-        self._interrupted = False
+        self._interrupt: KeyboardInterrupt | None = None
 
     def __call__(self, level: int, text: bytes, data: Any) -> None:
         try:
             self._write(level, text)
-        except KeyboardInterrupt:
-            self._interrupted = True
+        except KeyboardInterrupt as error:
+            self._interrupt = error
 
     def raise_interrupt(self) -> None:
-        """Raise KeyboardInterrupt if there was one while the library wrote."""
-        if self._interrupted:
-            self._interrupted = False
-            raise KeyboardInterrupt
+        """Raise the KeyboardInterrupt that came while the library wrote, if one did."""
+        error, self._interrupt = self._interrupt, None
+        if error is not None:
+            raise error
 
     def _write(self, level: int, text: bytes) -> None:
         self._level = _LEVELS.get(level, self._level)
