@@ -218,7 +218,7 @@ REFUSED: dict[str, tuple[Family, str]] = {
     "zaya": (Family("ZayaConfig", {"num_hidden_layers": 1, "head_dim": 8}), _UNKNOWN),
     "recurrent_gemma": (
         Family("RecurrentGemmaConfig", {"num_hidden_layers": 3, "lru_width": 32, "attention_window_size": 8}),
-        _UNKNOWN,
+        "limits its attention by attention_window_size",
     ),
     "rwkv": (Family("RwkvConfig", {"attention_hidden_size": 32}), _UNKNOWN),
     "xlstm": (Family("xLSTMConfig", {"num_blocks": 2, "num_heads": 4}), _UNKNOWN),

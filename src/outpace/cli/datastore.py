@@ -17,7 +17,6 @@ from outpace.cli.app import datastores, guarded, show
 from outpace.cli.corpus import Piece
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
-from outpace.names import check_model
 
 SourcePaths = Annotated[
     list[Path],
@@ -96,7 +95,6 @@ def build_datastore(
     """
     if model is not None and vocabulary is not None:
         raise OutpaceError("give --model or --vocabulary, not both")
-    check_model(model)
     check_out(out, overwrite)
     files, passed = corpus.find(sources)
     if passed:

@@ -348,7 +348,7 @@ def test_a_machine_without_a_compiler_says_so(anew: pytest.MonkeyPatch, tmp_path
     anew.setattr(build._Compiler, "library", lambda *_: pytest.fail("it was compiled before"))
     assert not isinstance(compile_(torch.bfloat16), str)
     anew.setenv("CC", "no-such-compiler")
-    assert "no C compiler; install gcc or clang, or set CC" in str(compile_(torch.float32))
+    assert "there is no program 'no-such-compiler'" in str(compile_(torch.float32))
     anew.setattr(sys, "platform", "darwin")
     assert "compiled functions are for Linux, not darwin" in str(compile_(torch.float32))
     assert library.suffix == ".so"

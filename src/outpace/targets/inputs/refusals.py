@@ -205,6 +205,8 @@ def untouchable(model: Any, device: str = "cpu") -> str:
 
 def keeps_states(model: Any) -> bool:
     """True if some layers of a model keep a state as transformers' linear attention does."""
+    if not isinstance(model, PreTrainedModel):
+        return False
     config = model.config.get_text_config(decoder=True)
     return any(isinstance(layer, LinearAttentionCacheLayerMixin) for layer in _layers_of(config))
 
