@@ -87,7 +87,7 @@ def test_extras_are_those_of_the_package() -> None:
     declared = re.findall(r"^(\w+) = ", section, re.MULTILINE)
     assert set(declared) == {*EXTRAS, "test", "dev", "docs"}
     for extra, modules in EXTRAS.items():
-        (listed,) = re.findall(rf"^{extra} = \[(.*?)^?\]$", section, re.MULTILINE | re.DOTALL)
+        (listed,) = re.findall(rf"^{extra} = \[(.*?)\]$", section, re.MULTILINE | re.DOTALL)
         packages = [name for name in re.findall(r'"([\w-]+)', listed) if name != "outpace"]
         assert len(packages) == len(modules), extra
 
