@@ -17,6 +17,7 @@ from outpace.cli.app import datastores, guarded, show
 from outpace.cli.corpus import Piece
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
+from outpace.names import check_model
 
 SourcePaths = Annotated[
     list[Path],
@@ -95,6 +96,8 @@ def build_datastore(
     """
     if model is not None and vocabulary is not None:
         raise OutpaceError("give --model or --vocabulary, not both")
+    if not Path(model or "").is_dir():  # a folder may have a tokenizer alone
+        check_model(model)
     check_out(out, overwrite)
     files, passed = corpus.find(sources)
     if passed:

@@ -63,6 +63,7 @@ def scaling_law(
     """
     check_length(max_new_tokens)
     check_listed(suite, "")
+    check_outputs(json_to, html)
     source = Source(model, device, dtype, trust_remote_code)
     source.check_names()
     sizes, widths = sorted(numbers("ngrams", ngrams, least=2)), sorted(numbers("windows", windows))
@@ -76,7 +77,6 @@ def scaling_law(
         from outpace_lab.bench.scaling_page import as_json, page
 
         grid = [Setting(window, size) for size in sizes for window in widths]
-        check_outputs(json_to, html)
         prompts = load_together(suite, data)
     loaded = source.load()
     work = work_of(loaded.target)

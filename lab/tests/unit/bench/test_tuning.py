@@ -290,7 +290,7 @@ def test_verifying_tells_a_broken_promise_from_a_near_tie(
 
 def test_mistakes(monkeypatch: pytest.MonkeyPatch) -> None:
     made_up(monkeypatch, ONE)
-    with pytest.raises(OutpaceError, match="no objective 'size'; there are: throughput, latency"):
+    with pytest.raises(OutpaceError, match=r"no objective 'size'\. There are: throughput, latency"):
         Goal("size")
     with pytest.raises(OutpaceError, match="give one --batch"):
         Goal("latency", (1, 4))

@@ -339,7 +339,7 @@ def test_a_module_stays_on_the_device_of_its_target(
 def test_settings_that_make_no_sense_are_refused() -> None:
     for changes, match in (
         ({"steps": 0}, "steps"),
-        ({"objective": "none"}, "there are: ground_truth"),
+        ({"objective": "none"}, "There are: ground_truth"),
         ({"learning_rate": math.nan}, "learning_rate must be above 0"),
         ({"learning_rate": math.inf}, "learning_rate must be above 0"),
     ):
