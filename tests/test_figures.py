@@ -15,6 +15,11 @@ PROSE = [README, *(ROOT / "docs").glob("*.md")]
 PROSE += [
     page for folder in ("guides", "concepts", "reference") for page in (ROOT / "docs" / folder).glob("*.md")
 ]
+PROSE += [
+    page
+    for page in (ROOT / "lab/docs").glob("*.md")
+    if page.stem not in ("measurements", "measure", "papers")
+]
 _SPELLED = "two|three|four|five|six|seven|eight|nine|ten"
 # A number by itself: not in a name (SmolLM2-135M, bfloat16), nor the number of a list's point.
 _NUMBER = re.compile(rf"(?<![\w.,:-])(?:\d[\d.,]*\b|(?:{_SPELLED})\b)(?![\w-])", re.IGNORECASE)

@@ -24,9 +24,9 @@ def test_they_are_those_that_need_nothing_and_remember_no_outputs() -> None:
 
 
 def test_a_name_that_the_user_gives_is_the_users() -> None:
-    engine = make_engine(model(), "none", Limits(), {"suffix": "prompt_lookup"}, ready=True)
+    engine = make_engine(model(), "none", Limits(), {"suffix": "reference"}, ready=True)
     assert {"suffix", "lookahead", "jacobi"} <= {*engine.drafter_names}
-    assert engine.drafter_names.count("suffix") == 1
+    assert engine.drafter_names.count("suffix") == 1 and engine.reads_references("suffix")
     assert make_engine(model(), "none", Limits()).drafter_names == ["request"]
 
 
