@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+import pytest
 from torch import Tensor
 
+from outpace import Engine
 from outpace.sequence import Step
 
 
@@ -24,3 +27,18 @@ class Watch:
         self.steps += steps
 
     def left(self, sequence: object) -> None: ...
+
+
+def preemptions(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Lengths of the outputs of the sequences that were preempted."""
+    make_room, preempted = engine._batch.scheduler.make_room, []
+
+    def watch(cache: Any, give_way: Any) -> None:
+        def shed(active: Any) -> None:
+            preempted.append(active.sequence.output_length)
+            give_way(active)
+
+        make_room(cache, shed)
+
+    monkeypatch.setattr(engine._batch.scheduler, "make_room", watch)
+    return preempted

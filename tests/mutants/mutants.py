@@ -1701,7 +1701,7 @@ RECURRENT = [
         untested=True,
     ),
     Mutant(
-        "chunks of a prompt begin where it was cut",
+        "the chunks of a prompt are counted from the last cut, not from its start",
         "outpace/targets/inputs/state_rows.py",
         "            if (start + row) % size:\n",
         "            if row % size:\n",

@@ -17,6 +17,7 @@ import outpace
 from outpace import Engine, SamplingParams, Target
 from outpace.cache import kv
 from outpace.engine import scheduler
+from watching import preemptions
 from zoo.image_families import IMAGE_FAMILIES, build, prompts
 from zoo.test_families import RandomTrees
 
@@ -165,16 +166,7 @@ def test_it_resumes_after_preemption(name: str, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(scheduler, "_DRAFT", 2)
     target = Target(model_of(name))
     engine = Engine(target, LOOKAHEAD, adaptive=False, length=16, memory=120 * target.new_cache().row_bytes)
-    make_room, preempted = engine._batch.scheduler.make_room, []
-
-    def watch(cache: Any, give_way: Any) -> None:
-        def shed(active: Any) -> None:
-            preempted.append(active.sequence.output_length)
-            give_way(active)
-
-        make_room(cache, shed)
-
-    monkeypatch.setattr(engine._batch.scheduler, "make_room", watch)
+    preempted = preemptions(engine, monkeypatch)
     sources = alone(name)
     texts = [source["input_ids"][0].tolist() for source in sources]
     assert [one.tokens for one in engine.generate(texts, LIVELY, sources=sources)] == generated(name)

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from outpace import Engine, Target
 from outpace.core import UnsupportedModel
 from outpace.testing.matrix import Matrix
+from watching import preemptions
 from zoo.recurrent_families import KINDS, MULTIMODAL, RECURRENT, REFUSED, WITHOUT_HEAD
 from zoo.test_families import GREEDY, NEW, PROMPTS, SAMPLED, same, trees
 
@@ -146,21 +147,6 @@ def test_shared_prefixes(name: str) -> None:
     assert cached == [0, length, length, 0, length], "no chunk ended within the last prompt's 40 tokens"
 
 
-def watched(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Lengths of the outputs of the sequences that were preempted."""
-    make_room, preempted = engine._batch.scheduler.make_room, []
-
-    def watch(cache: Any, give_way: Any) -> None:
-        def shed(active: Any) -> None:
-            preempted.append(active.sequence.output_length)
-            give_way(active)
-
-        make_room(cache, shed)
-
-    monkeypatch.setattr(engine._batch.scheduler, "make_room", watch)
-    return preempted
-
-
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "mamba2"])
 def test_it_resumes_after_preemption(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """States that were given back are computed again, those of the prompt in the same chunks."""
@@ -170,7 +156,7 @@ def test_it_resumes_after_preemption(name: str, monkeypatch: pytest.MonkeyPatch)
     cache = target_of(name).new_cache()
     memory = cache.row_bytes * (120 + 3 * (cache.cost(64) - 64))
     engine = Engine(target_of(name), "lookahead", adaptive=False, length=16, memory=memory)
-    preempted = watched(engine, monkeypatch)
+    preempted = preemptions(engine, monkeypatch)
     found = [generation.tokens for generation in engine.generate(PROMPTS, GREEDY)]
     same(model_of(name), generated(name), found)
     assert any(preempted)

@@ -8,10 +8,8 @@ becomes the sequence's (``inputs/state_rows.py``, ``cache/states.py``). Nothing 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-from torch import Tensor
 
 from outpace.cache import Slot, StateCache, StateWindow, Window
 from outpace.core import OutpaceError, UnsupportedModel
@@ -21,7 +19,6 @@ from outpace.targets.inputs.forward import CacheAdapter, device_of, rows_of
 from outpace.targets.inputs.refusals import refuse_by_config
 from outpace.targets.inputs.state_rows import StateAdapter
 from outpace.targets.inputs.states import with_states
-from outpace.targets.rows import Reading
 from outpace.targets.stock.causal import CausalTarget
 from outpace.targets.stock.layouts import Call
 
@@ -111,21 +108,8 @@ class RecurrentTarget(CausalTarget):
     def over_window(self, sinks: int, recent: int) -> CausalTarget:
         raise self._refused("it has all of the text in its states, not a window of it")
 
-    def through(
-        self,
-        states: Tensor,
-        positions: Tensor,
-        seen: Tensor,
-        hidden_layers: Sequence[int] = (),
-        weights: Mapping[str, Tensor] | None = None,
-    ) -> Reading:
-        raise self._refused("it cannot be trained through")
-
-    def read(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        raise self._refused("it cannot be trained")
-
-    def states(self, tokens: Tensor, positions: Tensor, seen: Tensor) -> Tensor:
-        raise self._refused("it cannot be trained")
+    def _need_weights(self) -> None:
+        raise self._refused("it cannot be trained, or read without a cache")
 
     def _refused(self, why: str) -> UnsupportedModel:
         return UnsupportedModel(
