@@ -364,14 +364,15 @@ def test_the_dashboard_asks_for_series_that_there_are() -> None:
 def test_metrics_while_one_runs() -> None:
     async def main() -> None:
         async with serving(running=1) as client:
-            first, second = client.send(CHAT, LONG), client.send(CHAT, LONG)
-            await first.chunk()
-            waiting = 'outpace:num_requests_waiting{model_name="nano"} 1.0'
-            while waiting not in (text := await client.send("/metrics").text()):
-                await asyncio.sleep(0.01)  # the second is being tokenised
-            assert 'outpace:num_requests_running{model_name="nano"} 1.0' in text
-            for exchange in (first, second):
-                exchange.leave()
+            with client.paced():
+                first, second = client.send(CHAT, LONG), client.send(CHAT, LONG)
+                await first.chunk()
+                waiting = 'outpace:num_requests_waiting{model_name="nano"} 1.0'
+                while waiting not in (text := await client.send("/metrics").text()):
+                    await asyncio.sleep(0.01)  # the second is being tokenised
+                assert 'outpace:num_requests_running{model_name="nano"} 1.0' in text
+                for exchange in (first, second):
+                    exchange.leave()
             await client.empty()
 
     run(main)

@@ -52,13 +52,14 @@ async def decoding(client: Client, **more: Any) -> Exchange:
 def test_a_client_that_leaves_gives_its_slot_back(stream: bool) -> None:
     async def main() -> None:
         async with serving(running=2) as client:
-            running = [await decoding(client)]
-            running += [client.send(CHAT, {**LONG, "stream": stream, "n": 2}) for _ in range(2)]
-            first = client.chat(max_tokens=2)
-            while client.service.engine.waiting < 4:  # others are running, joining and queued
-                await asyncio.sleep(0)
-            for exchange in running:
-                exchange.leave()
+            with client.paced():
+                running = [await decoding(client)]
+                running += [client.send(CHAT, {**LONG, "stream": stream, "n": 2}) for _ in range(2)]
+                first = client.chat(max_tokens=2)
+                while client.service.engine.waiting < 4:  # others are running, joining and queued
+                    await asyncio.sleep(0)
+                for exchange in running:
+                    exchange.leave()
             assert (await first.json())["usage"]["completion_tokens"] == 2
             await client.empty()
             for exchange in running:
@@ -124,23 +125,24 @@ def test_a_reader_that_accepts_nothing_is_cut_off() -> None:
 def test_overload_is_refused_before_anything_is_tokenised(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         async with serving(running=1, waiting=1) as client:
-            running = [await decoding(client), client.send(CHAT, LONG)]
-            while client.service.admission.inside < 2:
-                await asyncio.sleep(0)
-            monkeypatch.setattr(
-                client.service.prompts, "conversation", lambda *given, **more: pytest.fail("tokenised")
-            )
-            refused = client.chat()
-            error = (await refused.json())["error"]
-            assert refused.status == 429 and error["type"] == "rate_limit_error"
-            assert int(refused.headers["retry-after"]) >= 1
-            assert refused.headers["x-should-retry"] == "true"
-            monkeypatch.undo()
-            assert 'requests_refused_total{model_name="nano",reason="overload"} 1.0' in (
-                await client.send("/metrics").text()
-            )
-            for exchange in running:
-                exchange.leave()
+            with client.paced():
+                running = [await decoding(client), client.send(CHAT, LONG)]
+                while client.service.admission.inside < 2:
+                    await asyncio.sleep(0)
+                monkeypatch.setattr(
+                    client.service.prompts, "conversation", lambda *given, **more: pytest.fail("tokenised")
+                )
+                refused = client.chat()
+                error = (await refused.json())["error"]
+                assert refused.status == 429 and error["type"] == "rate_limit_error"
+                assert int(refused.headers["retry-after"]) >= 1
+                assert refused.headers["x-should-retry"] == "true"
+                monkeypatch.undo()
+                assert 'requests_refused_total{model_name="nano",reason="overload"} 1.0' in (
+                    await client.send("/metrics").text()
+                )
+                for exchange in running:
+                    exchange.leave()
             await client.empty()
             assert "choices" in await client.chat(max_tokens=2).json()
 
@@ -165,11 +167,12 @@ def test_retry_after_follows_the_measured_rate() -> None:
 def test_a_request_that_waits_too_long_gets_503() -> None:
     async def main() -> None:
         async with serving(running=1) as client:
-            first = await decoding(client)
-            client.service.admission.limits = Limits(running=1, wait=0)
-            refused = client.chat()
-            assert (await refused.json())["error"]["code"] == "waited_too_long"
-            assert refused.status == 503 and int(refused.headers["retry-after"]) >= 1
+            with client.paced():
+                first = await decoding(client)
+                client.service.admission.limits = Limits(running=1, wait=0)
+                refused = client.chat()
+                assert (await refused.json())["error"]["code"] == "waited_too_long"
+                assert refused.status == 503 and int(refused.headers["retry-after"]) >= 1
             assert await first.chunk()  # the other goes on
             first.leave()
             await client.empty()
@@ -431,17 +434,18 @@ def test_a_busy_engine_is_healthy() -> None:
 
     async def main() -> None:
         async with serving(running=1, waiting=2) as client:
-            running = await decoding(client)
-            more = [client.send(CHAT, LONG) for _ in range(2)]
-            while client.service.admission.inside < 3:
-                await asyncio.sleep(0)
-            while client.service.engine.waiting < 2:
-                await asyncio.sleep(0)
-            for _ in range(3):
-                await client.service._asked()
-            assert client.service.engine.waiting == 2 and client.service.engine.running == 1
-            for exchange in (running, *more):
-                exchange.leave()
+            with client.paced():
+                running = await decoding(client)
+                more = [client.send(CHAT, LONG) for _ in range(2)]
+                while client.service.admission.inside < 3:
+                    await asyncio.sleep(0)
+                while client.service.engine.waiting < 2:
+                    await asyncio.sleep(0)
+                for _ in range(3):
+                    await client.service._asked()
+                assert client.service.engine.waiting == 2 and client.service.engine.running == 1
+                for exchange in (running, *more):
+                    exchange.leave()
             await client.empty()
 
     run(main)
