@@ -20,7 +20,9 @@ from hypothesis import settings
 _TESTED = tempfile.TemporaryDirectory(prefix="outpace-tested-")
 _TESTS = [Path(__file__).parent, Path(__file__).parents[1] / "lab" / "tests"]
 _UNRECORDED = [
-    tests / name for tests in _TESTS for name in ("unit/native", "unit/targets", "lossless", "zoo")
+    tests / name
+    for tests in _TESTS
+    for name in ("unit/native", "unit/targets", "llamacpp", "lossless", "zoo")
 ]
 
 if not torch.cuda.is_available():

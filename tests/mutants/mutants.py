@@ -1408,7 +1408,7 @@ HF = [
     Mutant(
         "functions that a package replaced are not a part of what was tested",
         "outpace/targets/step/record.py",
-        '        "functions": _digest(_functions(classes, config._attn_implementation)),\n',
+        '        "functions": digest(_functions(classes, config._attn_implementation)),\n',
         "",
         ("tests/unit/targets/test_record.py -k replaced_in_this_process",),
     ),

@@ -57,7 +57,14 @@ def test_files_that_are_no_models_are_refused_without_the_library(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("flash_attn", "auto"), ("repack", "auto"), ("check", None), ("threads", "2"), ("n_gpu_layers", None)],
+    [
+        ("flash_attn", "auto"),
+        ("repack", "auto"),
+        ("check", None),
+        ("check", 1),
+        ("threads", "2"),
+        ("n_gpu_layers", None),
+    ],
 )
 def test_values_of_another_kind_are_refused(name: str, value: Any) -> None:
     with pytest.raises(OutpaceError, match=f"{name} must be (true or false|a whole number), not {value!r}"):

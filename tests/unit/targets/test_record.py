@@ -220,7 +220,7 @@ def test_what_others_may_have_written_is_ignored(
     record._warn.cache_clear()
     for _ in range(2):
         with caplog.at_level("WARNING"):
-            assert Record(half(), {})._folder == (None if "folder" in harm else folder)
+            assert Record.of_model(half(), {})._folder == (None if "folder" in harm else folder)
     assert caplog.text.count(f"{folder} is not read, since others may write to it") == ("folder" in harm)
     Target(half(), exact=False)
     assert asked == ["tested"] * (2 if harm else 1)
@@ -247,7 +247,7 @@ def test_a_refusal_is_not_recorded(folder: Path, asked: list[str], monkeypatch: 
 def test_the_number_of_files_is_limited(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(record, "_MOST", 3)
     model = half()
-    kept = Record(model, {})
+    kept = Record.of_model(model, {})
     for question in range(5):
         assert kept.answer(str(question), model, lambda: "yes") == "yes"
     assert len(list(folder.iterdir())) == 3

@@ -146,10 +146,19 @@ def check_file(path: Path) -> None:
     first = f"{stem}-00001-of-{count}{suffix}"
     if int(number) != 1:
         raise OutpaceError(f"{path.name} is part {int(number)} of a split file; give the first part, {first}")
-    parts = [f"{stem}-{part:05}-of-{count}{suffix}" for part in range(1, int(count) + 1)]
-    missing = [part for part in parts if not path.with_name(part).is_file()]
+    parts = parts_of(path)
+    missing = [part.name for part in parts if not part.is_file()]
     if missing:
-        raise OutpaceError(f"{path.name} is the first of {int(count)} parts; missing beside it: {missing[0]}")
+        raise OutpaceError(f"{path.name} is the first of {len(parts)} parts; missing beside it: {missing[0]}")
+
+
+def parts_of(path: Path) -> list[Path]:
+    """A file, or all parts of the split one whose first part it is."""
+    if (split := _SPLIT.fullmatch(path.name)) is None:
+        return [path]
+    stem, _, count, suffix = split.groups()
+    names = [f"{stem}-{part:05}-of-{count}{suffix}" for part in range(1, int(count) + 1)]
+    return [path.with_name(name) for name in names]
 
 
 class LlamaModel:

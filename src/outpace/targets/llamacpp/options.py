@@ -16,7 +16,6 @@ _SWITCH, _NUMBER = (bool, "true or false"), (int, "a whole number")
 _KINDS = {
     "flash_attn": _SWITCH,
     "repack": _SWITCH,
-    "check": _SWITCH,
     "threads": _NUMBER,
     "n_gpu_layers": _NUMBER,
 }
@@ -37,12 +36,13 @@ class LlamaCppOptions:
             of rows and threads, unless both are of float16 and float32; of the other pairs measured this is
             the fastest. Quantised values need flash_attn.
         repack: repack weights for the processor on loading, as llama.cpp does by default; other kernels then
-            multiply them. None repacks, unless a step's rows have equal bits only without it, or up to more
-            rows, and a plain step takes no longer.
+            multiply them. None chooses by the rows up to which bits are equal, and by the measured seconds of
+            steps of 1 to 16 rows (``layouts.py``).
         exact: decode the rows of a step, of a tree or of several texts, in groups of such sizes that each row
             has the bits that it has alone. "auto" does so where such sizes are found, and otherwise gives
             the reason in ``inexact``; True refuses such a model. False decodes all rows of a step at once.
-        check: run the self-test.
+        check: run the self-test. "auto" does not repeat it where the user's cache has what it found for this
+            file, these options and this machine (``findings.py``); True always runs it, False never.
     """
 
     n_gpu_layers: int = 0
@@ -52,7 +52,7 @@ class LlamaCppOptions:
     type_v: KvType | None = None
     repack: bool | None = None
     exact: bool | Literal["auto"] = "auto"
-    check: bool = True
+    check: bool | Literal["auto"] = "auto"
 
     def __post_init__(self) -> None:
         for name, (kind, words) in _KINDS.items():
@@ -70,7 +70,9 @@ class LlamaCppOptions:
                 )
         if (self.type_v or "").startswith("q") and self.flash_attn is False:
             raise OutpaceError(f"type_v={self.type_v} needs flash attention; leave flash_attn=false out")
-        if self.exact not in (True, False, "auto"):
-            raise OutpaceError(f"exact must be true, false or auto, not {self.exact!r}")
+        for name in ("exact", "check"):
+            value = getattr(self, name)
+            if not isinstance(value, bool) and value != "auto":
+                raise OutpaceError(f"{name} must be true, false or auto, not {value!r}")
         if self.exact is True and not self.check:
             raise OutpaceError("exact=true promises what the self-test finds; leave check=false out")

@@ -88,7 +88,7 @@ class SelfTest:
         if size < _LEAST_TEXT:
             raise UnsupportedModel(f"a context of {size} tokens is too short to test drafts in")
         self._target = target
-        self._text = _text(target.vocabulary, size, turn)
+        self._text = token_ids(target.vocabulary, size, turn)
         if target.tokenizer.bos_token_id is not None:
             self._text[0] = target.tokenizer.bos_token_id
         self._prompt = min(_PROMPT, size // 2)
@@ -259,7 +259,7 @@ def _parts(rows: int, chunks: Sequence[int]) -> list[slice]:
     return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False) if start < end]
 
 
-def _text(vocabulary: int, size: int, turn: int) -> list[int]:
+def token_ids(vocabulary: int, size: int, turn: int) -> list[int]:
     """Token ids that are distinct if the vocabulary allows."""
     start = round(0.618 * vocabulary)
     stride = next(n for n in range(start, start + vocabulary + 1) if math.gcd(n, vocabulary) == 1)

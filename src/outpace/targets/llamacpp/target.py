@@ -7,7 +7,6 @@ llama.cpp's samplers, so seeds work as for other targets.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -28,12 +27,15 @@ from outpace.targets.base import TargetModel, checked_cache
 from outpace.targets.hardware import free_bytes, processor
 from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.cache import LlamaCache
+from outpace.targets.llamacpp.findings import Findings, about
+from outpace.targets.llamacpp.layouts import costs, repacks
 from outpace.targets.llamacpp.library import ROWS, LlamaContext, LlamaModel, check_file, library
 from outpace.targets.llamacpp.options import GGML_TYPES, LlamaCppOptions
 from outpace.targets.llamacpp.self_test import NEAR_TIE, SelfTest, Widths
 from outpace.targets.llamacpp.tokenizer import LlamaTokenizer
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output, Rows
+from outpace.targets.step.record import Record
 
 _log = logging.getLogger("outpace.llamacpp")
 _FLOAT32_FILE = "0"  # general.file_type in the metadata of a float32 file
@@ -44,14 +46,14 @@ _AMX = (
     "install it again with CMAKE_ARGS=-DCMAKE_CXX_FLAGS=-mno-amx-int8 and pip's --no-cache-dir"
 )
 _TRIES = 3  # texts of the self-test
-_FASTER = 1.5  # repacked weights are taken if a plain step with the others takes this many times as long
-_RACES = 5  # plain steps of each that are timed, in turns
+_QUESTION = "rows of a GGUF file"  # that the record answers
 
 
 class LlamaCppTarget(TargetModel):
     """A model in a GGUF file.
 
-    Construction runs a few short forwards, to test that a tree has the logits of its paths.
+    Construction runs short forwards, to test that a tree has the logits of its paths, unless the record has
+    what they found (``findings.py``).
 
     Args:
         path: the file; the first part of a split one.
@@ -77,7 +79,11 @@ class LlamaCppTarget(TargetModel):
         self.path = Path(path).expanduser()
         check_file(self.path)
         lib = library()
-        self._weights = self._load(self._may_repack())
+        repack = self._may_repack()
+        asked = partial(about, self.path, self.options, self.threads, repack)
+        record = Record(asked) if self.options.check == "auto" else None
+        known = Findings.read(record.find(question=_QUESTION)) if record else None
+        self._weights = self._load(known.repack if known else repack)
         _refuse_state(self._weights)
         self.tokenizer = LlamaTokenizer(self._weights)
         self.vocabulary = int(lib.llama_vocab_n_tokens(self._weights.vocabulary))
@@ -93,7 +99,10 @@ class LlamaCppTarget(TargetModel):
         self.row_bytes = 0
         self.row_bytes = self._measured_row_bytes()
         if self.options.check:
-            self._check()
+            found = known or self._tested()
+            if record and not known:
+                record.keep(found.text(), question=_QUESTION)
+            self._take(found)
 
     def _may_repack(self) -> bool:
         """True if weights are to be repacked, unless the self-test finds better.
@@ -290,67 +299,64 @@ class LlamaCppTarget(TargetModel):
         return (sizes[1] - sizes[0]) // 16
 
     @torch.inference_mode()
-    def _check(self) -> None:
+    def _tested(self) -> Findings:
         """Find widths at which rows keep their bits, choose the kernels, and test trees.
 
         Raises:
-            UnsupportedModel: a tree does not equal its paths, or ``exact=True`` cannot be kept.
+            UnsupportedModel: a tree does not equal its paths.
         """
-        reason = self._order_of_sums()
+        reason, measured = self._order_of_sums(), {}
         if self.options.exact and not reason:
-            self._choose()
-        worst = self._differences()
+            measured = self._choose()
+        worst, seconds = self._differences()
         if self.options.exact and reason and worst > NEAR_TIE and not self.options.n_gpu_layers:
-            seconds = self.seconds
             SelfTest(self).widths()
-            if (less := self._differences()) <= worst / 2:
-                worst = less
+            less, others = self._differences()
+            if less <= worst / 2:
+                worst, seconds = less, others
             else:
-                self.widths, self.seconds = Widths(), seconds
-        if not reason:
-            inexact = f"rows alone and among others differ by {worst:.2g} of their spread" if worst else ""
-            self.plan = replace(self.plan, exact=not worst, inexact=inexact)
+                self.widths = Widths()
+        return Findings(self.repack, self.widths, worst, dict(sorted({**seconds, **measured}.items())))
+
+    def _take(self, found: Findings) -> None:
+        """Go by the findings of the self-test.
+
+        Raises:
+            UnsupportedModel: ``exact=True`` cannot be kept.
+        """
+        self.widths, self.seconds = found.widths, found.seconds
+        if not self._order_of_sums():
+            differ = f"rows alone and among others differ by {found.off:.2g} of their spread"
+            self.plan = replace(self.plan, exact=not found.off, inexact=differ if found.off else "")
         if self.options.exact is True and not self.bit_exact:
             raise UnsupportedModel(f"{self.path} is not bit-exact: {self.inexact}; {self._remedy()}")
 
-    def _choose(self) -> None:
+    def _choose(self) -> dict[int, float]:
         """Set the widths, and load the weights without repacking if that is better.
 
-        Rows of steps in larger groups cost less where texts or branches are many. A text's bits depend on the
-        choice, so that no chance decides it, a plain step must be clearly slower to outweigh that.
+        Returns:
+            The measured seconds of steps by their rows; none where there is no choice.
         """
         test = SelfTest(self)
         found = test.widths()
         if found == Widths() or self.options.repack is not None or not self._weights.repacked:
-            return
+            return {}
         packed, caches = self._weights, [self.new_cache()]
         self._weights = self._load(repack=False)
         other = test.widths()
         caches.append(self.new_cache())
-        if other is not None and (found is None or other.wider(found)):
-            repacked, mapped = self._race(caches, [found or Widths(), other])
-            if found is None or mapped <= _FASTER * repacked:
-                self.widths, self.tokenizer = other, LlamaTokenizer(self._weights)
-                return
-        self._weights, self.widths = packed, found or Widths()
+        seconds = costs(self, caches, [found, other]) if found and other else [{}, {}]
+        if repacks(found, other, seconds):
+            self._weights, self.widths = packed, found or Widths()
+            return seconds[0]
+        self.widths, self.tokenizer = other or Widths(), LlamaTokenizer(self._weights)
+        return seconds[1]
 
-    def _race(self, caches: list[LlamaCache], widths: list[Widths]) -> list[float]:
-        """Seconds of a plain step in each of these caches, measured in turns."""
-        seconds = [math.inf] * len(caches)
-        slots = [cache.allocate() for cache in caches]
-        for _ in range(_RACES):
-            for number, (cache, slot) in enumerate(zip(caches, slots, strict=True)):
-                self.widths = widths[number]
-                began = perf_counter()
-                self.forward(cache, {slot: Rows([0])})
-                seconds[number] = min(seconds[number], perf_counter() - began)
-                cache.keep({slot: [0]})
-        return seconds
-
-    def _differences(self) -> float:
+    def _differences(self) -> tuple[float, dict[int, float]]:
         """The largest difference between rows alone and among others, relative to their spread.
 
-        Meanwhile steps are timed.
+        Returns:
+            It, and the median seconds of the steps meanwhile, by their rows.
 
         Raises:
             UnsupportedModel: a tree does not equal its paths.
@@ -371,11 +377,9 @@ class LlamaCppTarget(TargetModel):
                     ) from error
             finally:
                 times, self._times = self._times, None
-        self.seconds = {
-            rows: median(seconds for width, seconds in times if width == rows)
-            for rows in sorted({width for width, _ in times})
+        return worst, {
+            rows: median(seconds for width, seconds in times if width == rows) for rows, _ in times
         }
-        return worst
 
     def _remedy(self) -> str:
         """The options of a model that is not bit-exact."""

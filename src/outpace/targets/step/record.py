@@ -1,11 +1,12 @@
 """Answers of a target's self-test, kept in the user's cache: a loaded model that passed is not tested again.
 
-An answer is known by all that it may depend on: the model's classes, their source and the functions that
-they have in this process (some packages replace them in place), its config, its weights
-(of each tensor the shape, the dtype and up to ``_SAMPLE`` numbers spread over it), the target's options and
-kernels, this package's source, the versions of torch and transformers, the processor, its instruction sets,
-threads, and torch's settings of precision. Sampled numbers do: which operations round how depends on shapes
-and kernels, not on single weights.
+An answer is known by all that it may depend on. For a transformers model that is its classes, their source
+and the functions that they have in this process (some packages replace them in place), its config, its
+weights (of each tensor the shape, the dtype and up to ``_SAMPLE`` numbers spread over it), the target's
+options and kernels, this package's source, the versions of torch and transformers, the processor, its
+instruction sets, threads, and torch's settings of precision; ``llamacpp/findings.py`` says what it is for a
+GGUF file. Sampled numbers do: which operations round how depends on shapes and kernels, not on single
+weights.
 
 A file is read only if nobody but this user can have written it and the whole of what the answer depends on is
 in it, word for word; else the model is tested. Without a folder that can be written, or in one that others
@@ -45,7 +46,9 @@ _SAMPLE = 256  # numbers of a weight
 _MOST = 512  # files
 _PLAIN = (bool, int, float, str, type(None))
 # Settings of the libraries below; the folder of the cache and of this record change no answer.
-_SETTINGS = ("OUTPACE_", "ATEN_", "CUBLAS_", "DNNL_", "KMP_", "MKL_", "OMP_", "ONEDNN_", "TORCH_")
+_SETTINGS = (
+    "OUTPACE_", "ATEN_", "CUBLAS_", "DNNL_", "GGML_", "KMP_", "LLAMA_", "MKL_", "OMP_", "ONEDNN_", "TORCH_",
+)  # fmt: skip
 _APART = (CACHE, TESTED)
 
 
@@ -80,24 +83,42 @@ class Record:
     """The record of one model and the options of its target.
 
     Args:
-        model: a loaded model.
-        options: of the target.
+        about: returns all that the answers depend on, as digests and words; None if that is not known. It is
+            called only if there is a folder.
     """
 
-    def __init__(self, model: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, about: Callable[[], Mapping[str, str] | None]) -> None:
         self._folder = folder()
-        self._about = None if self._folder is None else _about(model, options)
+        self._about = None if self._folder is None else about()
+
+    @classmethod
+    def of_model(cls, model: Any, options: Mapping[str, Any]) -> Record:
+        """The record of a loaded transformers model and the options of its target."""
+        return cls(lambda: _about(model, options))
 
     def answer(self, question: str, step: Any, ask: Callable[[], str]) -> str:
         """The recorded answer to a question about the modules that steps run on, otherwise ``ask()``."""
-        if self._folder is None or self._about is None:
-            return ask()
-        key = {**self._about, "question": question, "step": _digest(_layout(step))}
-        path = self._folder / f"{_digest(sorted(key.items()))}.json"
-        found = _read(path, key)
-        if found is None:
-            _write(path, {"key": key, "answer": (found := ask())})
+        key = {"question": question, "step": digest(_layout(step))}
+        if (found := self.find(**key)) is None:
+            self.keep(found := ask(), **key)
         return found
+
+    def find(self, **key: str) -> str | None:
+        """The recorded answer to a question; None if there is none."""
+        place = self._place(key)
+        return None if place is None else _read(*place)
+
+    def keep(self, answer: str, **key: str) -> None:
+        """Record the answer to a question."""
+        if (place := self._place(key)) is not None:
+            _write(place[0], {"key": place[1], "answer": answer})
+
+    def _place(self, key: Mapping[str, str]) -> tuple[Path, dict[str, str]] | None:
+        """The file of an answer, and all that the answer depends on."""
+        if self._folder is None or self._about is None:
+            return None
+        whole = {**self._about, **key}
+        return self._folder / f"{digest(sorted(whole.items()))}.json", whole
 
 
 def answer(record: Record | None, question: str, step: Any, ask: Callable[[], str]) -> str:
@@ -150,20 +171,30 @@ def _about(model: Any, options: Mapping[str, Any]) -> dict[str, str] | None:
     ]
     devices = {weight.device for weight in model.parameters()}
     return {
-        "classes": _digest([*sorted(map(_name, classes)), *sorted(map(str, sources))]),
-        "functions": _digest(_functions(classes, config._attn_implementation)),
-        "config": _digest(
+        **here(devices),
+        "classes": digest([*sorted(map(_name, classes)), *sorted(map(str, sources))]),
+        "functions": digest(_functions(classes, config._attn_implementation)),
+        "config": digest(
             [repr(sorted(values.items(), key=lambda item: item[0])), config._attn_implementation, numbers]
         ),
         "weights": weights,
         "options": repr(sorted(options.items())),
+        "transformers": transformers.__version__,
+    }
+
+
+def here(devices: Iterable[torch.device]) -> dict[str, str]:
+    """What every answer depends on, as digests and words: this package, torch, the machine, its settings.
+
+    Args:
+        devices: those of the model.
+    """
+    names = sorted(map(str, devices := set(devices)))
+    return {
         "outpace": f"{__version__} {_own_source()}",
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
-        "machine": ", ".join(
-            [platform.machine(), *hardware(devices), _instructions(), *map(str, sorted(map(str, devices)))]
-        ),
-        "settings": _digest([sorted(_settings()), _precisions()]),
+        "machine": ", ".join([platform.machine(), *hardware(devices), _instructions(), *names]),
+        "settings": digest([sorted(_settings()), _precisions()]),
     }
 
 
@@ -212,7 +243,7 @@ def _codes(value: Any) -> Iterator[str]:
     value = value.__func__ if isinstance(value, classmethod | staticmethod) else value
     while isinstance(value, FunctionType):
         code = value.__code__
-        yield f"{code.co_filename}:{code.co_firstlineno} {_digest(code.co_code)}"
+        yield f"{code.co_filename}:{code.co_firstlineno} {digest(code.co_code)}"
         value = vars(value).get("__wrapped__")
     if callable(value):
         yield _name(value if isinstance(value, type) else type(value))
@@ -234,7 +265,7 @@ def _own_source() -> str:
     """A digest of this package's source: a version under development keeps its number."""
     root = Path(__file__).parents[2]
     parts = sorted(file for ending in ("*.py", "*.c", "*.h", "*.so") for file in root.rglob(ending))
-    return _digest([(str(file.relative_to(root)), file.read_bytes()) for file in parts])[:16]
+    return digest([(str(file.relative_to(root)), file.read_bytes()) for file in parts])[:16]
 
 
 def _instructions() -> str:
@@ -243,7 +274,7 @@ def _instructions() -> str:
     if file.exists():
         lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
         flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return f"{torch.backends.cpu.get_cpu_capability()} {_digest(flags)[:16]}"
+    return f"{torch.backends.cpu.get_cpu_capability()} {digest(flags)[:16]}"
 
 
 def _settings() -> Iterable[tuple[str, str]]:
@@ -269,5 +300,6 @@ def _precisions() -> str:
     return repr(found)
 
 
-def _digest(value: Any) -> str:
+def digest(value: Any) -> str:
+    """A digest of a value's ``repr``."""
     return hashlib.sha256(repr(value).encode("utf-8", "surrogatepass")).hexdigest()

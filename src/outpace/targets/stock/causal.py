@@ -122,7 +122,7 @@ class CausalTarget(UncachedForwards):
         """Choose the modules that steps run on, and test them."""
         asked, check = self.options, self.options.check
         about = {**asked.of_step, "static": asked.static, "compiled": asked.compiled}
-        record = Record(self.model, about) if check == "auto" else None
+        record = Record.of_model(self.model, about) if check == "auto" else None
         self.plan = StepPlan()
         self._asked = Asked(self.model, asked, bool(self.chains_only))
         self._plan, modules, self.plan = choose(self._asked, partial(self._bits, record))

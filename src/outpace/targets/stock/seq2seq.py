@@ -82,7 +82,7 @@ class Seq2SeqTarget(TargetModel):
         self.shares_ids = self._encoder.shares_ids
         self._probe()
         if check:
-            record = Record(model, {}) if check == "auto" else None
+            record = Record.of_model(model, {}) if check == "auto" else None
             answer(record, "steps", model, lambda: tested(self, self.reference(), self._unchecked))
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Seq2SeqCache:
