@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,11 +9,13 @@ import pytest
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llamacpp")
 
 from gguf_files import gguf_file, quantised, random_file
+from llamacpp.choices import SEVEN, THREE, forced
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import Target
 from outpace.targets.llamacpp import target as target_module
 from outpace.targets.llamacpp.cache import LlamaCache
-from outpace.targets.llamacpp.library import LlamaContext, LlamaModel
+from outpace.targets.llamacpp.layouts import SHARES, costs
+from outpace.targets.llamacpp.library import LlamaContext
 from outpace.targets.llamacpp.self_test import SelfTest, Widths
 from outpace.targets.llamacpp.target import LlamaCppTarget
 from outpace.targets.ranks.shared_drafts import ParallelTarget
@@ -147,47 +148,53 @@ def test_exact_needs_the_self_test() -> None:
 
 # -- the choice of kernels ---------------------------------------------------------------------------------
 
-THREE, SEVEN = Widths(1, 3, 4), Widths(1, 7, 8)
-
 
 @pytest.mark.parametrize(
     ("found", "seconds", "repack"),
     [
         ([Widths()], None, True),  # nothing is better
-        ([THREE, SEVEN], [1.0, 1.1], False),
+        ([THREE, SEVEN], [1.0, 1.2], False),
         ([THREE, SEVEN], [1.0, 2.0], True),  # clearly faster
-        ([SEVEN, THREE], None, True),
-        ([None, SEVEN], [1.0, 3.0], False),  # exact at any cost
+        ([SEVEN, THREE], [1.2, 1.0], True),
+        ([SEVEN, THREE], [2.0, 1.0], False),
+        ([None, SEVEN], None, False),  # exact at any cost
         ([SEVEN, None], None, True),
+        ([None, None], None, True),
     ],
 )
-def test_weights_are_repacked_unless_that_limits_rows(
+def test_weights_are_repacked_as_measured(
     found: list[Any], seconds: Any, repack: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    loaded: list[bool] = []
-    load = LlamaModel.__init__
-
-    def noted(self: LlamaModel, path: Path, layers: int, repack: bool = True) -> None:
-        loaded.append(repack)
-        load(self, path, layers, False)  # some builds end the process where weights are repacked
-        self.repack = self.repacked = repack
-
-    answers = iter(found)
-    monkeypatch.setattr(target_module, "amx_fails", lambda folder: False)
-    monkeypatch.setattr(LlamaModel, "__init__", noted)
-    monkeypatch.setattr(SelfTest, "widths", lambda self: next(answers))
-    monkeypatch.setattr(LlamaCppTarget, "_race", lambda self, *given: seconds)
-    monkeypatch.setattr(LlamaCppTarget, "_differences", lambda self: 0.0)
+    loaded = forced(monkeypatch, found, seconds)
+    monkeypatch.setattr(LlamaCppTarget, "_differences", lambda self: (0.0, {1: 3.0, 40: 5.0}))
     target = LlamaCppTarget(gguf_file("q8_0"), threads=1)
     assert target.repack == repack and loaded == [True, False][: len(found)]
-    assert target.widths == (found[0] if repack else found[1])
+    assert target.widths == (found[0 if repack else 1] or Widths())
     assert ("not repacked" in target.identity) != repack
+    measured = {} if seconds is None else dict.fromkeys(SHARES, seconds[0 if repack else 1])
+    assert target.seconds == {1: 3.0, 40: 5.0, **measured}
+    assert list(target.seconds) == sorted(target.seconds)
 
 
-def test_the_race_times_both_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_both_kernels_are_timed_in_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     target: Any = Target(gguf_file("q8_0"), threads=1, check=False)
-    seconds = target._race([target.new_cache(), target.new_cache()], [Widths(), Widths(2)])
-    assert len(seconds) == 2 and min(seconds) > 0
+    caches, steps = [target.new_cache(), target.new_cache()], []
+    forward = target.forward
+
+    def noted(cache: Any, feeds: Any, logits_from: int | None = 0) -> Any:
+        if logits_from == 0:
+            (row,) = feeds.values()
+            steps.append((len(row.tokens), caches.index(cache), target.widths, cache.length(*feeds)))
+        return forward(cache, feeds, logits_from)
+
+    monkeypatch.setattr(target, "forward", noted)
+    found = costs(target, caches, [THREE, SEVEN])
+    assert [set(side) for side in found] == [set(SHARES)] * 2
+    assert min(second for side in found for second in side.values()) > 0
+    rows = [step[0] for step in steps[::2]]
+    assert steps[::2] == [(each, 0, THREE, 1) for each in rows]
+    assert steps[1::2] == [(each, 1, SEVEN, 1) for each in rows]
+    assert all(rows.count(each) >= 3 for each in SHARES) and set(rows) == set(SHARES)
 
 
 def test_kernels_that_end_the_process_are_not_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -60,8 +60,6 @@ def test_files_that_are_no_models_are_refused_without_the_library(tmp_path: Path
     [
         ("flash_attn", "auto"),
         ("repack", "auto"),
-        ("check", None),
-        ("check", 1),
         ("threads", "2"),
         ("n_gpu_layers", None),
     ],
@@ -69,3 +67,10 @@ def test_files_that_are_no_models_are_refused_without_the_library(tmp_path: Path
 def test_values_of_another_kind_are_refused(name: str, value: Any) -> None:
     with pytest.raises(OutpaceError, match=f"{name} must be (true or false|a whole number), not {value!r}"):
         LlamaCppOptions(**{name: value})
+
+
+@pytest.mark.parametrize("value", [None, 1, "yes"])
+@pytest.mark.parametrize("name", ["check", "exact"])
+def test_options_of_the_self_test_of_other_kinds(name: str, value: object) -> None:
+    with pytest.raises(OutpaceError, match=f"{name} must be true, false or auto, not {value!r}"):
+        LlamaCppOptions(**{name: value})  # type: ignore[arg-type]
