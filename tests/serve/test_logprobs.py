@@ -1,4 +1,4 @@
-"""Log probabilities, of which a request may ask for millions: nothing waits for their text, and they are small."""
+"""Log probabilities, of which a request may ask for millions: nothing waits for their text."""
 
 from __future__ import annotations
 

@@ -348,7 +348,7 @@ class Writer(ABC):
         yield sse(b"[DONE]")
 
     def _event(self, event: Event) -> list[bytes]:
-        """The chunks of an event; a thread writes those with log probabilities, of which there may be many."""
+        """The chunks of an event; a thread writes those with log probabilities, which may be many."""
         return [self._chunk(choices=[choice]) for choice in self._choices(event)]
 
     def _details(self, event: Event, logprobs: bool) -> dict[str, Any]:
