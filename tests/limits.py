@@ -37,6 +37,17 @@ def within_limits(work: Callable[[], Any]) -> Any:
         assert time.process_time() - began <= SECONDS  # of work that Python cannot interrupt
 
 
+def unless_it_waits(work: Callable[[], Any]) -> Any:
+    """Return ``work()``, and fail if it waits, as a reader of a pipe that nobody writes to, for ever."""
+    before = signal.signal(signal.SIGALRM, _too_long)
+    signal.alarm(60)
+    try:
+        return work()
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
 class TooLong(BaseException):
     """No handler of errors catches it."""
 

@@ -10,6 +10,13 @@ from typing import Any
 
 from outpace.core import OutpaceError
 
+_KINDS = [
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+]
 JSON_BYTES = 1 << 22  # of a file that describes something: configs have a few thousand
 
 
@@ -30,6 +37,23 @@ def read_line(line: str) -> Any:
     return value
 
 
+def check_plain(path: Path) -> None:
+    """Refuse what is not a file, which may never end: a named pipe, a device, a socket, a folder.
+
+    What does not exist passes, for the reader to report.
+
+    Raises:
+        OutpaceError: the message names what it is.
+    """
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return
+    if not stat.S_ISREG(mode):
+        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "something else")
+        raise OutpaceError(f"{path} is {kind}; give a file")
+
+
 def read_json(path: Path, most: int = JSON_BYTES) -> Any:
     """The value of a JSON file.
 
@@ -39,6 +63,7 @@ def read_json(path: Path, most: int = JSON_BYTES) -> Any:
     Raises:
         OutpaceError: it cannot be read, is too large, or is not JSON; the message names it.
     """
+    check_plain(path)
     try:
         with path.open("rb") as opened:
             raw = opened.read(most + 1)

@@ -13,6 +13,7 @@ from pathlib import Path
 from outpace import hub
 from outpace.core import DTYPES, OutpaceError, near, need
 from outpace.embedded import nano_path, smollm2_path
+from outpace.files import check_plain
 from outpace.outline import Outline, Outlines
 from outpace.plugins import installed, moved
 from outpace.spec import check as check_spec
@@ -157,8 +158,10 @@ def check_model(name: str | None) -> None:
         source = source_of(name)
         if not Path(source).is_dir():
             hub.check(source, (SMOLLM2,))
-    elif not Path(name).expanduser().is_file():
-        raise OutpaceError(f"no such file: {name}")
+    else:
+        check_plain(path := Path(name).expanduser())
+        if not path.exists():
+            raise OutpaceError(f"no such file: {name}")
 
 
 def is_gguf(name: str | Path) -> bool:
@@ -196,6 +199,7 @@ def source_of(name: str | None) -> str:
             "folder or its name on the hub"
         )
     if path.exists():
+        check_plain(path)
         raise OutpaceError(f"{name} is a file; give the folder that contains config.json and the weights")
     if name == SMOLLM2:
         if not smollm2_path().is_dir():

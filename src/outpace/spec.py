@@ -62,6 +62,22 @@ def check_least(owner: str, options: object, **least: float) -> None:
             raise OutpaceError(f"{owner}: {option} must be at least {bound}, not {value}")
 
 
+def check_most(owner: str, options: object, **most: int) -> None:
+    """Check options against upper bounds, beyond which a step would take minutes; None passes.
+
+    Args:
+        owner: name of the method that has them, for the message.
+
+    Raises:
+        OutpaceError: an option is above its bound; the message names both.
+    """
+    for option, bound in most.items():
+        value = getattr(options, option)
+        if value is not None and value > bound:
+            shown = value if value < 10**15 else "a number of more than 15 digits"
+            raise OutpaceError(f"{owner}: {option} must be at most {bound}, not {shown}")
+
+
 def check_choices(owner: str, options: object, *names: str) -> None:
     """Check options whose types are ``Literal``; a spec string's are checked when it is read.
 

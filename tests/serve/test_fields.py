@@ -107,7 +107,13 @@ def test_values_at_the_bounds_and_beyond() -> None:
                 exchange = _send(client, path, body)
                 error = (await exchange.json())["error"]
                 assert (exchange.status, error["param"]) == (400, param), (body, error)
-            for body, field in (({"temperature": 1.1}, "temperature"), ({"max_tokens": 0}, "max_tokens")):
+            ended = [*STORY, {"role": "assistant", "content": "Once "}]
+            for body, field in (
+                ({"temperature": 1.1}, "temperature"),
+                ({"max_tokens": 0}, "max_tokens"),
+                ({"stop_sequences": ["a", "\n "]}, "stop_sequences"),
+                ({"messages": ended}, "messages: a last one of the assistant ends in whitespace"),
+            ):
                 exchange = _send(client, MESSAGES, {"messages": STORY, **body})
                 assert field in (await exchange.json())["error"]["message"] and exchange.status == 400
             for path, body in TAKEN:

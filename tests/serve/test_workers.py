@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +48,18 @@ def alive(pid: int) -> bool:
         return False
 
 
+def until_busy(pid: int) -> None:
+    """Wait until a process has computed for a while."""
+    began = ticks(pid)
+    while ticks(pid) < began + 20:
+        time.sleep(0.01)
+
+
+def ticks(pid: int) -> int:
+    """The processor time of a process, in hundredths of a second."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
+
+
 def with_seconds(pool: Pool, seconds: float) -> None:
     pool.share = replace(pool.share, seconds=seconds)
 
@@ -77,6 +90,34 @@ def test_a_schema_past_its_share_is_refused_and_its_worker_ends() -> None:
             exchange = client.chat(response_format=form(PATTERN))
             assert "takes more than 0.3 s" in (await exchange.json())["error"]["message"]
             assert not alive(pid)
+
+    run(main)
+
+
+def test_a_worker_that_died_between_two_jobs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+    """The next text is not blamed; one whose worker dies while it is at work is."""
+
+    async def main() -> None:
+        async with serving() as client:
+            pool = client.service.grammars.pool
+            with_seconds(pool, 60)
+            for _ in range(2):  # the second time, of the process that replaced the first
+                assert "choices" in await client.chat(response_format=form(PATTERN), max_tokens=9).json()
+                (pid,) = pool.pids
+                os.kill(pid, signal.SIGKILL)
+                while alive(pid):
+                    await asyncio.sleep(0.01)
+            exchange = client.chat(response_format=form(PATTERN), max_tokens=9)
+            assert "choices" in await exchange.json() and len(pool.pids) == 1 and pid not in pool.pids
+            assert caplog.text.count("a process for compiling the schema has ended between two jobs") == 2
+
+            exchange = client.chat(response_format=form(EVIL))
+            await until_working(pool, 1)
+            (pid,) = pool.pids
+            await asyncio.to_thread(until_busy, pid)
+            os.kill(pid, signal.SIGKILL)
+            assert "takes more than 256 MiB" in (await exchange.json())["error"]["message"]
+            assert exchange.status == 400 and pool.pids == set()
 
     run(main)
 

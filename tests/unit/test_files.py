@@ -147,6 +147,12 @@ def edit(folder: Path, **entries: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | entries))
 
 
+def in_shards(folder: Path, **more: Any) -> None:
+    """Weights as a shard beside an index of all tensors."""
+    names = load_file(folder / "model.safetensors")
+    shard(folder, {"weight_map": dict.fromkeys(names, "model-00001-of-00001.safetensors"), **more})
+
+
 Q = "model.layers.0.self_attn.q_proj.weight"
 FAULTS: list[tuple[Callable[[Path], None], str]] = [
     (
@@ -169,6 +175,9 @@ FAULTS: list[tuple[Callable[[Path], None], str]] = [
     (partial(shard, index={"weight_map": {Q: None}}), "names 'None'"),
     (partial(shard, index={"weight_map": []}), "is not an index: it has no weight_map"),
     (partial(shard, index=[]), "is not an index"),
+    (partial(edit, model_type=[]), r"model_type is \[\]; it should be the name of a family"),
+    (partial(in_shards), "has no metadata, which transformers reads; add"),
+    (partial(in_shards, metadata=[]), "has no metadata"),
     (partial(shard, index=b"[" * 99_999), "nested too deep"),
     (partial(recast, name=Q, dtype=torch.int16), "q_proj.weight' is of I16, and config.json names no"),
     (partial(recast, name=Q, dtype=torch.float8_e4m3fn), "is of F8_E4M3, and"),

@@ -376,3 +376,22 @@ def test_two_packages_with_one_name(package: str, tmp_path: Path) -> None:
 def test_tables_of_our_own_take_no_paths(package: str) -> None:
     with pytest.raises(OutpaceError, match=r"no thing 'their_package\.drafting'"):
         read("their_package.drafting:Mine")
+
+
+@pytest.mark.parametrize(
+    ("spec", "option", "most"),
+    [
+        ("lookahead", "window", 1024),
+        ("lookahead", "ngram", 128),
+        ("jacobi", "num_speculative_tokens", 4096),
+        ("token_recycling", "max_nodes", 4096),
+        ("prompt_lookup", "max_ngram", 65536),
+        ("reference", "max_ngram", 65536),
+    ],
+)
+def test_an_option_with_which_a_step_would_take_minutes(spec: str, option: str, most: int) -> None:
+    """Specs come from files too: a profile's."""
+    load_drafter(f"{spec}:{option}={most}")
+    for value in (most + 1, 10**12):
+        with pytest.raises(OutpaceError, match=f"{spec}: {option} must be at most {most}, not {value}"):
+            load_drafter(f"{spec}:{option}={value}")

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outpace.core import OutpaceError
-from outpace.files import read_line
+from outpace.files import check_plain, read_line
 
 _MOST_BYTES = 1 << 26  # of a file, uncompressed: a few kilobytes of gzip can hold gigabytes
 
@@ -91,6 +91,7 @@ def read_values(file: Path) -> list[Any]:
     Raises:
         OutpaceError: it cannot be read, or a line is not JSON, or contains an unpaired surrogate.
     """
+    check_plain(file)
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
             raw = opened.read(_MOST_BYTES + 1)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from outpace.bench.rows import Row
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, first_line
 from outpace.files import read_json
 
 FORMAT, VERSION = "outpace bench", 1
@@ -116,7 +116,7 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
         names = _names(found["rows"])
     except (KeyError, TypeError, AttributeError) as error:
         raise OutpaceError(
-            f"{file} is broken ({error}); outpace bench --json {file} writes it anew"
+            f"{file} is broken ({first_line(error)}); outpace bench --json {file} writes it anew"
         ) from None
     rows: Seq[dict[str, Any]] = found["rows"]
     return found, {(row["suite"], name, row["batch"]): row for name, row in zip(names, rows, strict=True)}

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from outpace.bench.items import Suite, read_items
 from outpace.core import OutpaceError
+from outpace.files import check_plain
 from outpace.names import COPYING, FILE, SUITES, check_suite
 from outpace.plugins import installed, load_object
 
@@ -64,7 +65,8 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
     """
     if name.startswith(FILE):
         path = Path(name.removeprefix(FILE)).expanduser()
-        if not path.is_file():
+        check_plain(path)
+        if not path.exists():
             raise OutpaceError(f"no such file: {path}; --suite {FILE}PATH takes a JSONL file of prompts")
         return Suite(name, tuple(read_items(path, path.stem)), str(path))
     if name not in SUITES:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.cli.prompts import LINES
 from outpace.core import OutpaceError
-from outpace.files import read_line
+from outpace.files import check_plain, read_line
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,6 +49,7 @@ def find(sources: list[Path]) -> tuple[list[Path], list[Path]]:
                 if file.is_file() and not any(part.startswith(".") for part in inside.parts):
                     (files if file.suffix.lower() in ARRAYS or _is_text(file) else passed).append(file)
         elif source.exists():
+            check_plain(source)
             files.append(source)
         else:
             raise OutpaceError(f"no such file or folder: {source}")

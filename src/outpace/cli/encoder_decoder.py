@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from outpace.cli.prompts import Prompt
 from outpace.cli.running import Job
 from outpace.core import OutpaceError, SamplingParams, first_line
+from outpace.files import check_plain
 
 if TYPE_CHECKING:
     import numpy as np
@@ -101,6 +102,7 @@ def read_wav(file: Path, rate: int) -> NDArray[np.float32]:
     import numpy as np
 
     remedy = f"convert it: ffmpeg -i {file} -ar {rate} -ac 1 -c:a pcm_s16le OUT.wav"
+    check_plain(file)
     try:
         with wave.open(str(file), "rb") as sound:
             found, width, channels = sound.getframerate(), sound.getsampwidth(), sound.getnchannels()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from outpace.bench.items import item_of
 from outpace.core import OutpaceError
-from outpace.files import read_line
+from outpace.files import check_plain, read_line
 
 LINES = (".jsonl", ".ndjson")
 
@@ -102,6 +102,7 @@ def _reference(file: Path) -> str:
 
 
 def _file(file: Path) -> str:
+    check_plain(file)
     try:
         return file.read_text("utf-8-sig")
     except UnicodeDecodeError as error:

@@ -172,7 +172,7 @@ def generation_json(job: Job, generation: Generation, verifier: Verifier) -> dic
         "stats": stats_json(generation.stats),
     }
     if generation.logprobs is not None:
-        found["logprobs"] = [asdict(entry) for entry in generation.logprobs]
+        found["logprobs"] = [{"logprob": one.logprob, "top": one.top} for one in generation.logprobs]
     return found
 
 

@@ -69,9 +69,14 @@ def near(name: str, names: Iterable[str]) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's message, or the name of its type."""
-    lines = str(error).strip().splitlines()
-    return lines[0].rstrip(" :") if lines else type(error).__name__
+    """The first line of an error's message, with the next if it ends in a colon, or the name of its type.
+
+    The message of a missing entry is its name alone.
+    """
+    if isinstance(error, KeyError) and len(error.args) == 1:
+        return f"there is no entry {str(error.args[0])[:80]!r}"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return " ".join(lines[: 2 if lines[0].endswith(":") else 1]).rstrip(" :")
 
 
 def described(error: BaseException) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from array import array
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -94,12 +96,29 @@ class Stats:
             self.accepted_per_position[position] += 1
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, init=False, slots=True)
 class TokenLogprobs:
-    """Log probabilities at one output token, of the raw distribution: the token's and the highest ones."""
+    """Log probabilities at one output token, of the raw distribution: the token's and the highest ones.
+
+    The highest are held as bytes, a sixth of the memory of a mapping: a server keeps those of whole answers.
+    """
 
     logprob: float
-    top: dict[int, float]
+    _tokens: bytes
+    _values: bytes
+
+    def __init__(self, logprob: float, top: Mapping[int, float]) -> None:
+        object.__setattr__(self, "logprob", logprob)
+        object.__setattr__(self, "_tokens", array("i", top.keys()).tobytes())
+        object.__setattr__(self, "_values", array("d", top.values()).tobytes())
+
+    @property
+    def top(self) -> dict[int, float]:
+        """The highest log probabilities by their tokens, from the highest."""
+        return dict(zip(array("i", self._tokens), array("d", self._values), strict=True))
+
+    def __repr__(self) -> str:
+        return f"TokenLogprobs(logprob={self.logprob!r}, top={self.top!r})"
 
     @classmethod
     def of(cls, row: torch.Tensor, token: int, top: int) -> TokenLogprobs:

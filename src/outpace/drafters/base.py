@@ -19,7 +19,7 @@ from torch import Tensor
 from outpace.core import Draft
 from outpace.draws.sampling import key
 from outpace.sequence import Sequence, Step
-from outpace.spec import check_choices, check_least
+from outpace.spec import check_choices, check_least, check_most
 from outpace.targets.base import TargetModel
 
 State = TypeVar("State")
@@ -51,6 +51,10 @@ class Drafter(ABC, Generic[State]):
     def check_least(self, **least: int) -> None:
         """Check options against lower bounds, in ``__post_init__``, as ``outpace.spec.check_least``."""
         check_least(self.name, self, **least)
+
+    def check_most(self, **most: int) -> None:
+        """Check options against upper bounds, in ``__post_init__``, as ``outpace.spec.check_most``."""
+        check_most(self.name, self, **most)
 
     def check_choices(self, *names: str) -> None:
         """Check ``Literal`` options, in ``__post_init__``, as ``outpace.spec.check_choices``."""

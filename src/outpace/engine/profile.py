@@ -13,7 +13,7 @@ from typing import Any
 
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
-from outpace.files import replace_text
+from outpace.files import check_plain, replace_text
 from outpace.targets.base import TargetModel
 
 FORMAT, VERSION = "outpace-profile", 2
@@ -148,6 +148,7 @@ def read_profiles(path: Path) -> dict[str, dict[str, Any]]:
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 
+    check_plain(path)
     try:
         if path.stat().st_size > _MOST_BYTES:
             raise OutpaceError(f"it is larger than {_MOST_BYTES} bytes")

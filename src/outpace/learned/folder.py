@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from outpace.core import OutpaceError
-from outpace.files import read_json
+from outpace.files import check_plain, read_json
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -52,6 +52,8 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
         )
     described: Any = read_json(path)
     found = described.get("method") if isinstance(described, dict) else None
+    if found is None:
+        raise OutpaceError(f"{path} names no method; train it again")
     if found != method:
         raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; use the drafter {found}")
     if described.get("format") != FORMAT:
@@ -71,6 +73,7 @@ def read_weights(folder: str | Path) -> dict[str, Tensor]:
         OutpaceError: there is no such file, or it is not in safetensors format.
     """
     path = Path(folder) / WEIGHTS
+    check_plain(path)
     try:
         return load_file(path)
     except (OSError, SafetensorError) as error:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 from typing_extensions import Self
 
-from outpace.core import OutpaceError, out_of_memory
+from outpace.core import OutpaceError, first_line, out_of_memory
 from outpace.learned.folder import CONFIG, FORMAT, WEIGHTS, read_config, read_weights, write_folder
 from outpace.learned.head import PartialHead, head_weights
 from outpace.learned.hidden_layers import check_layers
@@ -277,7 +277,7 @@ def _explained(folder: str | Path, method: str) -> Iterator[None]:
     except Exception as error:
         if out_of_memory(error):
             raise
-        raise OutpaceError(f"{folder}: {CONFIG} is not one of {method}: {error!r}") from error
+        raise OutpaceError(f"{folder}: {CONFIG} is not one of {method}: {first_line(error)}") from error
 
 
 # Types of a JSON value for a field, by the field's; other fields are checked where they are used.

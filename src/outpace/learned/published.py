@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from outpace.core import OutpaceError, first_line
-from outpace.files import read_json
+from outpace.files import check_plain, read_json
 from outpace.targets.weights.checkpoint import check_counts
 
 # SafeAILab's name of the one layer, and that of speculators.
@@ -72,6 +72,7 @@ def tensors_of(files: Seq[Path], method: str) -> dict[str, Tensor]:
     """
     found: dict[str, Tensor] = {}
     for file in files:
+        check_plain(file)
         try:
             found |= load_file(file)
         except (OSError, SafetensorError) as error:

@@ -30,7 +30,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, first_line
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.costs import Costs
 from outpace.policy.plan import Outcome, Plan
@@ -299,7 +299,9 @@ class Governor:
             self.forwards.fill(costs["verify"])
             self.drafting.fill(costs.get(f"draft, {self.drafter}", {}))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise OutpaceError(f"the measured costs cannot be read ({error!r}); delete the file") from error
+            raise OutpaceError(
+                f"the measured costs cannot be read ({first_line(error)}); delete the file"
+            ) from error
 
 
 class FullOrNarrow(Governor):

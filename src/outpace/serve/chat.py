@@ -327,7 +327,7 @@ class _Writer(Writer):
     # -- in one piece --
 
     def _whole(self) -> dict[str, Any]:
-        choices = [self._choice(index, end) for index, end in enumerate(self._run.generations)]
+        choices = (self._choice(index, end) for index, end in enumerate(self._run.generations))
         return {"choices": choices, "service_tier": None} | self._prompt_ids()
 
     def _choice(self, index: int, end: Generation) -> dict[str, Any]:

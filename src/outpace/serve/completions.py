@@ -153,7 +153,9 @@ class _Writer(Writer):
         return prompt if isinstance(prompt, str) else str(self._decode(prompt))
 
     def _whole(self) -> dict[str, Any]:
-        choices = []
+        return {"choices": self._wholes()}
+
+    def _wholes(self) -> Iterator[dict[str, Any]]:
         for index, end in enumerate(self._run.generations):
             choice = _piece(index, self._echo(index) + (end.text or ""), FINISH[end.finish_reason])
             if self._body.logprobs is not None:
@@ -161,8 +163,7 @@ class _Writer(Writer):
             if self._body.return_token_ids:
                 choice["prompt_token_ids"] = self._run.request.prompts[index // self._run.request.n]
                 choice["token_ids"] = end.tokens
-            choices.append(choice)
-        return {"choices": choices}
+            yield choice
 
     def _echoed(self, index: int) -> list[tuple[int, TokenLogprobs | None]]:
         """The tokens of an echoed prompt and their log probabilities, of which the first token has none."""

@@ -8,12 +8,13 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from collections.abc import Sequence as Seq
+from itertools import chain
 from typing import Any, ClassVar
 
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
 from sse_starlette.sse import SendTimeoutError
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from outpace.core import Generation, TokenLogprobs
@@ -23,6 +24,7 @@ from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
 
 FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
+_PIECE = 2**18  # bytes of a longer response that are sent at once
 _AT_ONCE = 256  # tokens whose log probabilities are written at once, while other threads wait
 _log = logging.getLogger("outpace.serve")
 _HEADERS = {"Cache-Control": "no-cache"}
@@ -38,21 +40,21 @@ def json_response(body: dict[str, Any]) -> Response:
     return Response(to_json(body), media_type="application/json")
 
 
-class Written(bytes):
-    """A part of a response that is JSON already."""
+class Written(list[bytes]):
+    """A part of a response that is JSON already, in pieces."""
 
 
 def written(value: Any) -> Iterator[bytes]:
-    """The JSON of a response, of which parts may be ``Written``, in pieces."""
+    """The JSON of a response in pieces; parts may be ``Written``, and an iterator is a list of its values."""
     if isinstance(value, Written):
-        yield value
+        yield from value
     elif isinstance(value, dict):
         yield b"{"
         for place, (name, inner) in enumerate(value.items()):
             yield b"%s%s:" % (b"," if place else b"", to_json(name))
             yield from written(inner)
         yield b"}"
-    elif isinstance(value, list) and value and isinstance(value[0], dict):
+    elif isinstance(value, Iterator) or (isinstance(value, list) and value and isinstance(value[0], dict)):
         yield b"["
         for place, inner in enumerate(value):
             yield b"," if place else b""
@@ -60,6 +62,36 @@ def written(value: Any) -> Iterator[bytes]:
         yield b"]"
     else:
         yield to_json(value)
+
+
+def joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Pieces of at least ``_PIECE`` bytes; the last one is shorter."""
+    held, size = [], 0
+    for piece in pieces:
+        held.append(piece)
+        size += len(piece)
+        if size >= _PIECE:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)
+
+
+class _Long(StreamingResponse):
+    """A JSON response that is written while it is sent, by threads: whole it may take gigabytes.
+
+    Args:
+        sent: is set once nothing is left to do.
+    """
+
+    def __init__(self, pieces: Iterator[bytes], sent: asyncio.Future[None]) -> None:
+        self._sent = sent
+        super().__init__(pieces, media_type="application/json")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._sent.set_result(None)
 
 
 def sse(data: Any, name: str | None = None) -> bytes:
@@ -203,6 +235,14 @@ class TokenTexts:
         return {"token": self.text(token), "logprob": finite(logprob), "bytes": self.bytes(token)}
 
 
+def _list_of(parts: Seq[bytes]) -> Iterator[bytes]:
+    """A list of JSON values from parts of it."""
+    for place, part in enumerate(parts):
+        yield b"," if place else b"["
+        yield part
+    yield b"]"
+
+
 def finite(logprob: float) -> float:
     """A log probability as JSON can write it."""
     return max(logprob, -9999.0)
@@ -241,13 +281,23 @@ class Writer(ABC):
         """The response, complete or as a stream, as requested."""
         if self._asked.stream:
             return Stream(self._run, self._chunks())
-        await self._run.finish()
-        body = await asyncio.to_thread(self._complete)
-        return Response(body, media_type="application/json")
+        sent = asyncio.get_running_loop().create_future()
+        self._run.ticket.hold(sent)  # what a slow client has not read takes room
+        try:
+            await self._run.finish()
+            pieces = self._complete()
+            first = await asyncio.to_thread(next, pieces)
+        except BaseException:
+            sent.set_result(None)
+            raise
+        if len(first) >= _PIECE:
+            return _Long(chain([first], pieces), sent)
+        sent.set_result(None)
+        return Response(first, media_type="application/json")
 
-    def _complete(self) -> bytes:
+    def _complete(self) -> Iterator[bytes]:
         counts = usage(self._run, self._run.generations)
-        return b"".join(written(self._head | self._whole() | {"usage": counts} | self._extras()))
+        return joined(written(self._head | self._whole() | {"usage": counts} | self._extras()))
 
     @abstractmethod
     def _whole(self) -> dict[str, Any]:
@@ -274,7 +324,7 @@ class Writer(ABC):
             for name, values in found.items():
                 if isinstance(values, list) and values:
                     parts.setdefault(name, []).append(to_json(values)[1:-1])
-        return found | {name: Written(b"[%s]" % b",".join(part)) for name, part in parts.items()}
+        return found | {name: Written(_list_of(part)) for name, part in parts.items()}
 
     def _extras(self) -> dict[str, Any]:
         body = self._asked
@@ -287,14 +337,19 @@ class Writer(ABC):
             yield self._chunk(**fields)
         async for event in self._run.events():
             self._emitted += len(event.tokens)
-            for choice in self._choices(event):
-                yield self._chunk(choices=[choice])
+            told = any(token.logprobs is not None for token in event.tokens)
+            for chunk in await asyncio.to_thread(self._event, event) if told else self._event(event):
+                yield chunk
         last, options = self._extras(), self._asked.stream_options
         if options is not None and options.include_usage:
             last["usage"] = usage(self._run, self._run.generations)
         if last:
             yield self._chunk(choices=[], **last)
         yield sse(b"[DONE]")
+
+    def _event(self, event: Event) -> list[bytes]:
+        """The chunks of an event; a thread writes those with log probabilities, which may be many."""
+        return [self._chunk(choices=[choice]) for choice in self._choices(event)]
 
     def _details(self, event: Event, logprobs: bool) -> dict[str, Any]:
         """Further fields of a chunk's choice: log probabilities, token ids, the trace of its steps."""
@@ -303,7 +358,7 @@ class Writer(ABC):
             return details
         if logprobs:
             entries = [(token.token, token.logprobs) for token in event.tokens if token.logprobs is not None]
-            details["logprobs"] = self._logprobs(event.index, entries)
+            details["logprobs"] = self._written_logprobs(event.index, entries)
         if self._asked.return_token_ids:
             details["token_ids"] = [token.token for token in event.tokens]
         trace = self._run.choices[event.index].trace

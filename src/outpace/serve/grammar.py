@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import Draft, OutpaceError, first_line
 from outpace.drafters.base import SequenceDrafter
 from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
@@ -30,6 +30,8 @@ _CHANCE = 0.98  # that a forced token is the target's, which may tokenise the sa
 class Grammars:
     """Compiler of schemas for one tokenizer.
 
+    It is made before requests are served: llguidance's tokenizer holds Python's lock for a second or more.
+
     Args:
         tokenizer: a fast transformers tokenizer.
         vocabulary: number of logits per row.
@@ -37,32 +39,19 @@ class Grammars:
     """
 
     def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int]) -> None:
-        self._arguments = tokenizer, vocabulary, sorted(eos)
-        self._tokenizer: llguidance.LLTokenizer | None = None
+        self._tokenizer = _made(tokenizer, vocabulary, sorted(eos))
         self.pool = Pool("schemas", _SHARE, "compiling the schema", "response_format")
         self._threads = ThreadPoolExecutor(_SHARE.workers, "outpace-schemas")
 
     def tokenizer(self) -> llguidance.LLTokenizer:
-        """llguidance's tokenizer, made on first use.
+        """llguidance's tokenizer.
 
         Raises:
             Refused: the tokenizer is of a kind that llguidance does not know.
         """
-        if self._tokenizer is None:
-            try:
-                self._tokenizer = self._made()
-            except Exception as error:  # llguidance may raise any error of its Rust code
-                raise Refused(400, f"this model's tokenizer supports no grammars: {error}") from error
+        if isinstance(self._tokenizer, str):
+            raise Refused(400, f"this model's tokenizer supports no grammars: {self._tokenizer}")
         return self._tokenizer
-
-    def _made(self) -> llguidance.LLTokenizer:
-        tokenizer, size, eos = self._arguments
-        vocabulary = getattr(tokenizer, "vocabulary", None)
-        if vocabulary is None:
-            return llguidance.hf.from_tokenizer(tokenizer, size, eos)
-        from llguidance.llamacpp import lltokenizer_from_vocab  # imports llama_cpp
-
-        return lltokenizer_from_vocab(vocabulary, size, eos)
 
     async def compile(self, schema: dict[str, Any]) -> llguidance.LLMatcher:
         """Compile a schema to a matcher of the JSON texts it allows, without optional whitespace.
@@ -90,6 +79,19 @@ class Grammars:
         """End the processes."""
         await self.pool.close()
         self._threads.shutdown(wait=False)
+
+
+def _made(tokenizer: Any, vocabulary: int, eos: list[int]) -> llguidance.LLTokenizer | str:
+    """llguidance's tokenizer, or the reason why there is none."""
+    named = getattr(tokenizer, "vocabulary", None)
+    try:
+        if named is None:
+            return llguidance.hf.from_tokenizer(tokenizer, vocabulary, eos)
+        from llguidance.llamacpp import lltokenizer_from_vocab  # imports llama_cpp
+
+        return lltokenizer_from_vocab(named, vocabulary, eos)
+    except Exception as error:  # llguidance may raise any error of its Rust code
+        return first_line(error)
 
 
 class Grammar:

@@ -10,6 +10,7 @@ from pydantic import Field
 from starlette.responses import Response
 
 from outpace.core import Generation
+from outpace.serve.errors import Refused
 from outpace.serve.fields import (
     TURNS,
     Most,
@@ -72,6 +73,8 @@ async def messages(service: Service, body: Messages, salt: str | None) -> Respon
     """Handle a request in the format of Anthropic's messages."""
 
     async def parse() -> ParsedRequest:
+        if not all(stop.strip() for stop in body.stop_sequences or ()):  # as Anthropic
+            raise Refused(400, "stop_sequences: one is whitespace alone; leave it out", "stop_sequences")
         prompt = await _prompt(service, body)
         most = service.defaults.most_tokens([prompt], body.max_tokens)
         params = service.defaults.params(body, max_new_tokens=most, stop=body.stop_sequences)
@@ -101,6 +104,8 @@ async def _prompt(service: Service, body: Messages | CountTokens) -> list[int]:
     turns = await asyncio.to_thread(_turns, body)
     if turns[-1]["role"] != "assistant":
         return await service.prompts.conversation(turns)
+    if turns[-1]["content"][-1:].isspace():  # as Anthropic
+        raise Refused(400, "messages: a last one of the assistant ends in whitespace; strip it", "messages")
     if not turns[-1]["content"]:
         return await service.prompts.conversation(turns[:-1])
     return await service.prompts.conversation(turns, add_generation_prompt=False, continue_final_message=True)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +18,7 @@ from outpace.core import first_line
 from outpace.serve.errors import NotStarted, Refused
 from outpace.serve.worker import HEAD
 
+_log = logging.getLogger("outpace.serve")
 _OUT_OF_TIME = 24  # SIGXCPU, which Windows does not name
 _START = 120.0  # maximum seconds for the start of a process
 _COMMAND = "from outpace.serve.worker import main; main()"
@@ -82,25 +85,37 @@ class Pool:
             NotStarted: no worker can be started.
         """
         async with self._room:
-            worker = self._idle.pop() if self._idle else await self._started()
-            try:
-                with anyio.fail_after(self.share.seconds):
-                    answer = await worker.ask(job)
-            except TimeoutError:
-                raise self._refused(f"{self.share.seconds:g} s") from None
-            except (EOFError, OSError):
-                await self._end(worker)
-                memory = f"{self.share.memory // 2**20} MiB of memory"
-                raise self._refused(f"{self.share.seconds:g} s" if worker.late else memory) from None
-            else:
-                if len(self._idle) < self._kept:
-                    self._idle.append(worker)
-            finally:
-                if worker not in self._idle:
-                    await self._end(worker)
+            answer = None
+            if self._idle:
+                with suppress(_NotBegun):  # it ended while it waited, which is not this text's fault
+                    answer = await self._answer(self._idle.pop(), job)
+            if answer is None:
+                answer = await self._answer(await self._started(), job)
         if "refused" in answer:
             raise Refused(400, answer["refused"], self._param)
         return answer["found"]
+
+    async def _answer(self, worker: _Worker, job: bytes) -> Any:
+        try:
+            with anyio.fail_after(self.share.seconds):
+                await worker.begin(job)
+                answer = await worker.answer()
+        except TimeoutError:
+            raise self._refused(f"{self.share.seconds:g} s") from None
+        except _NotBegun:
+            _log.warning("a process for %s has ended between two jobs", self._what)
+            raise
+        except (EOFError, OSError):
+            await self._end(worker)
+            memory = f"{self.share.memory // 2**20} MiB of memory"
+            raise self._refused(f"{self.share.seconds:g} s" if worker.late else memory) from None
+        else:
+            if len(self._idle) < self._kept:
+                self._idle.append(worker)
+            return answer
+        finally:
+            if worker not in self._idle:
+                await self._end(worker)
 
     def _refused(self, share: str) -> Refused:
         return Refused(400, f"{self._what} takes more than {share}; simplify it", self._param)
@@ -124,7 +139,7 @@ class Pool:
         try:
             with anyio.fail_after(_START):
                 worker.tell(json.dumps(options).encode())
-                await worker.ask(self._loaded)
+                await worker.answer(self._loaded)
         except (TimeoutError, EOFError, OSError) as error:
             await self._end(worker)
             raise NotStarted(f"a process for {self._what} did not start") from error
@@ -142,6 +157,10 @@ class Pool:
         self._idle.clear()
         for worker in list(self._all):
             await self._end(worker)
+
+
+class _NotBegun(Exception):
+    """A process had ended before it read a job."""
 
 
 class _Worker:
@@ -177,15 +196,27 @@ class _Worker:
         self._process.stdin.write(HEAD.pack(len(piece)))
         self._process.stdin.write(piece)
 
-    async def ask(self, piece: bytes) -> Any:
-        """Write a piece, and read the answer.
+    async def begin(self, job: bytes) -> None:
+        """Write a job, and wait until the process has read it.
+
+        Raises:
+            _NotBegun: the process had ended before.
+        """
+        try:
+            await self.answer(job)
+        except (EOFError, OSError):
+            raise _NotBegun from None
+
+    async def answer(self, piece: bytes | None = None) -> Any:
+        """Read an answer, after writing a piece.
 
         Raises:
             EOFError, OSError: the process has ended.
         """
         assert self._process.stdin is not None and self._process.stdout is not None
-        self.tell(piece)
-        await self._process.stdin.drain()
+        if piece is not None:
+            self.tell(piece)
+            await self._process.stdin.drain()
         (size,) = HEAD.unpack(await self._process.stdout.readexactly(HEAD.size))
         return json.loads(await self._process.stdout.readexactly(size))
 

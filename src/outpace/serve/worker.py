@@ -1,8 +1,8 @@
 """A process that works on clients' texts: one job after another, each within its share of memory and time.
 
 What a worker reads and writes are pieces of bytes after their length. The first piece is its options, the
-second what its kind needs; then each piece is a job in JSON, answered by ``{"found": ...}`` or
-``{"refused": MESSAGE}``. A job past its share ends the process.
+second what its kind needs; then each piece is a job in JSON, answered by ``{"begun": true}`` once it is read,
+and by ``{"found": ...}`` or ``{"refused": MESSAGE}``. A job past its share ends the process.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ def main() -> None:
     _limit_memory(options["memory"])
     _write(answers, {"found": None})
     while (job := _read(jobs)) is not None:
+        _write(answers, {"begun": True})
         _limit_time(options["seconds"])
         _write(answers, _answer(work, json.loads(job)))
         if len(job) > _LONG:

@@ -12,7 +12,7 @@ import torch
 from huggingface_hub import split_torch_state_dict_into_shards
 from safetensors.torch import save_file
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, first_line
 from outpace.files import beside, read_json
 from outpace_lab.bench.growth import Growth
 
@@ -44,7 +44,9 @@ def shape_of(folder: str | Path) -> str | None:
     try:
         return str(read_json(note)["like"])
     except (OutpaceError, KeyError, TypeError) as error:
-        raise OutpaceError(f"{note} is broken ({error}); grow the model anew, or delete that file") from None
+        raise OutpaceError(
+            f"{note} is broken ({first_line(error)}); grow the model anew, or delete that file"
+        ) from None
 
 
 def save(

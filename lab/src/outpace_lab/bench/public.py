@@ -151,7 +151,7 @@ def _read(name: str, wanted: PublicSet, values: Iterable[Value], source: str) ->
     try:
         found = [wanted.item(value, number) for number, value in enumerate(values, start=1)]
     except (KeyError, TypeError, AttributeError) as error:
-        raise OutpaceError(f"{source} is not {name} as it is published: {error}") from None
+        raise OutpaceError(f"{source} is not {name} as it is published: {first_line(error)}") from None
     items = tuple(item for item in found if item is not None)
     if not items:
         raise OutpaceError(

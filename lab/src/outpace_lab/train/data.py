@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from outpace.core import OutpaceError
-from outpace.files import read_line
+from outpace.files import check_plain, read_line
 from outpace.targets.base import TargetModel
 
 LINES = (".jsonl", ".ndjson")
@@ -77,6 +77,7 @@ def read(source: str | Path, encoder: Encoder, chat: bool = False) -> list[Docum
 
 
 def _read(file: Path, encoder: Encoder, chat: bool) -> Iterator[Document]:
+    check_plain(file)
     try:
         lines = file.read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -79,6 +79,7 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
 
     def __post_init__(self) -> None:
         self.check_least(min_ngram=1, max_ngram=self.min_ngram, num_speculative_tokens=1, branches=1)
+        self.check_most(max_ngram=2**16)
         check_confidence("prompt_lookup", self.min_confidence)
 
     @property

@@ -138,6 +138,7 @@ class Reference(SequenceDrafter[ReferenceState]):
             max_ngram=1,
             branches=1,
         )
+        self.check_most(max_ngram=2**16)
 
     @property
     def trees(self) -> bool:

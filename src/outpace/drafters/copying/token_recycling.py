@@ -106,6 +106,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
 
     def __post_init__(self) -> None:
         self.check_least(max_nodes=1, top_k=1)
+        self.check_most(max_nodes=4096)
 
     @property
     def trees(self) -> bool:

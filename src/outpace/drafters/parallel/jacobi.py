@@ -52,6 +52,7 @@ class Jacobi(SequenceDrafter[JacobiState]):
 
     def __post_init__(self) -> None:
         self.check_least(num_speculative_tokens=1)
+        self.check_most(num_speculative_tokens=4096)
         self.check_choices("refill")
 
     def start(self, sequence: Sequence, shared: Any) -> JacobiState:

@@ -75,6 +75,7 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
     def __post_init__(self) -> None:
         self.check_least(window=0, ngram=2, guesses=0)
+        self.check_most(window=1024, ngram=128)
         self.check_choices("refill", "moves_by")
 
     @property

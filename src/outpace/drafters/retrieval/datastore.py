@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from outpace.core import OutpaceError
 from outpace.drafters.retrieval.datastore_header import read_header
 from outpace.drafters.retrieval.suffix_array import SuffixArray, from_bytes, key_of
+from outpace.files import check_plain
 
 END = 0  # the end of a document; token t is stored as t + 1
 _AT_ONCE = 1 << 24  # bytes read at once
@@ -56,6 +57,7 @@ class Datastore:
 
     def __init__(self, file: str | Path) -> None:
         self.file = Path(file)
+        check_plain(self.file)
         try:
             with self.file.open("rb") as opened:  # opened once, since the file may be replaced at any time
                 self.header = read_header(opened, self.file)

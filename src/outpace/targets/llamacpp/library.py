@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.core import OutpaceError, UnsupportedModel, install
+from outpace.files import check_plain
 from outpace.targets.llamacpp.header import check_layers
 
 LEAST_VERSION = (0, 3, 36)
@@ -132,6 +133,7 @@ def check_file(path: Path) -> None:
         raise OutpaceError(f"{path} is a folder; give the .gguf file in it")
     if not path.exists():
         raise OutpaceError(f"no such file: {path}")
+    check_plain(path)
     try:
         with path.open("rb") as file:
             magic = file.read(4)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from outpace.core import OutpaceError, install
+from outpace.core import OutpaceError, first_line, install
 from outpace.files import read_json
 from outpace.names import ADAPTER
 from outpace.targets.weights.checkpoint import FLOATS, header
@@ -49,7 +49,7 @@ def merge(model: Any, folder: str | Path) -> Any:
         with without_advice():
             found = peft.PeftModel.from_pretrained(model, str(folder))
     except (OSError, SafetensorError, ValueError, RuntimeError, KeyError, TypeError) as error:
-        reason = " ".join(str(error).split())
+        reason = first_line(error) if isinstance(error, KeyError) else " ".join(str(error).split())
         raise OutpaceError(f"{folder} does not fit {type(model).__name__}: {reason}") from error
     # peft ignores a missing or superfluous tensor, or only warns.
     odd = sorted(kinds.keys() ^ set(peft.get_peft_model_state_dict(found, save_embedding_layers=False)))

@@ -12,7 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from outpace.core import OutpaceError, first_line
-from outpace.files import JSON_BYTES, read_json
+from outpace.files import JSON_BYTES, check_plain, read_json
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 INDEX_BYTES = 8 * JSON_BYTES  # the largest models have a hundred thousand tensors
@@ -40,6 +40,8 @@ def read_config(source: str, trust_remote_code: bool = False) -> Any:
         found = read_json(file)
         if not isinstance(found, dict):
             raise OutpaceError(f"{file} is not a config: it is not a JSON object")
+        if not isinstance(kind := found.get("model_type", ""), str | None):
+            raise OutpaceError(f"{file}: model_type is {str(kind)[:80]}; it should be the name of a family")
         check_counts(found, str(file), check_weights(folder, found))
     else:
         check_counts(PreTrainedConfig.get_config_dict(source)[0], source)
@@ -137,6 +139,8 @@ def _shards(folder: Path) -> list[Path]:
     for shard in shards:
         if not shard.is_file():
             raise OutpaceError(f"{file} names {shard.name}, which is missing; fetch the model again")
+    if not isinstance(found.get("metadata"), dict):
+        raise OutpaceError(f'{file} has no metadata, which transformers reads; add "metadata": {{}} to it')
     return shards
 
 
@@ -155,6 +159,7 @@ def header(file: Path) -> dict[str, str]:
     """
     from safetensors import SafetensorError, safe_open
 
+    check_plain(file)
     try:
         with safe_open(file, "pt") as opened:
             return {name: opened.get_slice(name).get_dtype() for name in opened.keys()}  # noqa: SIM118
