@@ -72,10 +72,11 @@ def _with_encoder(name: str) -> UnsupportedModel:
     )
 
 
-def read_model(name: str, **options: Any) -> Any:
+def read_model(name: str, method: str = "draft_model", **options: Any) -> Any:
     """Load a transformers model, in evaluation mode, on the CPU.
 
     Args:
+        method: the drafter's name, for messages.
         options: of ``from_pretrained``.
 
     Raises:
@@ -85,11 +86,11 @@ def read_model(name: str, **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     # transformers loads the decoder of some alone, which predicts poorly without its source.
-    if getattr(_read(read_config, name), "is_encoder_decoder", False):
+    if getattr(_read(read_config, name, method), "is_encoder_decoder", False):
         raise _with_encoder(name)
     read = AutoModelForCausalLM.from_pretrained
-    loaded, info = _read(read, name, use_safetensors=True, output_loading_info=True, **options)
-    refuse_incomplete(info, f"draft_model {name!r}")
+    loaded, info = _read(read, name, method, use_safetensors=True, output_loading_info=True, **options)
+    refuse_incomplete(info, f"{method} {name!r}")
     return loaded
 
 
@@ -111,15 +112,15 @@ def refuse_incomplete(info: Mapping[str, Any], shown: str) -> None:
         )
 
 
-def _read(read: Callable[..., Any], name: str, **options: Any) -> Any:
+def _read(read: Callable[..., Any], name: str, method: str, **options: Any) -> Any:
     try:
         return read(name, **options)
     except OutpaceError as error:
-        raise type(error)(f"draft_model: {error}") from error
+        raise type(error)(f"{method}: {error}") from error
     except Exception as error:  # transformers, the hub and a model's own code may raise anything
         if out_of_memory(error):
             raise
-        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {reason_of(error)}") from error
+        raise OutpaceError(f"{method}: transformers cannot load {name!r}: {reason_of(error)}") from error
 
 
 def reason_of(error: Exception) -> str:
