@@ -99,7 +99,7 @@ def learn(made: Any, model: Any, texts: list[list[int]], steps: int = 60) -> Non
         told = model(ids, output_hidden_states=True, return_shared_kv_states=True)
     embedded = model.get_input_embeddings()(ids).detach()
     made.to(model.dtype)
-    optimiser = torch.optim.Adam([p for p in made.parameters()], lr=3e-3)
+    optimiser = torch.optim.Adam(list(made.parameters()), lr=3e-3)
     for step in range(steps):
         place = 2 + step % (ids.shape[1] - 5)
         state, loss = told.hidden_states[-1][:, place - 1 : place], 0.0

@@ -23,6 +23,8 @@ import outpace
 from outpace.cli import drafters as listing
 from outpace.cli.app import app
 from outpace.core import SamplingParams, Speculation
+from outpace.drafters import DRAFTERS
+from outpace.learned.formats import FORMATS, UNTOLD, Format
 from outpace.targets.stock.causal import CausalTarget
 from outpace.verify import VERIFIERS
 
@@ -114,6 +116,21 @@ def families() -> str:
         "encoder-decoder, chains": CHAIN_FAMILIES,
     }
     return table(("kind", "families"), ((kind, ", ".join(names)) for kind, names in kinds.items()))
+
+
+def formats() -> str:
+    """The formats of published drafters, and what reads each."""
+    rows = [[one.name, one.shows, _reads(one.drafter), _why(one)] for one in FORMATS]
+    rows += [[name, shows, _reads(drafter), ""] for name, shows, drafter in UNTOLD]
+    return table(("format", "in its config.json", "read by", "why not, or what is not read"), rows)
+
+
+def _reads(drafter: str) -> str:
+    return f"`{drafter}`" if drafter in DRAFTERS else drafter or "no"
+
+
+def _why(one: Format) -> str:
+    return f"{one.reason}; use {one.remedy}" if one.remedy else one.reason
 
 
 def api() -> str:
@@ -308,6 +325,7 @@ def parts() -> dict[str, Callable[[], str]]:
         "options of speculation": lambda: fields(Speculation),
         "options of a target": lambda: arguments(CausalTarget),
         "families": families,
+        "formats": formats,
         "api": api,
         "commands": commands,
         "server": server,

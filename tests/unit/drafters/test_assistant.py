@@ -230,7 +230,10 @@ WRONG: dict[str, tuple[Callable[[Path], None], str]] = {
     "heads": (other(num_key_value_heads=1), "key-value heads of sliding_attention is 1.*has 2"),
     "weight": (lacks_a_weight, "incomplete; missing are pre_projection.weight"),
     "kind": (lambda folder: change(folder, model_type="llama"), "model_type 'llama'; it reads gemma4_assis"),
-    "muse": (lambda folder: change(folder, model_type="muse_glimmer_assistant"), "is read by dflash"),
+    "muse": (
+        lambda folder: change(folder, model_type="muse_glimmer_assistant"),
+        "the drafter dflash reads: dflash:path=",
+    ),
 }
 
 

@@ -190,10 +190,7 @@ def _loaded(path: str | Path, target: TargetModel) -> Any:
     place = find(path, "assistant")
     kind = config_of(place).get("model_type")
     if kind not in KINDS:
-        raise OutpaceError(
-            f"assistant: {place} has the model_type {kind!r}; it reads {' and '.join(KINDS)}"
-            + ("; a muse_glimmer_assistant is read by dflash" if kind == "muse_glimmer_assistant" else "")
-        )
+        raise OutpaceError(f"assistant: {place} has the model_type {kind!r}; it reads {' and '.join(KINDS)}")
     return read_model(str(place), "assistant", dtype=target.hidden.dtype)
 
 
