@@ -13,6 +13,7 @@ import torch
 from outpace.core import OutpaceError, UnsupportedModel, first_line, out_of_memory
 from outpace.names import is_gguf
 from outpace.targets import Target, TargetModel
+from outpace.targets.inputs.unloaded import refuse_unloaded
 from outpace.targets.weights.checkpoint import read_config
 
 # (path, dtype, device) -> the model; freed with the last engine that uses it.
@@ -86,8 +87,13 @@ def read_model(name: str, method: str = "draft_model", **options: Any) -> Any:
     from transformers import AutoModelForCausalLM
 
     # transformers loads the decoder of some alone, which predicts poorly without its source.
-    if getattr(_read(read_config, name, method), "is_encoder_decoder", False):
+    config = _read(read_config, name, method)
+    if getattr(config, "is_encoder_decoder", False):
         raise _with_encoder(name)
+    try:
+        refuse_unloaded(AutoModelForCausalLM, config)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{method}: {error}") from error
     read = AutoModelForCausalLM.from_pretrained
     loaded, info = _read(read, name, method, use_safetensors=True, output_loading_info=True, **options)
     refuse_incomplete(info, f"{method} {name!r}")
