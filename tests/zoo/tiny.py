@@ -44,9 +44,13 @@ def tiny_config(kind: str, options: Mapping[str, Any]) -> PretrainedConfig:
     """A config of a type as small as its names allow.
 
     Args:
-        options: entries that replace those found by name; "default" takes the type's own.
+        options: entries that replace those found by name; "default" takes the type's own. With "only", no
+            others are given.
     """
     made: Any = CONFIG_MAPPING[kind]
+    if "only" in options:
+        alone: PretrainedConfig = made(**options["only"])
+        return alone
     config: PretrainedConfig = made(**_entries(made(), options))
     return config
 

@@ -23,8 +23,8 @@ from outpace.core import OutpaceError, UnsupportedModel, first_line
 from outpace.hub import unreachable
 from outpace.loading.placement import Place, Shared, Spread, devices_of, dtype_of
 from outpace.names import ADAPTER, SMOLLM2, is_gguf, shown_name, source_of
-from outpace.targets.weights import adapters
 from outpace.targets.inputs.unloaded import refuse_unloaded
+from outpace.targets.weights import adapters
 from outpace.targets.weights.checkpoint import read_config
 from outpace.targets.weights.needs import Needs, is_large, needs_of
 from outpace.targets.weights.pretrained import reason_of, refuse_incomplete
@@ -164,7 +164,7 @@ def _silence() -> None:
 
 
 def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders) -> tuple[Any, Any]:
-    """The class that loads a model, and its config; an unsupported kind is refused before weights are read."""
+    """The class that loads a model, and its config; unsupported kinds are refused before weights are read."""
     config = read_config(source, trust_remote_code)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     speech = type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING

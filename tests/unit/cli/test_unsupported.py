@@ -1,4 +1,4 @@
-"""An unsupported model is refused in one line by its config alone: there are no weights to spend memory on."""
+"""An unsupported model is refused in one line, by its config alone: the folders here have no weights."""
 
 from __future__ import annotations
 

@@ -255,6 +255,6 @@ def _check_sizes(stock: Any, target: TargetModel, layers: Mapping[str, tuple[int
             )
     if stock.hidden_size > target.hidden.size * len(layers):
         raise OutpaceError(
-            f"assistant: its hidden size, {stock.hidden_size}, is far above {target.name}'s, which outpace does "
-            "not expect; use another drafter, as suffix"
+            f"assistant: its hidden size, {stock.hidden_size}, is far above {target.name}'s; use another "
+            "drafter, as suffix"
         )

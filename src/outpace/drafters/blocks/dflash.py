@@ -107,8 +107,8 @@ class DFlashModule(BlockModule):
         tensors, copies = published_dflash.read_tensors(place)
         if fields["draft_vocabulary"] and "drafted.ids" not in tensors:
             raise OutpaceError(
-                f"dflash: there is no tensor 'd2t' in {place}, which maps its {fields['draft_vocabulary']} drafted "
-                "ids to the target's"
+                f"dflash: there is no tensor 'd2t' in {place}, which maps its {fields['draft_vocabulary']} "
+                "drafted ids to the target's"
             )
         fit = Fit(fields.pop("vocabulary"), fields["hidden_size"], fields.pop("target"))
         mask, windows = fields.pop("mask_token"), fields.pop("windows")
@@ -196,8 +196,8 @@ class DFlash(BlockDrafter):
     """Block-diffusion drafter.
 
     Attributes:
-        path: a folder that ``outpace train dflash`` wrote, a published DFlash (z-lab/dflash, Muse's assistant,
-            or in the layout of speculators) by folder or hub name, or the module itself.
+        path: a folder that ``outpace train dflash`` wrote, a published DFlash (z-lab/dflash, Muse's
+            assistant, or in the layout of speculators) by folder or hub name, or the module itself.
     """
 
     kind: ClassVar[type[BlockModule]] = DFlashModule
