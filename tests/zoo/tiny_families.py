@@ -156,7 +156,7 @@ REFUSED: dict[str, str] = {
     "prophetnet": "one token at a time",
     "xlm": "masks of whole texts alone",
 }
-# Type -> words of the reason, where it depends on the kinds of layers; ``recurrent_families.py`` has a config.
+# Type -> words of the reason, where kinds of layers decide; ``recurrent_families.py`` has a config.
 REFUSED_IN_PART = {"minimax": _STATES, "zaya": _STATES}
 _IMAGES = "reads images: no small model of it is built by the tests"
 _SPEECH = "reads speech: no small model of it is built by the tests"

@@ -21,6 +21,7 @@ from outpace.core import OutpaceError, first_line
 from outpace.files import read_json
 from outpace.hub import drafter_folder
 from outpace.learned.formats import check_format
+from outpace.names import is_gguf
 from outpace.targets.weights.checkpoint import check_counts
 
 # SafeAILab's name of the one layer, and that of speculators.
@@ -40,6 +41,20 @@ def find(given: str | Path, method: str = "eagle") -> Path:
     path = drafter_folder(given, method)
     check_format(config_of(path), path, method)
     return path
+
+
+def find_model(given: str | Path, method: str) -> str | Path:
+    """What transformers or llama.cpp loads for the name of a draft model, whose revision may be in the name.
+
+    Raises:
+        OutpaceError: as ``find``.
+    """
+    if is_gguf(given):
+        return given
+    # transformers takes a revision apart from the name.
+    place = drafter_folder(given, method, tokenizer=True) if "@" in str(given) else given
+    check_format(config_of(place), place, method)
+    return place
 
 
 def config_of(folder: str | Path) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from torch import Tensor
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 import outpace
-from assistant_folders import SHARED, VOCABULARY, assistant, gemma, learn, write
+from assistant_folders import SHARED, SIZE, VOCABULARY, assistant, gemma, learn, write
 from models import tiny_llama
 from outpace import Engine, SamplingParams, Target
 from outpace.core import OutpaceError
 from outpace.drafters.assistant.assistant import Assistant
+from outpace.drafters.assistant.assistant_module import AssistantModule
 from outpace.targets import TargetModel
 
 NEW = 24
@@ -190,15 +191,13 @@ def test_accepted_lengths_are_those_of_transformers(
     assert len(ours) < NEW - 5, "nothing was accepted"
 
 
-def test_drafts_do_not_depend_on_the_batch(watched: Drafts) -> None:
-    """Ordered embeddings give tokens outside the chosen clusters a number that depends on all rows."""
-    target, drafter = target_of(0), Assistant(path=taught(0, ordered=True), num_speculative_tokens=3)
-    Engine(target, drafter, adaptive=False).generate(PROMPTS, SAMPLED)
-    together = {tuple(text): draft for text, draft in watched}
-    watched.clear()
-    for prompt in PROMPTS:
-        Engine(target, drafter, adaptive=False).generate([prompt], SAMPLED)
-    assert together == {tuple(text): draft for text, draft in watched}
+def test_logits_do_not_depend_on_the_batch() -> None:
+    """transformers gives tokens outside the chosen clusters a number that depends on all rows."""
+    module = AssistantModule.of(assistant(ordered=True), target_of(0))
+    rows = torch.randn(5, 3 * SIZE, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    alone = torch.cat([module.logits(row[None]) for row in rows])
+    assert torch.allclose(module.logits(rows), alone)
+    assert alone.isinf().any() and not alone.isinf().all(dim=-1).any()
 
 
 # -- what does not fit -----------------------------------------------------------------------------------

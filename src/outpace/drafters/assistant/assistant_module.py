@@ -205,7 +205,7 @@ def _producers(target: TargetModel, stock: Any) -> dict[str, tuple[int, Any]]:
     layers = getattr(decoder, "layers", ())
     found = {}
     for number, layer in enumerate(layers):
-        attention = getattr(layer, "self_attn", None)
+        attention: Any = getattr(layer, "self_attn", None)
         if getattr(attention, "store_full_length_kv", False):
             found[attention.layer_type] = (number, layer)
     wanted = set(stock.config.get_text_config().layer_types)

@@ -27,11 +27,8 @@ from outpace.drafters.support.sequoia import count_ranks
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
 from outpace.drafters.support.vocabulary import Vocabulary, part_of, vocabulary_of
 from outpace.embedded import nano_draft_path
-from outpace.hub import drafter_folder
-from outpace.learned.formats import check_format
-from outpace.learned.published import config_of
+from outpace.learned.published import find_model
 from outpace.learned.vocabulary import drafted_ids
-from outpace.names import is_gguf
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
 from outpace.targets.weights.pretrained import load_model, load_tokenizer
@@ -135,10 +132,8 @@ class DraftModel(Drafter[Drafting]):
     def load(self, target: TargetModel) -> TargetModel:
         """Load the draft model as a target."""
         named = nano_draft_path() if self.model is None else self.model
-        if isinstance(named, str | Path) and not is_gguf(named):
-            if "@" in str(named):  # a revision, which transformers takes apart from the name
-                named = drafter_folder(named, self.name, tokenizer=True)
-            check_format(config_of(named), named, self.name)
+        if isinstance(named, str | Path):
+            named = find_model(named, self.name)
         return load_model(named, target, self.device)
 
     def translation(self, model: TargetModel, target: TargetModel) -> Vocabulary:

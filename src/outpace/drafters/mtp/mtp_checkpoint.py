@@ -24,7 +24,7 @@ from typing import Any
 from torch import nn
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line
-from outpace.hub import drafter_folder
+from outpace.learned.published import find
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.masks import unknown_kinds
@@ -145,7 +145,7 @@ def _folder(model: Any, path: Any) -> Path:
     if Path(name).is_dir():
         return Path(name)
     if path is not None:
-        return drafter_folder(name, "mtp")
+        return find(name, "mtp")
     from transformers.utils.hub import cached_file
 
     revision = getattr(model.config, "_commit_hash", None)
