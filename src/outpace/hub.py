@@ -19,6 +19,7 @@ from urllib.request import Request, urlopen
 from outpace.core import OutpaceError, first_line, near
 
 _SECONDS = 2.5  # in which the hub must answer the first question
+_TRAINED = ("dflash", "eagle", "hydra", "medusa")  # drafters that ``outpace train`` makes
 _DRAFTER = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?")
 _QUANTISED = re.compile(r"([\w.-]+/[\w.-]+):([A-Za-z0-9_]+)")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP)\w*)(?=[-.]|$)", re.IGNORECASE)
@@ -99,10 +100,10 @@ def drafter_folder(given: str | Path, method: str, tokenizer: bool = False) -> P
     except (OSError, ValueError) as error:
         reason = first_line(error).rstrip(".")
         at = f" --revision {named[2]}" if named[2] else ""
+        train = f"train one with: outpace train {method} --model MODEL --data FILE --out {named[1]}; or "
         raise OutpaceError(
-            f"{method}: there is no folder {given}, and the hub has none of that name ({reason}); train one "
-            f"with: outpace train {method} --model MODEL --data FILE --out {named[1]}; or fetch one, with a "
-            f"network: hf download {named[1]}{at}"
+            f"{method}: there is no folder {given}, and the hub has none of that name ({reason}); "
+            f"{train if method in _TRAINED else ''}fetch one, with a network: hf download {named[1]}{at}"
         ) from error
 
 
