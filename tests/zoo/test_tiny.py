@@ -23,6 +23,7 @@ from zoo.tiny import tiny_model
 from zoo.tiny_families import (
     CHAINED,
     NOT_TEXT,
+    OF_REFUSED,
     QUICK,
     REFUSED,
     REFUSED_IN_PART,
@@ -108,7 +109,7 @@ def test_a_type_that_is_served_is_not_refused_by_its_config(kind: str) -> None:
 def test_reasons_by_name_are_of_types_that_a_target_refuses(kind: str) -> None:
     """Without the name a target finds out by itself."""
     with pytest.raises(UnsupportedModel):
-        Target(tiny_model(kind, {}))
+        Target(tiny_model(kind, OF_REFUSED.get(kind, {})))
 
 
 def test_every_type_that_generates_text_is_known() -> None:

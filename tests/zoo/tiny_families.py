@@ -156,6 +156,20 @@ REFUSED: dict[str, str] = {
     "prophetnet": "one token at a time",
     "xlm": "masks of whole texts alone",
 }
+# Type -> entries of a small model's config, for those refused whose names do not give one.
+OF_REFUSED: dict[str, Mapping[str, Any]] = {
+    "gemma3n_text": {
+        "num_kv_shared_layers": 0,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "hidden_size_per_layer_input": 8,
+        "activation_sparsity_pattern": None,
+    },
+    "modernbert-decoder": dict.fromkeys(
+        ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), "default"
+    ),
+    "xmod": {"default_language": "en_XX"},
+}
 # Type -> words of the reason, where kinds of layers decide; ``recurrent_families.py`` has a config.
 REFUSED_IN_PART = {"minimax": _STATES, "zaya": _STATES}
 _IMAGES = "reads images: no small model of it is built by the tests"

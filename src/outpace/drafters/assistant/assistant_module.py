@@ -191,7 +191,7 @@ def _loaded(path: str | Path, target: TargetModel) -> Any:
     kind = config_of(place).get("model_type")
     if kind not in KINDS:
         raise OutpaceError(f"assistant: {place} has the model_type {kind!r}; it reads {' and '.join(KINDS)}")
-    return read_model(str(place), "assistant", dtype=target.hidden.dtype)
+    return read_model(str(place), "assistant", decodes=False, dtype=target.hidden.dtype)
 
 
 def _producers(target: TargetModel, stock: Any) -> dict[str, tuple[int, Any]]:

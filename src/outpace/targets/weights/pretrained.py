@@ -73,16 +73,17 @@ def _with_encoder(name: str) -> UnsupportedModel:
     )
 
 
-def read_model(name: str, method: str = "draft_model", **options: Any) -> Any:
+def read_model(name: str, method: str = "draft_model", decodes: bool = True, **options: Any) -> Any:
     """Load a transformers model, in evaluation mode, on the CPU.
 
     Args:
         method: the drafter's name, for messages.
+        decodes: whether it is to be a target; one that cannot be is refused before its weights are read.
         options: of ``from_pretrained``.
 
     Raises:
         OutpaceError: transformers cannot load it, or weights are missing.
-        UnsupportedModel: it is an encoder-decoder model.
+        UnsupportedModel: it is an encoder-decoder model, or cannot be a target.
     """
     from transformers import AutoModelForCausalLM
 
@@ -91,7 +92,8 @@ def read_model(name: str, method: str = "draft_model", **options: Any) -> Any:
     if getattr(config, "is_encoder_decoder", False):
         raise _with_encoder(name)
     try:
-        refuse_unloaded(AutoModelForCausalLM, config)
+        if decodes:
+            refuse_unloaded(AutoModelForCausalLM, config)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{method}: {error}") from error
     read = AutoModelForCausalLM.from_pretrained
