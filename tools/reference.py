@@ -23,6 +23,9 @@ import outpace
 from outpace.cli import drafters as listing
 from outpace.cli.app import app
 from outpace.core import SamplingParams, Speculation
+from outpace.drafters import DRAFTERS
+from outpace.learned.formats import FORMATS, UNTOLD, Format
+from outpace.targets.cpu.fusible import FAMILIES as FUSED
 from outpace.targets.stock.causal import CausalTarget
 from outpace.verify import VERIFIERS
 
@@ -97,23 +100,55 @@ def arguments(cls: type[Any]) -> str:
 
 
 def families() -> str:
-    """The families that tests cover, by what they are."""
+    """Every type of transformers that generates text: whether it is served, and what tests show it."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from zoo.chain_families import CHAINS
-    from zoo.families import FAMILIES
-    from zoo.image_families import IMAGE_FAMILIES
-    from zoo.recurrent_families import RECURRENT
-    from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES
+    from zoo import tiny_families as zoo
 
-    kinds: dict[str, Iterable[str]] = {
-        "decoder-only, trees": FAMILIES,
-        "decoder-only, [chains](#chains-instead-of-trees)": CHAINS,
-        "[recurrent and hybrid](#recurrent-and-hybrid-models), trees": RECURRENT,
-        "with images, trees": IMAGE_FAMILIES,
-        "encoder-decoder, trees": [*SEQ2SEQ_FAMILIES, *COUNTING_FAMILIES],
-        "encoder-decoder, chains": CHAIN_FAMILIES,
-    }
-    return table(("kind", "families"), ((kind, ", ".join(names)) for kind, names in kinds.items()))
+    rows: dict[str, tuple[str, str]] = {}  # type -> how it is served, the reason
+    for kind, how in zoo.tested_elsewhere().items():
+        rows[kind] = how, ""
+    for kind in zoo.TINY:
+        how = "chains" if kind in zoo.CHAINED else "trees"
+        rows.setdefault(kind, (f"decoder-only, {how}", "random models, in float32"))
+    for kind in zoo.TEXT_ALONE:
+        rows.setdefault(kind, ("text alone, trees", "no test with images: the first image decides"))
+    for kind, why in {**zoo.REFUSED, **zoo.REFUSED_IN_PART}.items():
+        part = " where a layer is recurrent" if kind in zoo.REFUSED_IN_PART else ""
+        rows.setdefault(kind, (f"no{part}", zoo.TOLD.get(why, why)))
+    for kind, why in zoo.UNTESTED.items():
+        rows.setdefault(kind, ("not tested", why))
+    for kind, why in zoo.NOT_TEXT.items():
+        rows.setdefault(kind, ("no text", why))
+    return table(
+        ("family", "served", "drafters it excludes", "fused on CPU", "reason"),
+        (
+            [f"`{kind}`", how, _excluded(how), "yes" if kind in FUSED else "", why]
+            for kind, (how, why) in sorted(rows.items())
+        ),
+    )
+
+
+def _excluded(how: str) -> str:
+    """The drafters that a family's kind excludes."""
+    excluded = ["`lookahead` with a window"] * how.endswith("chains")
+    if how.startswith("encoder-decoder"):
+        excluded += ["`mtp`", "`assistant`"]
+    return ", ".join(excluded)
+
+
+def formats() -> str:
+    """The formats of published drafters, and what reads each."""
+    rows = [[one.name, one.shows, _reads(one.drafter), _why(one)] for one in FORMATS]
+    rows += [[name, shows, _reads(drafter), ""] for name, shows, drafter in UNTOLD]
+    return table(("format", "in its config.json", "read by", "why not, or what is not read"), rows)
+
+
+def _reads(drafter: str) -> str:
+    return f"`{drafter}`" if drafter in DRAFTERS else drafter or "no"
+
+
+def _why(one: Format) -> str:
+    return f"{one.reason}; use {one.remedy}" if one.remedy else one.reason
 
 
 def api() -> str:
@@ -308,6 +343,7 @@ def parts() -> dict[str, Callable[[], str]]:
         "options of speculation": lambda: fields(Speculation),
         "options of a target": lambda: arguments(CausalTarget),
         "families": families,
+        "formats": formats,
         "api": api,
         "commands": commands,
         "server": server,

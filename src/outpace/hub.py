@@ -19,6 +19,8 @@ from urllib.request import Request, urlopen
 from outpace.core import OutpaceError, first_line, near
 
 _SECONDS = 2.5  # in which the hub must answer the first question
+_TRAINED = ("dflash", "eagle", "hydra", "medusa")  # drafters that ``outpace train`` makes
+_DRAFTER = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?")
 _QUANTISED = re.compile(r"([\w.-]+/[\w.-]+):([A-Za-z0-9_]+)")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP)\w*)(?=[-.]|$)", re.IGNORECASE)
 _PART = re.compile(r"-(\d{5})-of-\d{5}\.gguf$")
@@ -70,6 +72,39 @@ def pull(repository: str) -> Path:
         return Path(snapshot_download(repository, allow_patterns=_PATTERNS, ignore_patterns="original/*"))
     except Exception as error:  # the hub may raise anything
         raise _refused(repository, error) from error
+
+
+# -- drafters --------------------------------------------------------------------------------------------
+
+
+def drafter_folder(given: str | Path, method: str, tokenizer: bool = False) -> Path:
+    """The folder of a drafter: the given one or, if it does not exist, that of a name on the hub.
+
+    A name is ``owner/name`` or ``owner/name@revision``: a branch, a tag or a commit. As for transformers, the
+    cache is that of ``HF_HUB_CACHE``, and with ``HF_HUB_OFFLINE`` nothing else is asked.
+
+    Args:
+        tokenizer: whether the files of a tokenizer are needed too.
+
+    Raises:
+        OutpaceError: there is no such folder, and the hub has none of that name or cannot be reached.
+    """
+    path = Path(given)
+    if path.exists() or not (named := _DRAFTER.fullmatch(str(given))):
+        return path
+    from huggingface_hub import snapshot_download
+
+    patterns = _PATTERNS if tokenizer else ["*config.json", f"*{_WEIGHTS}*"]
+    try:
+        return Path(snapshot_download(named[1], revision=named[2], allow_patterns=patterns))
+    except (OSError, ValueError) as error:
+        reason = first_line(error).rstrip(".")
+        at = f" --revision {named[2]}" if named[2] else ""
+        train = f"train one with: outpace train {method} --model MODEL --data FILE --out {named[1]}; or "
+        raise OutpaceError(
+            f"{method}: there is no folder {given}, and the hub has none of that name ({reason}); "
+            f"{train if method in _TRAINED else ''}fetch one, with a network: hf download {named[1]}{at}"
+        ) from error
 
 
 # -- GGUF files ------------------------------------------------------------------------------------------

@@ -36,7 +36,8 @@ _SMALL = {
     "mtp, trees": "mtp:path={trained},num_speculative_tokens=3,expand=3,max_nodes=8",
     "hydra, by confidence": "hydra:path={trained},expand=3,max_nodes=8",
 }
-_NAMED = {name.partition(",")[0] for name in _SMALL} | {"none"}
+# Assistants attend to the keys of a Gemma 4; tests/unit/drafters/test_assistant.py has one.
+_NAMED = {name.partition(",")[0] for name in _SMALL} | {"none", "assistant"}
 SPECS = _SMALL | {name: name for name in DRAFTERS if name not in _NAMED}
 ALL, FEW = 64, 4
 # Each drafter with one sampling, in turns; the others are slow.

@@ -8,7 +8,6 @@ target's id, not that id itself, and ``t2d`` is true for each of the target's id
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
@@ -20,36 +19,42 @@ from torch import Tensor
 
 from outpace.core import OutpaceError, first_line
 from outpace.files import check_plain, read_json
+from outpace.hub import drafter_folder
+from outpace.learned.formats import check_format
+from outpace.names import is_gguf
 from outpace.targets.weights.checkpoint import check_counts
 
 # SafeAILab's name of the one layer, and that of speculators.
 _THEIRS, _OURS = "midlayer.", "layers.0."
 NORMS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
-_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")  # owner/name, on the hub
 
 
 def find(given: str | Path, method: str = "eagle") -> Path:
     """The folder of a drafter: the given one or, if it does not exist, the hub's of that name.
 
-    Only config.json and safetensors are fetched.
+    Only config.json, its like, and safetensors are fetched. See ``outpace.hub.drafter_folder``.
 
     Raises:
-        OutpaceError: there is no such folder, and the hub has none of that name or cannot be reached.
+        OutpaceError: there is no such folder, the hub has none of that name or cannot be reached, or it has a
+            format that the drafter does not read.
     """
-    path = Path(given)
-    if path.exists() or not _NAME.fullmatch(str(given)):
-        return path
-    from huggingface_hub import snapshot_download
+    path = drafter_folder(given, method)
+    check_format(config_of(path), path, method)
+    return path
 
-    try:
-        return Path(snapshot_download(str(given), allow_patterns=["config.json", "*.safetensors"]))
-    except (OSError, ValueError) as error:
-        reason = first_line(error).rstrip(".")
-        raise OutpaceError(
-            f"{method}: there is no folder {given}, and the hub has none of that name ({reason}); train one "
-            f"with: outpace train {method} --model MODEL --data FILE --out {given}; or fetch one, with a "
-            f"network: hf download {given}"
-        ) from error
+
+def find_model(given: str | Path, method: str) -> str | Path:
+    """What transformers or llama.cpp loads for the name of a draft model, whose revision may be in the name.
+
+    Raises:
+        OutpaceError: as ``find``.
+    """
+    if is_gguf(given):
+        return given
+    # transformers takes a revision apart from the name.
+    place = drafter_folder(given, method, tokenizer=True) if "@" in str(given) else given
+    check_format(config_of(place), place, method)
+    return place
 
 
 def config_of(folder: str | Path) -> dict[str, Any]:
@@ -212,17 +217,19 @@ def sizes_of(layer: Any) -> dict[str, Any]:
     }
 
 
-def check_attention(layer: Any, depth: int, folder: str | Path, method: str) -> None:
-    """Check that every layer attends to everything before it.
+def check_attention(
+    layer: Any, depth: int, folder: str | Path, method: str, known: Seq[str] = ("full_attention",)
+) -> None:
+    """Check that every layer has a known kind of attention.
 
     Raises:
-        OutpaceError: a layer has another kind of attention.
+        OutpaceError: a layer has another kind.
     """
-    kinds = set((getattr(layer, "layer_types", None) or ())[:depth]) - {"full_attention"}
+    kinds = set((getattr(layer, "layer_types", None) or ())[:depth]) - {*known}
     if kinds:
         raise OutpaceError(
-            f"{method}: a layer of the drafter in {folder} has {kinds.pop()!r}; only full_attention is "
-            "supported"
+            f"{method}: a layer of the drafter in {folder} has {kinds.pop()!r}; only {' and '.join(known)} "
+            f"{'is' if len(known) == 1 else 'are'} supported"
         )
 
 

@@ -1,9 +1,10 @@
-"""Published DFlash drafters: the formats of z-lab/dflash and of vllm-project/speculators.
+"""Published DFlash drafters: the formats of z-lab/dflash, of vllm-project/speculators and of transformers.
 
-Both are a config.json and safetensors with the same names as here: ``layers``, ``fc``, ``hidden_norm`` and
-``norm``. The mask is a token of the target's vocabulary. z-lab counts the target's layers that are read from
-the first one's output on, speculators from its input on. speculators' files also have copies of the target's
-embeddings, head and norm.
+All are a config.json and safetensors with the same names as here: ``layers``, ``fc``, ``hidden_norm`` and
+``norm``; in transformers' format (Muse's assistant) the second and third are ``encoder.fc`` and
+``encoder.output_norm_enc``. The mask is a token of the target's vocabulary. z-lab and transformers count the
+target's layers that are read from the first one's output on, speculators from its input on. speculators'
+files also have copies of the target's embeddings, head and norm.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from outpace.core import OutpaceError
@@ -20,6 +22,10 @@ from outpace.learned.published import all_tensors, check_attention, config_of, l
 # The target's, which speculators' files repeat.
 COPIES = ("embed_tokens.weight", "lm_head.weight", "verifier_lm_head.weight", "verifier_norm.weight")
 _MAPS = ("t2d", "d2t")
+_TRANSFORMERS = {
+    "encoder.fc.weight": "fc.weight",
+    "encoder.output_norm_enc.weight": "hidden_norm.weight",
+}
 # Options under which the drafter computes something else, with the values under which it does not.
 _NEUTRAL = {
     "conv_kernel_size": (None,),
@@ -29,6 +35,7 @@ _NEUTRAL = {
     "output_multiplier": (None, 1, 1.0),
     "projector_type": (None, "dflash"),
     "shift_label": (None, False),
+    "sample_from_anchor": (None, False),
 }
 
 
@@ -40,21 +47,21 @@ def read(folder: str | Path) -> dict[str, Any] | None:
     return config if {"speculators_model_type", "dflash_config", "block_size"} & config.keys() else None
 
 
-def read_config(config: Mapping[str, Any], layers: int, folder: str | Path) -> dict[str, Any]:
-    """The fields of a DFlashConfig, and ``vocabulary``, ``mask_token`` and ``target``.
+def read_config(
+    config: Mapping[str, Any], layers: int, vocabulary: int, folder: str | Path
+) -> dict[str, Any]:
+    """The fields of a DFlashConfig, and ``vocabulary``, ``mask_token``, ``windows`` and ``target``.
+
+    ``windows`` has, for each layer, how far before it a row attends to, inclusively; 0 for no limit.
 
     Args:
         layers: number of the target's layers.
+        vocabulary: the target's, which transformers' format does not name.
 
     Raises:
         OutpaceError: it is of another method, has unknown parts, or lacks what is needed.
     """
     speculators = "speculators_model_type" in config
-    if speculators and config["speculators_model_type"] != "dflash":
-        raise OutpaceError(
-            f"dflash: {folder} contains a drafter of kind {config['speculators_model_type']!r}; an eagle3 is "
-            "read by eagle:path=..., others are not supported"
-        )
     nested = config.get("dflash_config") or {}
     given = {**config, **nested}
     for name, neutral in _NEUTRAL.items():
@@ -65,13 +72,21 @@ def read_config(config: Mapping[str, Any], layers: int, folder: str | Path) -> d
             )
     inner = layer_of(config.get("transformer_layer_config", config), folder, "dflash")
     depth = inner.num_hidden_layers
-    check_attention(inner, depth, folder, "dflash")
+    sliding = "sliding_attention"
+    check_attention(inner, depth, folder, "dflash", ("full_attention", sliding))
+    kinds = getattr(inner, "layer_types", None) or ["full_attention"] * depth
     if given.get("is_causal"):
         raise OutpaceError(f"dflash: {folder} has causal blocks; only bidirectional ones are supported")
-    drafted = config.get("draft_vocab_size") or inner.vocab_size
-    if drafted != inner.vocab_size:
+    if speculators and sliding in kinds[:depth] and not config.get("sliding_window_non_causal"):
         raise OutpaceError(
-            f"dflash: {folder} drafts {drafted} of {inner.vocab_size} tokens; only all of them are supported"
+            f"dflash: the layers with a window of the drafter in {folder} are causal in a block; only "
+            "bidirectional ones are supported"
+        )
+    own = getattr(inner, "vocab_size", vocabulary)
+    drafted = config.get("draft_vocab_size") or own
+    if drafted > own:
+        raise OutpaceError(
+            f"dflash: the drafter in {folder} drafts {drafted} of {own} tokens; that cannot be"
         )
     key = "aux_hidden_state_layer_ids" if speculators else "target_layer_ids"
     missing = [name for name in ("block_size", "mask_token_id", key) if given.get(name) is None]
@@ -84,7 +99,9 @@ def read_config(config: Mapping[str, Any], layers: int, folder: str | Path) -> d
         "tokens": int(given["block_size"]) - 1,
         "depth": depth,
         "layers": tuple(-1 if one == layers and not speculators else one for one in read_layers),
-        "vocabulary": inner.vocab_size,
+        "vocabulary": own,
+        "draft_vocabulary": drafted % own,
+        "windows": tuple(inner.sliding_window if kind == sliding else 0 for kind in kinds[:depth]),
         "mask_token": int(given["mask_token_id"]),
         "target": target_of(config),
     }
@@ -94,8 +111,17 @@ def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Tenso
     """The drafter's tensors, and the copies of the target's.
 
     Raises:
-        OutpaceError: there are no safetensors, or they cannot be read.
+        OutpaceError: there are no safetensors, they cannot be read, or the maps of ids contradict each other.
     """
     found = all_tensors(folder, "dflash")
     copies = {name: found.pop(name) for name in COPIES if name in found}
-    return {name: one for name, one in found.items() if name not in _MAPS}, copies
+    kept = {name: one for name, one in found.items() if name not in _MAPS}
+    if (offsets := found.get("d2t")) is not None and offsets.any():
+        kept["drafted.ids"] = ids = torch.arange(len(offsets)) + offsets
+        marked = found.get("t2d")
+        if marked is not None and marked.nonzero().flatten().tolist() != ids.tolist():
+            raise OutpaceError(
+                f"dflash: tensor 't2d' in {folder} marks {int(marked.sum())} ids as drafted, instead of the "
+                f"{len(ids)} that tensor 'd2t' maps to"
+            )
+    return {_TRANSFORMERS.get(name, name): one for name, one in kept.items()}, copies

@@ -23,6 +23,7 @@ from outpace.core import OutpaceError, UnsupportedModel, first_line
 from outpace.hub import unreachable
 from outpace.loading.placement import Place, Shared, Spread, devices_of, dtype_of
 from outpace.names import ADAPTER, SMOLLM2, is_gguf, shown_name, source_of
+from outpace.targets.inputs.unloaded import refuse_unloaded
 from outpace.targets.weights import adapters
 from outpace.targets.weights.checkpoint import read_config
 from outpace.targets.weights.needs import Needs, is_large, needs_of
@@ -44,7 +45,10 @@ def needs_of_name(
     source = source_of(name)
     try:
         config = read_config(source, trust_remote_code)
-        if getattr(config, "is_encoder_decoder", False) or not is_large(config):
+        if getattr(config, "is_encoder_decoder", False):
+            return None
+        refuse_unloaded(transformers.AutoModelForCausalLM, config)
+        if not is_large(config):
             return None
         own = getattr(config, "dtype", None) or torch.float32
         divided = isinstance(device, Spread) or (isinstance(device, Shared) and device.parallel == "tensor")
@@ -124,7 +128,8 @@ def _read(
     source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: Encoders, **more: Any
 ) -> tuple[Any, Any]:
     try:
-        kind = _kind_of(source, shown, trust_remote_code, seq2seq)
+        kind, config = _kind_of(source, shown, trust_remote_code, seq2seq)
+        refuse_unloaded(kind, config)
         model = _weights(kind, source, shown, dtype, trust_remote_code, **more)
         return model, _tokenizer(source, shown, trust_remote_code)
     except (OutpaceError, MemoryError, torch.OutOfMemoryError):
@@ -158,19 +163,19 @@ def _silence() -> None:
         enable_progress_bars()
 
 
-def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders) -> Any:
-    """The class that loads a model; one of an unsupported kind is refused before its weights are read."""
+def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders) -> tuple[Any, Any]:
+    """The class that loads a model, and its config; unsupported kinds are refused before weights are read."""
     config = read_config(source, trust_remote_code)
     remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
     speech = type(config) in MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING
     if seq2seq == "audio":
         if speech:
-            return transformers.AutoModelForSpeechSeq2Seq
+            return transformers.AutoModelForSpeechSeq2Seq, config
         raise UnsupportedModel(f"{shown} ({config.model_type}) reads no audio; leave --audio out")
     if getattr(config, "is_encoder_decoder", False):
         text = type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
         if text and seq2seq:
-            return transformers.AutoModelForSeq2SeqLM
+            return transformers.AutoModelForSeq2SeqLM, config
         where = "from Python"
         if text:
             where = "with `outpace generate`, `outpace train` or `outpace bench`, or " + where
@@ -189,7 +194,7 @@ def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders
         raise UnsupportedModel(
             f"{shown} ({config.model_type}) is not a causal language model; outpace supports only those"
         )
-    return transformers.AutoModelForCausalLM
+    return transformers.AutoModelForCausalLM, config
 
 
 def _weights(

@@ -195,10 +195,10 @@ def test_drafts_are_as_long_as_the_file_says(tmp_path: Path, stated: int | None)
 
 def test_a_name_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = write(tmp_path, SPECULATORS, weights("layers.0."))
-    asked: list[tuple[str, list[str]]] = []
+    asked: list[tuple[str, str | None, list[str]]] = []
 
-    def fetch(name: str, allow_patterns: list[str]) -> str:
-        asked.append((name, allow_patterns))
+    def fetch(name: str, revision: str | None, allow_patterns: list[str]) -> str:
+        asked.append((name, revision, allow_patterns))
         return str(folder)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
@@ -206,7 +206,7 @@ def test_a_name_of_the_hub_is_fetched(tmp_path: Path, monkeypatch: pytest.Monkey
         Engine(llama(), Eagle(path), adaptive=False).generate(PROMPTS, PARAMS)
         for path in (str(folder), "who/What-3.1_x")
     ]
-    assert asked == [("who/What-3.1_x", ["config.json", "*.safetensors"])]
+    assert asked == [("who/What-3.1_x", None, ["*config.json", "*.safetensors*"])]
     assert [g.stats.accepted for g in found[0]] == [g.stats.accepted for g in found[1]]
     with pytest.raises(OutpaceError, match=r"there is no .*config\.json; train one with"):
         EagleModule.load(tmp_path / "nowhere", llama())

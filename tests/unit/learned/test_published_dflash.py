@@ -197,7 +197,7 @@ def test_tokens_are_those_of_plain_decoding(tmp_path: Path, layout: str, tempera
         ({"dflash_config": {**ZLAB["dflash_config"], "mask_token_id": 97}}, "97, is not a token"),
         ({"is_causal": True}, "causal blocks"),
         ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30"),
-        ({"layer_types": ["sliding_attention"] * DEPTH}, "sliding_attention"),
+        ({"layer_types": ["chunked_attention"] * DEPTH}, "chunked_attention"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"vocab_size": 98}, "vocabulary of 98"),
         ({"num_hidden_layers": 3}, r"no tensor 'layers\.2\."),
@@ -213,7 +213,13 @@ def test_a_config_that_does_not_fit_is_refused(tmp_path: Path, change: dict[str,
 def test_speculators_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     for change, message in (
         ({"speculators_model_type": "mlp"}, "kind 'mlp'"),
-        ({"draft_vocab_size": 50}, "drafts 50 of 97 tokens"),
+        ({"draft_vocab_size": 50}, "no tensor 'd2t' in .* its 50 drafted ids"),
+        ({"draft_vocab_size": 98}, "drafts 98 of 97 tokens"),
+        ({"sample_from_anchor": True}, "sample_from_anchor=True"),
+        (
+            {"transformer_layer_config": {**LAYER, "layer_types": ["sliding_attention"] * DEPTH}},
+            "causal in a block",
+        ),
         ({"projector_type": "domino"}, "projector_type='domino'"),
     ):
         with pytest.raises(OutpaceError, match=message):
@@ -223,3 +229,46 @@ def test_speculators_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         other[name] += 1
         with pytest.raises(OutpaceError, match=f"'{name}' in .* is not that of"):
             DFlashModule.load(write(tmp_path, SPECULATORS, weights(2) | other), llama())
+
+
+DRAFTED = [*range(2, 50), 53, 57, *range(60, 90)]
+
+
+def reduced() -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """The config and tensors of one that drafts a part of the vocabulary."""
+    ids = torch.tensor(DRAFTED)
+    head = copies()["lm_head.weight"]
+    tensors = {
+        **weights(2),
+        "d2t": ids - torch.arange(len(ids)),
+        "t2d": torch.zeros(97, dtype=torch.bool).index_fill(0, ids, True),
+        "lm_head.weight": head[ids].clone(),
+    }
+    return {**SPECULATORS, "draft_vocab_size": len(DRAFTED)}, tensors
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_part_of_the_vocabulary_is_drafted(tmp_path: Path, temperature: float) -> None:
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=temperature, seed=4)
+    watch = Watch()
+    engine = Engine(llama(), DFlash(str(write(tmp_path, *reduced()))), adaptive=False, observer=watch)
+    found = engine.generate(PROMPTS, params)
+    assert [g.tokens for g in found] == [g.tokens for g in Engine(llama()).generate(PROMPTS, params)]
+    drafted = {token for step in watch.steps for token in step.draft.tokens}
+    assert len(drafted) > 3 and drafted <= {*DRAFTED}
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "words"),
+    [
+        ("t2d", torch.ones(97, dtype=torch.bool), "'t2d' in .* marks 97 ids"),
+        ("d2t", torch.full((len(DRAFTED),), 40), "'t2d' in .* marks 80 ids as drafted, instead of the 80"),
+        ("lm_head.weight", torch.zeros(len(DRAFTED), SIZE), "'lm_head.weight' in .* is not that of"),
+    ],
+)
+def test_maps_of_ids_that_contradict_are_refused(
+    tmp_path: Path, name: str, wrong: Tensor, words: str
+) -> None:
+    config, tensors = reduced()
+    with pytest.raises(OutpaceError, match=words):
+        DFlashModule.load(write(tmp_path, config, {**tensors, name: wrong}), llama())

@@ -54,9 +54,14 @@ class BlockConfig(LayerConfig):
 
 
 class BlockModule(DraftsPart):
-    """A module that predicts, in one forward, the tokens at several places after a text."""
+    """A module that predicts, in one forward, the tokens at several places after a text.
+
+    Attributes:
+        windows: per layer, how far before it a row attends to; 0 for no limit. Empty for none at all.
+    """
 
     config: BlockConfig
+    windows: tuple[int, ...] = ()
 
     def add_layers(self, norms: bool = False) -> None:
         """Add the decoder layers and the final norm, and initialise all weights. Called last in ``__init__``.
@@ -180,10 +185,25 @@ def run_layers(
     forward = cache.begin(feeds)
     states = forward.pad(inputs)
     angles = module.rotary(forward.positions, states)
+    masks = {window: within(forward.mask, forward.positions, window) for window in {*module.windows}}
     for place, layer in enumerate(module.layers):
-        states = layer(states, angles, forward.mask, forward.store(place))
+        mask = masks[module.windows[place]] if module.windows else forward.mask
+        states = layer(states, angles, mask, forward.store(place))
     forward.keep(keep)
     return forward.rows(states)
+
+
+def within(mask: Tensor, positions: Tensor, window: int) -> Tensor:
+    """A mask, [S, 1, width, columns], without the columns that are more than ``window`` before a row.
+
+    A column is the row at that position.
+
+    Args:
+        positions: of the rows, [S, width].
+        window: 0 for no limit.
+    """
+    columns = torch.arange(mask.shape[-1], device=mask.device)
+    return mask & (columns >= positions[:, None, :, None] - window) if window else mask
 
 
 def begin_block(state: BlockState, most: int | None) -> bool:

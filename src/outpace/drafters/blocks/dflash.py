@@ -16,11 +16,12 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
@@ -102,10 +103,15 @@ class DFlashModule(BlockModule):
         described = published_dflash.read(place)
         if described is None:
             return super().load(place, target)
-        fields = published_dflash.read_config(described, target.layers, place)
+        fields = published_dflash.read_config(described, target.layers, target.vocabulary, place)
         tensors, copies = published_dflash.read_tensors(place)
+        if fields["draft_vocabulary"] and "drafted.ids" not in tensors:
+            raise OutpaceError(
+                f"dflash: there is no tensor 'd2t' in {place}, which maps its {fields['draft_vocabulary']} "
+                "drafted ids to the target's"
+            )
         fit = Fit(fields.pop("vocabulary"), fields["hidden_size"], fields.pop("target"))
-        mask = fields.pop("mask_token")
+        mask, windows = fields.pop("mask_token"), fields.pop("windows")
         config = DFlashConfig(**fields).sized(fit.hidden_size)
         made = cls.sketched(config, fit, target, tensors, str(place), given=("mask",))
         if not 0 <= mask < target.vocabulary:
@@ -113,9 +119,20 @@ class DFlashModule(BlockModule):
                 f"dflash: the mask_token_id of {place}, {mask}, is not a token of {target.name}; its target "
                 "has a larger vocabulary"
             )
-        _check_copies(copies, target, place)
-        masked = target.embed(torch.tensor([mask], device=target.hidden.device))
+        _check_copies(copies, target, place, tensors.get("drafted.ids"))
+        made.windows = windows if any(windows) else ()
+        masked = _embedded(target, torch.tensor([mask], device=target.hidden.device))
         return made.drafting(target, {**tensors, "mask": masked}, str(place))
+
+    def save(self, folder: str | Path) -> None:
+        """See ``Learned``.
+
+        Raises:
+            OutpaceError: it has windows, which outpace's own format lacks.
+        """
+        if self.windows:
+            raise OutpaceError("dflash: layers with a window are not saved; keep the published folder")
+        super().save(folder)
 
     @property
     def hidden_layers(self) -> tuple[int, ...]:
@@ -132,7 +149,7 @@ class DFlashModule(BlockModule):
 
     def masked(self, roots: Tensor) -> Tensor:
         """Input rows [..., 1 + tokens, hidden size] of blocks that begin with the tokens ``roots`` [...]."""
-        embedded = self.target.embed(roots).to(self.mask.dtype)[..., None, :]
+        embedded = _embedded(self.target, roots).to(self.mask.dtype)[..., None, :]
         masks = self.mask.expand(*roots.shape, self.config.tokens, -1)
         return torch.cat([embedded, masks], dim=-2)
 
@@ -140,9 +157,20 @@ class DFlashModule(BlockModule):
         return self.drafted.head(self.target)(self.norm(states))
 
 
+def _embedded(target: TargetModel, tokens: Tensor) -> Tensor:
+    """Embeddings of tokens, without the norm that Muse has after its table, which DFlash does not read."""
+    table: Any = getattr(target.model, "get_input_embeddings", lambda: None)()
+    if not hasattr(table, "embed_norm"):
+        return target.embed(tokens)
+    return functional.embedding(tokens, table.weight.detach())
+
+
 @torch.no_grad()
-def _check_copies(copies: Mapping[str, Tensor], target: TargetModel, place: Path) -> None:
+def _check_copies(copies: Mapping[str, Tensor], target: TargetModel, place: Path, ids: Tensor | None) -> None:
     """Check that a file's embeddings and head are the target's, which is used in their place.
+
+    Args:
+        ids: those that are drafted, of which alone the file has the head; None for all.
 
     Raises:
         OutpaceError: they differ.
@@ -150,7 +178,7 @@ def _check_copies(copies: Mapping[str, Tensor], target: TargetModel, place: Path
     own = {"embed_tokens.weight": target.embed(torch.arange(target.vocabulary, device=target.hidden.device))}
     head = head_weights(target)
     if head is not None:
-        own["lm_head.weight"] = head[0]
+        own["lm_head.weight"] = head[0] if ids is None else head[0][ids.to(head[0].device)]
     for name, tensor in own.items():
         copy = copies.get(name)
         if copy is not None and not (
@@ -168,8 +196,8 @@ class DFlash(BlockDrafter):
     """Block-diffusion drafter.
 
     Attributes:
-        path: a folder that ``outpace train dflash`` wrote, a published DFlash (z-lab/dflash, or in the layout
-            of speculators) by folder or hub name, or the module itself.
+        path: a folder that ``outpace train dflash`` wrote, a published DFlash (z-lab/dflash, Muse's
+            assistant, or in the layout of speculators) by folder or hub name, or the module itself.
     """
 
     kind: ClassVar[type[BlockModule]] = DFlashModule

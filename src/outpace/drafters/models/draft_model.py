@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from outpace.core import Draft, OutpaceError
@@ -26,6 +27,7 @@ from outpace.drafters.support.sequoia import count_ranks
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
 from outpace.drafters.support.vocabulary import Vocabulary, part_of, vocabulary_of
 from outpace.embedded import nano_draft_path
+from outpace.learned.published import find_model
 from outpace.learned.vocabulary import drafted_ids
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
@@ -130,6 +132,8 @@ class DraftModel(Drafter[Drafting]):
     def load(self, target: TargetModel) -> TargetModel:
         """Load the draft model as a target."""
         named = nano_draft_path() if self.model is None else self.model
+        if isinstance(named, str | Path):
+            named = find_model(named, self.name)
         return load_model(named, target, self.device)
 
     def translation(self, model: TargetModel, target: TargetModel) -> Vocabulary:

@@ -24,6 +24,7 @@ from typing import Any
 from torch import nn
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line
+from outpace.learned.published import find
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.masks import unknown_kinds
@@ -143,9 +144,11 @@ def _folder(model: Any, path: Any) -> Path:
         raise OutpaceError("mtp: this model was not loaded from a folder; give path, that of its checkpoint")
     if Path(name).is_dir():
         return Path(name)
+    if path is not None:
+        return find(name, "mtp")
     from transformers.utils.hub import cached_file
 
-    revision = getattr(model.config, "_commit_hash", None) if path is None else None
+    revision = getattr(model.config, "_commit_hash", None)
     for file in (INDEX, WEIGHTS):
         try:
             found = cached_file(name, file, revision=revision, _raise_exceptions_for_missing_entries=False)

@@ -16,10 +16,12 @@ from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.inputs.surgery import stack_of
 
-# Classes of one structure, by name, since importing them all would take long; a subclass may differ.
+# Types of one structure, and the beginning of their classes' names.
+FAMILIES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
+# Their classes by name, since importing them all would take long; a subclass may differ.
 _KNOWN = {
     f"transformers.models.{family}.modeling_{family}.{name}{part}"
-    for family, name in (("llama", "Llama"), ("mistral", "Mistral"), ("qwen2", "Qwen2"), ("qwen3", "Qwen3"))
+    for family, name in FAMILIES.items()
     for part in ("ForCausalLM", "Model", "DecoderLayer", "Attention", "MLP", "RMSNorm")
 }
 # Names of a layer's linear layers; those in one group have the same inputs.

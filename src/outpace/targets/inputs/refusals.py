@@ -68,9 +68,9 @@ def refuse_by_config(model: Any, seq2seq: bool = False, states: bool = False) ->
         raise UnsupportedModel(f"{name} has released weights to another target; load it again")
     if not getattr(model.config, "return_dict", True):
         raise UnsupportedModel(f"{name} returns tuples; set model.config.return_dict = True")
-    _refuse_state(model, states)
+    refuse_state(model, states)
     needed = (*(_NEEDED_OF_SEQ2SEQ if seq2seq else ()), cache_argument(model))
-    if missing := _not_taken(model, needed):
+    if missing := not_taken(model, needed):
         inner = getattr(model, "language_model", None)  # BLIP-2 lets it generate from embeddings
         remedy = (
             "; its language_model does: make a target of that, for text alone" if inner is not None else ""
@@ -136,7 +136,7 @@ def why_chains_only(model: Any, seq2seq: bool = False, states: bool = False) -> 
     """
     if states and not attends(model.config.get_text_config(decoder=True)):
         return ""
-    if missing := _not_taken(model, _TREE_ARGUMENTS_OF_SEQ2SEQ if seq2seq else _TREE_ARGUMENTS):
+    if missing := not_taken(model, _TREE_ARGUMENTS_OF_SEQ2SEQ if seq2seq else _TREE_ARGUMENTS):
         return f"it takes no {missing}"
     if (kind := model.config.model_type) in _MISUSED:
         return _MISUSED[kind]
@@ -158,7 +158,7 @@ def why_chains_only(model: Any, seq2seq: bool = False, states: bool = False) -> 
     return ""
 
 
-def _not_taken(model: Any, arguments: Iterable[str]) -> str:
+def not_taken(model: Any, arguments: Iterable[str]) -> str:
     """Those of these arguments that a model's forward lacks, as text."""
     accepted = inspect.signature(model.forward).parameters
     return ", ".join(argument for argument in arguments if argument not in accepted)
@@ -224,7 +224,7 @@ def _layers_of(config: Any) -> list[Any]:
         return []
 
 
-def _refuse_state(model: PreTrainedModel, states: bool) -> None:
+def refuse_state(model: PreTrainedModel, states: bool) -> None:
     """Refuse layers that keep something unknown, or a state where none may be."""
     name, config = family(model), model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())

@@ -29,7 +29,7 @@ from outpace.targets.inputs.scans import SCANS, Scan, convolved, softplus, taps_
 from outpace.targets.inputs.shared import shared_here
 from outpace.targets.inputs.surgery import exchange
 
-_CONVOLUTION = "causal_conv1d_fn"
+CONVOLUTION = "causal_conv1d_fn"
 Key = tuple[str, int, int]  # "conv" or "scan"; the layer; which of its convolutions or scans
 
 
@@ -47,7 +47,7 @@ def with_states(model: Any) -> Any:
     if has_states(model):
         return model
     copied = exchange(model, lambda _: None, None)
-    found = [module for module in copied.modules() if _CONVOLUTION in _names_of(module)]
+    found = [module for module in copied.modules() if CONVOLUTION in _names_of(module)]
     if not found:
         raise UnsupportedModel(
             f"{family(model)} keeps a recurrent state by functions that outpace does not know, so a rejected "
@@ -92,7 +92,7 @@ def _adapted(kind: type[nn.Module]) -> type[nn.Module]:
     """A class of layers whose forward has other globals."""
     forward: Any = inspect.unwrap(kind.forward)
     changed = dict(forward.__globals__)
-    changed[_CONVOLUTION] = partial(_convolve, changed[_CONVOLUTION])
+    changed[CONVOLUTION] = partial(_convolve, changed[CONVOLUTION])
     if changed.get("F") is nn.functional:
         changed["F"] = _Functional()
     for name, scan in SCANS.items():

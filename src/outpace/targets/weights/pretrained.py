@@ -13,6 +13,7 @@ import torch
 from outpace.core import OutpaceError, UnsupportedModel, first_line, out_of_memory
 from outpace.names import is_gguf
 from outpace.targets import Target, TargetModel
+from outpace.targets.inputs.unloaded import refuse_unloaded
 from outpace.targets.weights.checkpoint import read_config
 
 # (path, dtype, device) -> the model; freed with the last engine that uses it.
@@ -72,24 +73,32 @@ def _with_encoder(name: str) -> UnsupportedModel:
     )
 
 
-def read_model(name: str, **options: Any) -> Any:
+def read_model(name: str, method: str = "draft_model", decodes: bool = True, **options: Any) -> Any:
     """Load a transformers model, in evaluation mode, on the CPU.
 
     Args:
+        method: the drafter's name, for messages.
+        decodes: whether it is to be a target; one that cannot be is refused before its weights are read.
         options: of ``from_pretrained``.
 
     Raises:
         OutpaceError: transformers cannot load it, or weights are missing.
-        UnsupportedModel: it is an encoder-decoder model.
+        UnsupportedModel: it is an encoder-decoder model, or cannot be a target.
     """
     from transformers import AutoModelForCausalLM
 
     # transformers loads the decoder of some alone, which predicts poorly without its source.
-    if getattr(_read(read_config, name), "is_encoder_decoder", False):
+    config = _read(read_config, name, method)
+    if getattr(config, "is_encoder_decoder", False):
         raise _with_encoder(name)
+    try:
+        if decodes:
+            refuse_unloaded(AutoModelForCausalLM, config)
+    except UnsupportedModel as error:
+        raise UnsupportedModel(f"{method}: {error}") from error
     read = AutoModelForCausalLM.from_pretrained
-    loaded, info = _read(read, name, use_safetensors=True, output_loading_info=True, **options)
-    refuse_incomplete(info, f"draft_model {name!r}")
+    loaded, info = _read(read, name, method, use_safetensors=True, output_loading_info=True, **options)
+    refuse_incomplete(info, f"{method} {name!r}")
     return loaded
 
 
@@ -111,15 +120,15 @@ def refuse_incomplete(info: Mapping[str, Any], shown: str) -> None:
         )
 
 
-def _read(read: Callable[..., Any], name: str, **options: Any) -> Any:
+def _read(read: Callable[..., Any], name: str, method: str, **options: Any) -> Any:
     try:
         return read(name, **options)
     except OutpaceError as error:
-        raise type(error)(f"draft_model: {error}") from error
+        raise type(error)(f"{method}: {error}") from error
     except Exception as error:  # transformers, the hub and a model's own code may raise anything
         if out_of_memory(error):
             raise
-        raise OutpaceError(f"draft_model: transformers cannot load {name!r}: {reason_of(error)}") from error
+        raise OutpaceError(f"{method}: transformers cannot load {name!r}: {reason_of(error)}") from error
 
 
 def reason_of(error: Exception) -> str:

@@ -1,0 +1,176 @@
+"""Formats of published drafters: how a folder's config.json shows them, and which drafter reads them.
+
+The list is that of what vLLM 0.33 and speculators load. The table of docs/reference/methods.md is made of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from outpace.core import OutpaceError
+
+Config = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A format of drafters.
+
+    Attributes:
+        name: whose it is, and of what method.
+        shows: the entries of config.json by which it is known, for readers.
+        known: whether a config.json has them.
+        drafter: the drafter that reads it; empty if none does.
+        reason: why none does, or what is not read.
+        remedy: what to use in its place, where none does.
+    """
+
+    name: str
+    shows: str
+    known: Callable[[Config], bool]
+    drafter: str = ""
+    reason: str = ""
+    remedy: str = ""
+
+
+def _speculators(kind: str) -> Callable[[Config], bool]:
+    return lambda config: config.get("speculators_model_type") == kind
+
+
+def _has(*names: str) -> Callable[[Config], bool]:
+    return lambda config: any(name in config for name in names)
+
+
+def _of_type(*kinds: str) -> Callable[[Config], bool]:
+    return lambda config: config.get("model_type") in kinds
+
+
+def _architecture(word: str) -> Callable[[Config], bool]:
+    return lambda config: any(word in str(one) for one in config.get("architectures") or ())
+
+
+def _dspark(config: Config) -> bool:
+    keys = ("markov_rank", "dspark_target_layer_ids", "dspark_block_size")
+    return _speculators("dspark")(config) or _has(*keys)(config) or _architecture("DSpark")(config)
+
+
+def _mtp(config: Config) -> bool:
+    return str(config.get("model_type", "")).endswith("_mtp")
+
+
+# The first that is known counts.
+FORMATS = (
+    Format("outpace", "`method`", _has("method"), "that of its name"),
+    Format("speculators, EAGLE-3", '`speculators_model_type: "eagle3"`', _speculators("eagle3"), "eagle"),
+    Format(
+        "speculators, DFlash",
+        '`speculators_model_type: "dflash"`',
+        _speculators("dflash"),
+        "dflash",
+        "not those that sample from the anchor, or whose layers with a window are causal in a block",
+    ),
+    Format(
+        "speculators and DeepSeek, DSpark",
+        '`speculators_model_type: "dspark"`, or `markov_rank`',
+        _dspark,
+        reason="its Markov head makes a place depend on the token drawn before it, which dflash does not",
+        remedy="dflash, with a drafter of that method",
+    ),
+    Format(
+        "speculators, P-EAGLE",
+        '`speculators_model_type: "peagle"`',
+        _speculators("peagle"),
+        reason="it drafts all places in one forward from mask tokens, and eagle one after another",
+        remedy="eagle, with an EAGLE-3",
+    ),
+    Format(
+        "speculators, MTP",
+        '`speculators_model_type: "mtp"`',
+        _speculators("mtp"),
+        reason="it repeats one prediction layer under names of its own",
+        remedy="mtp, which reads the layers in the target's own checkpoint",
+    ),
+    Format(
+        "speculators, other",
+        "another `speculators_model_type`",
+        _has("speculators_model_type"),
+        reason="the kind is unknown",
+        remedy="eagle or dflash, with a drafter of that kind",
+    ),
+    Format(
+        "transformers, Gemma 4's assistant",
+        '`model_type: "gemma4_assistant"` or `"gemma4_unified_assistant"`',
+        _of_type("gemma4_assistant", "gemma4_unified_assistant"),
+        "assistant",
+    ),
+    Format(
+        "transformers, Muse's assistant (DFlash)",
+        '`model_type: "muse_glimmer_assistant"`',
+        _of_type("muse_glimmer_assistant"),
+        "dflash",
+    ),
+    Format(
+        "z-lab, DFlash", "`dflash_config`, or `block_size`", _has("dflash_config", "block_size"), "dflash"
+    ),
+    Format(
+        "IBM, MLP speculator",
+        '`model_type: "mlp_speculator"`',
+        _of_type("mlp_speculator"),
+        reason="its heads have embeddings and norms of their own",
+        remedy="hydra, whose heads read the same",
+    ),
+    Format("FasterDecoding, Medusa", "`medusa_num_heads`", _has("medusa_num_heads"), "medusa"),
+    Format("vLLM, Medusa", '`model_type: "medusa"`', _of_type("medusa"), "medusa", "not with a `token_map`"),
+    Format("zankner, Hydra", "`hydra_num_heads`", _has("hydra_num_heads"), "hydra", "not Hydra++"),
+    Format(
+        "PARD, parallel draft models",
+        "`pard_token`, or `ptd_token_id`",
+        _has("pard_token", "ptd_token_id"),
+        "draft_model",
+        "read as a usual draft model: one forward per token",
+    ),
+    Format(
+        "vLLM, prediction layers as a folder of their own",
+        "`model_type` ends in `_mtp`",
+        _mtp,
+        reason="prediction layers are read from the checkpoint that they were published in",
+        remedy="mtp, with that checkpoint",
+    ),
+    Format(
+        "SafeAILab, EAGLE-3",
+        "`draft_vocab_size`, or `eagle_config`",
+        lambda config: _has("draft_vocab_size", "eagle_config")(config) or _architecture("Eagle3")(config),
+        "eagle",
+    ),
+)
+# An EAGLE-1's config.json is that of its layers, as a draft model's is, so it cannot be told from one.
+UNTOLD = (
+    ("SafeAILab, EAGLE-1", "the entries of a Llama", "eagle"),
+    ("any language model of text", "the entries of a family", "draft_model"),
+    ("prediction layers in the target's checkpoint", "the target's own", "mtp"),
+)
+
+
+def format_of(config: Config) -> Format | None:
+    """The format that a config.json shows; None if it shows none of those known."""
+    return next((one for one in FORMATS if one.known(config)), None)
+
+
+def check_format(config: Config, folder: str | Path, method: str) -> None:
+    """Refuse a folder of a format that a drafter does not read.
+
+    Raises:
+        OutpaceError: the message names the format, and what reads it or what to use in its place.
+    """
+    found = format_of(config)
+    if found is None or "method" in config or found.drafter == method:
+        return
+    what = f"{method}: {folder} has the format {found.name}"
+    if kind := config.get("speculators_model_type"):
+        what += f" (kind {kind!r})"
+    if found.drafter:
+        raise OutpaceError(f"{what}, which the drafter {found.drafter} reads: {found.drafter}:path={folder}")
+    raise OutpaceError(f"{what}, which is not read: {found.reason}; use {found.remedy}")

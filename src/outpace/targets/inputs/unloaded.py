@@ -1,0 +1,73 @@
+"""Refusals by a model's class and config alone, before a weight is read or memory spent."""
+
+from __future__ import annotations
+
+import sys
+from types import MappingProxyType
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedModel
+
+from outpace.core import UnsupportedModel
+from outpace.targets.inputs.config import cache_argument, family
+from outpace.targets.inputs.refusals import keeps_states, not_taken, refuse_state, why_chains_only
+from outpace.targets.inputs.states import CONVOLUTION
+
+# Type of a family -> the reason why it is refused, where neither its class nor its config shows it.
+_PADS = "counts positions from the id of its pad on, and does not count pads: outpace counts from 0"
+KNOWN = MappingProxyType({
+    "camembert": _PADS,
+    "cpmant": "takes no mask that fits what is in a cache",
+    "data2vec-text": _PADS,
+    "gemma3n_text": "passes several states of a row from layer to layer",
+    "modernbert-decoder": "names its head a decoder, so that its layers are not found",
+    "moshi": "has a window other than its config's",
+    "prophetnet": "takes one token at a time once there is a cache",
+    "roberta": _PADS,
+    "roberta-prelayernorm": _PADS,
+    "xlm": "takes masks of whole texts alone",
+    "xlm-roberta": _PADS,
+    "xlm-roberta-xl": _PADS,
+    "xmod": _PADS,
+})  # fmt: skip
+
+
+def refuse_unloaded(loader: Any, config: Any) -> None:
+    """Refuse a model that would be refused once it is loaded.
+
+    Args:
+        loader: transformers' class that would load it, such as AutoModelForCausalLM.
+
+    Raises:
+        UnsupportedModel: named by family, with the reason.
+    """
+    mapping = getattr(loader, "_model_mapping", {})
+    if type(config) not in mapping:
+        return  # code that comes with the model
+    kinds = mapping[type(config)]
+    kind = kinds[0] if isinstance(kinds, tuple) else kinds
+    model = _without_parts(kind, config)
+    if why := KNOWN.get(config.model_type):
+        raise UnsupportedModel(f"{family(model)} {why}")
+    states = keeps_states(model)
+    refuse_state(model, states)
+    if missing := not_taken(model, [cache_argument(model)]):
+        raise UnsupportedModel(
+            f"{family(model)} takes no {missing}, so a draft cannot follow what is in a cache"
+        )
+    if not getattr(config, "is_encoder_decoder", False):
+        why_chains_only(model, states=states)
+    if states and not hasattr(sys.modules[kind.__module__], CONVOLUTION):
+        raise UnsupportedModel(
+            f"{family(model)} keeps a recurrent state by functions that outpace does not know, so a rejected "
+            "draft could not be taken out of it"
+        )
+
+
+def _without_parts(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
+    """An instance of a class with a config and without modules, for questions that need no more."""
+    model = kind.__new__(kind)
+    nn.Module.__init__(model)
+    model.config = config
+    return model

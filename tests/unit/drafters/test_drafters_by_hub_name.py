@@ -1,0 +1,84 @@
+"""A drafter by its name on the hub, over HTTP: revision, cache folder, offline mode; by all three doors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from local_hub import COMMIT, local_hub
+
+HYDRA = Path(__file__).parents[2] / "trained" / "hydra"
+# Drafts by a spec string in the library, on the command line and in a server's engine.
+CHILD = """
+import json, sys
+import outpace
+from outpace.cli.app import app
+from outpace.core import OutpaceError, SamplingParams
+from outpace.serve.admission import Limits
+from outpace.serve.engine import make_engine
+from typer.testing import CliRunner
+
+model = outpace.load()
+ids = model.tokenizer("abcabc").input_ids
+answers = []
+for spec in sys.argv[1:]:
+    said = {}
+    doors = {
+        "library": lambda: outpace.Engine(model.target, spec, adaptive=False),
+        "server": lambda: make_engine(model, spec, Limits(), adaptive=False),
+    }
+    for door, make in doors.items():
+        try:
+            (found,) = make().generate([ids], SamplingParams(max_new_tokens=12))
+            said[door] = [found.tokens, found.stats.drafted]
+        except OutpaceError as error:
+            said[door] = str(error)
+    words = ["generate", "-p", "abcabc", "-n", "12", "--json", "--drafter", spec]
+    done = CliRunner().invoke(app, words)
+    said["command"] = [done.exit_code, done.stdout, done.stderr]
+    answers.append(said)
+print(json.dumps(answers))
+"""
+
+
+def drafted(*specs: str, **environment: str) -> list[dict[str, Any]]:
+    """What the three doors say in a process of its own, for each spec."""
+    done = subprocess.run(
+        [sys.executable, "-c", CHILD, *specs],
+        env={**os.environ, "COLUMNS": "400", **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    answers: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return answers
+
+
+def test_all_doors_fetch_a_revision_once_and_read_the_cache_offline(tmp_path: Path) -> None:
+    files = {path.name: path.read_bytes() for path in HYDRA.iterdir()} | {"picture.png": b"?"}
+    cache = {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "home")}
+    spec = "hydra:path=some/hydra@v2"
+    with local_hub({"some/hydra": files}) as (endpoint, asked):
+        (online,) = drafted(spec, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", **cache)
+    tokens, count = online["library"]
+    assert len(tokens) == 12 and count > 5
+    assert online["server"][0] == tokens
+    code, out, _ = online["command"]
+    assert code == 0 and json.loads(out)["tokens"] == tokens
+    assert sum(path.startswith("GET") and path.endswith("model.safetensors") for path in asked) == 1
+    assert any(path.endswith("/revision/v2") for path in asked)
+    assert not any("picture" in path or "/main/" in path for path in asked)
+    assert (tmp_path / "cache/models--some--hydra/snapshots" / COMMIT / "config.json").is_file()
+    # Another revision is not in the cache: one line, by every door.
+    other = "hydra:path=some/hydra@v3"
+    offline, refused = drafted(spec, other, HF_HUB_OFFLINE="1", **cache)
+    assert offline["library"] == online["library"] and offline["server"] == online["server"]
+    code, _, words = refused["command"]
+    assert code != 0 and words.count("\n") == 1
+    for said in (refused["library"], refused["server"], words):
+        assert "there is no folder some/hydra@v3" in said
+        assert said.strip().endswith("hf download some/hydra --revision v3")

@@ -1,0 +1,126 @@
+"""Every type of transformers that generates text is served, refused by name, or listed with a reason.
+
+The served ones: tokens are those of transformers' generate(), and with random trees those of plain decoding.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cache
+from itertools import combinations
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+
+from outpace import Target
+from outpace.core import UnsupportedModel
+from outpace.targets.inputs.unloaded import KNOWN, refuse_unloaded
+from zoo.recurrent_families import REFUSED as IN_PART
+from zoo.test_families import GREEDY, NEW, PROMPTS, SAMPLED, decode, same, trees
+from zoo.tiny import tiny_model
+from zoo.tiny_families import (
+    CHAINED,
+    NOT_TEXT,
+    OF_REFUSED,
+    QUICK,
+    REFUSED,
+    REFUSED_IN_PART,
+    TEXT_ALONE,
+    TINY,
+    UNTESTED,
+    tested_elsewhere,
+    walked,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+BY_QUICK = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in TINY]
+
+
+@cache
+def model_of(kind: str) -> PreTrainedModel:
+    images = kind in TEXT_ALONE
+    auto = "AutoModelForImageTextToText" if images else "AutoModelForCausalLM"
+    model: Any = tiny_model(kind, TINY.get(kind, {}), auto=auto)
+    # Published defaults of a few: beams, forced tokens, an end.
+    model.generation_config = type(model.generation_config)(pad_token_id=0)
+    return model
+
+
+def check_first_tokens(kind: str) -> None:
+    """Plain decoding gives generate()'s tokens, and trees those of plain decoding, greedy and sampled."""
+    model = model_of(kind)
+    target = Target(model, check=False)
+    assert bool(target.chains_only) == (kind in CHAINED)
+    ids = torch.tensor([PROMPTS[1]])
+    told = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
+    told = told[0, ids.shape[1] :].tolist()
+    short = [dataclasses.replace(params, max_new_tokens=8) for params in (GREEDY, SAMPLED[0])]
+    plain = [decode(target, params=params) for params in short]
+    same(model, [told], [plain[0][1]], [PROMPTS[1]])
+    for params, expected in zip(short, plain, strict=True):
+        same(model, expected, decode(target, trees(expected), params))
+    assert len({token for outputs in plain for output in outputs for token in output}) > 4
+
+
+@pytest.mark.parametrize("kind", BY_QUICK)
+def test_first_tokens(kind: str) -> None:
+    check_first_tokens(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TEXT_ALONE)
+def test_first_tokens_of_text_alone(kind: str) -> None:
+    check_first_tokens(kind)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", [*TINY, *TEXT_ALONE])
+def test_whole_texts(kind: str) -> None:
+    """Past any window, after the self-test, in prompts and outputs of many lengths."""
+    model = model_of(kind)
+    target = Target(model)
+    for params in (GREEDY, SAMPLED):
+        plain = decode(target, params=params)
+        drafter = trees(plain)
+        same(model, plain, decode(target, drafter, params))
+        assert len(drafter.scattered) > 10 or target.chains_only
+    for prompt, output in zip(PROMPTS, decode(target), strict=True):
+        ids = torch.tensor([prompt])
+        told = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)
+        same(model, [told[0, len(prompt) :].tolist()], [output], [prompt])
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_a_type_that_is_refused_is_refused_by_its_config(kind: str) -> None:
+    with pytest.raises(UnsupportedModel, match=rf"\({kind}\).*{REFUSED[kind]}"):
+        refuse_unloaded(AutoModelForCausalLM, CONFIG_MAPPING[kind]())
+
+
+@pytest.mark.parametrize("kind", TINY)
+def test_a_type_that_is_served_is_not_refused_by_its_config(kind: str) -> None:
+    refuse_unloaded(AutoModelForCausalLM, CONFIG_MAPPING[kind]())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KNOWN)
+def test_reasons_by_name_are_of_types_that_a_target_refuses(kind: str) -> None:
+    """Without the name a target finds out by itself."""
+    with pytest.raises(UnsupportedModel):
+        Target(tiny_model(kind, OF_REFUSED.get(kind, {})))
+
+
+def test_every_type_that_generates_text_is_known() -> None:
+    listed: list[dict[str, Any]] = [TINY, TEXT_ALONE, REFUSED, REFUSED_IN_PART, UNTESTED, NOT_TEXT]
+    elsewhere = {*tested_elsewhere()} - {*TINY}  # where a type's decoder is tested here
+    tables = [elsewhere, *({*table} for table in listed)]
+    found = walked()
+    assert len(found) > 250 and {"llama", "t5", "qwen2_vl"} <= found
+    assert found - set().union(*tables) == set(), "neither served, refused, nor listed"
+    for one, other in combinations(tables, 2):
+        assert one & other == set()
+    assert set().union(*listed) <= found, "listed, and unknown to transformers"
+    assert {*QUICK} <= {*TINY}
+    assert {*REFUSED_IN_PART} <= {*IN_PART}
