@@ -17,27 +17,40 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(REAL16) && defined(__AVX512BF16__)
+#if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_FMA)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
 #define LANES 16
+#define LEVELS 4 /* LANES is 2 to the power of it */
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif defined(__AVX2__)
 #define LANES 8
+#define LEVELS 3
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#define LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #else
 #define LANES 4
+#define LEVELS 2
 #define EVEN 0, 2, 4, 6
 #define ODD 1, 3, 5, 7
+#define LOW 0, 4, 1, 5
+#define HIGH 2, 6, 3, 7
 #endif
 
 #define GROUP 16 /* columns whose products are summed together */
 #define BLOCK 64 /* columns converted to float32 together */
-#define TILE 32  /* queries that share a converted block */
+#define TILE 60  /* queries that share a converted block: a multiple of any MOST */
+#define FEW 6    /* queries for which a block of keys is not transposed */
+#define PAIRED 2 /* vectors of numbers that a tile of queries is multiplied by together */
 #define SMALL 32768 /* numbers below which one thread is faster than several */
 
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -75,6 +88,21 @@ static inline lanes narrow(lanes value) { return value; }
 
 static inline lanes pick(ints which, lanes yes, lanes no) {
     return (lanes)(((ints)yes & which) | ((ints)no & ~which));
+}
+
+/* a * b + c, rounded once where the processor can: what a compiler makes of a sum of two products is its choice. */
+static inline lanes fused(lanes a, lanes b, lanes c) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && LANES == 8
+    return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FMA__)
+    return (lanes)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
+#elif defined(__ARM_FEATURE_FMA)
+    return (lanes)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
 }
 
 static inline float total(lanes value) {
@@ -405,7 +433,7 @@ static inline __attribute__((always_inline)) void dots_of(int parts, const float
             const float *key = keys[first + column];
             lanes sum = *(const lanes *)query * *(const lanes *)key;
             for (int part = 1; part < parts; part++)
-                sum += *(const lanes *)(query + part * LANES) * *(const lanes *)(key + part * LANES);
+                sum = fused(*(const lanes *)(query + part * LANES), *(const lanes *)(key + part * LANES), sum);
             sums[column] = sum;
         }
         for (int left = LANES / 2; left; left /= 2)
@@ -419,11 +447,12 @@ static inline __attribute__((always_inline)) void dots_of(int parts, const float
 /* Add ``count`` values, at most GROUP, by their weights. */
 static inline __attribute__((always_inline)) void mix_of(int parts, float *sums, const float *weights,
                                                          const float *const *values, int count) {
+    const lanes zero = {0};
     lanes sum[parts];
     for (int part = 0; part < parts; part++) sum[part] = *(lanes *)(sums + part * LANES);
     for (int column = 0; column < count; column++)
         for (int part = 0; part < parts; part++)
-            sum[part] += weights[column] * *(const lanes *)(values[column] + part * LANES);
+            sum[part] = fused(weights[column] - zero, *(const lanes *)(values[column] + part * LANES), sum[part]);
     for (int part = 0; part < parts; part++) *(lanes *)(sums + part * LANES) = sum[part];
 }
 
@@ -477,6 +506,98 @@ static void widen(const real *from, long count, float *to) {
     for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load(from + i);
 }
 
+/* BLOCK keys, transposed: [size, BLOCK]. A square of rows is transposed by interleaving its halves again and again. */
+static void transpose(const real *from, int size, float *to) {
+    for (int column = 0; column < BLOCK; column += LANES)
+        for (int at = 0; at < size; at += LANES) {
+            lanes square[LANES], next[LANES];
+            for (int i = 0; i < LANES; i++) square[i] = load(from + (column + i) * size + at);
+            for (int left = LANES / 2; left; left /= 2) {
+                for (int i = 0; i < LANES / 2; i++) {
+                    next[2 * i] = __builtin_shufflevector(square[i], square[i + LANES / 2], LOW);
+                    next[2 * i + 1] = __builtin_shufflevector(square[i], square[i + LANES / 2], HIGH);
+                }
+                memcpy(square, next, sizeof square);
+            }
+            for (int i = 0; i < LANES; i++) *(lanes *)(to + (at + i) * BLOCK + column) = square[i];
+        }
+}
+
+/* Dot products of ``count`` queries with transposed keys, as ``dots`` has them to the last bit: each of its lanes is
+   summed for itself, and the sums are added in the order of its tree. */
+static inline __attribute__((always_inline)) void cross_of(int count, int size, const float *const *queries,
+                                                           const float *keys, float *const *out) {
+    const lanes zero = {0};
+    for (int first = 0; first < BLOCK; first += PAIRED * LANES) {
+        lanes levels[LEVELS + 1][MOST][PAIRED];
+#pragma GCC unroll 16
+        for (int lane = 0; lane < LANES; lane++) {
+            lanes sum[MOST][PAIRED];
+            int level = 0;
+            for (int part = 0; part < PAIRED; part++) {
+                const lanes key = *(const lanes *)(keys + lane * BLOCK + first + part * LANES);
+                for (int row = 0; row < count; row++) sum[row][part] = queries[row][lane] * key;
+            }
+            for (int at = lane + LANES; at < size; at += LANES)
+                for (int part = 0; part < PAIRED; part++) {
+                    const lanes key = *(const lanes *)(keys + at * BLOCK + first + part * LANES);
+                    for (int row = 0; row < count; row++)
+                        sum[row][part] = fused(queries[row][at] - zero, key, sum[row][part]);
+                }
+            for (; lane >> level & 1; level++)
+                for (int row = 0; row < count; row++)
+                    for (int part = 0; part < PAIRED; part++)
+                        sum[row][part] = levels[level][row][part] + sum[row][part];
+            for (int row = 0; row < count; row++)
+                for (int part = 0; part < PAIRED; part++) levels[level][row][part] = sum[row][part];
+        }
+        for (int row = 0; row < count; row++)
+            for (int part = 0; part < PAIRED; part++)
+                *(lanes *)(out[row] + first + part * LANES) = levels[LEVELS][row][part];
+    }
+}
+
+/* Add BLOCK values to the sums of ``count`` queries, by their weights, as ``mix`` does. */
+static inline __attribute__((always_inline)) void blend_of(int count, int size, float *const *sums,
+                                                           const float *const *weights, const float *values) {
+    const lanes zero = {0};
+    for (int at = 0; at < size; at += PAIRED * LANES) {
+        lanes sum[MOST][PAIRED];
+        for (int row = 0; row < count; row++)
+            for (int part = 0; part < PAIRED; part++) sum[row][part] = *(lanes *)(sums[row] + at + part * LANES);
+        for (int column = 0; column < BLOCK; column++)
+            for (int part = 0; part < PAIRED; part++) {
+                const lanes value = *(const lanes *)(values + column * size + at + part * LANES);
+                for (int row = 0; row < count; row++)
+                    sum[row][part] = fused(weights[row][column] - zero, value, sum[row][part]);
+            }
+        for (int row = 0; row < count; row++)
+            for (int part = 0; part < PAIRED; part++) *(lanes *)(sums[row] + at + part * LANES) = sum[row][part];
+    }
+}
+
+typedef void crossing(int, const float *const *, const float *, float *const *);
+typedef void blending(int, float *const *, const float *const *, const float *);
+#define SHARED(count)                                                                                        \
+    static __attribute__((noinline)) void cross_##count(int size, const float *const *queries,               \
+                                                        const float *keys, float *const *out) {              \
+        if (size == 64) cross_of(count, 64, queries, keys, out);                                             \
+        else if (size == 128) cross_of(count, 128, queries, keys, out);                                      \
+        else cross_of(count, size, queries, keys, out);                                                      \
+    }                                                                                                        \
+    static __attribute__((noinline)) void blend_##count(int size, float *const *sums,                        \
+                                                        const float *const *weights, const float *values) {  \
+        if (size == 64) blend_of(count, 64, sums, weights, values);                                          \
+        else if (size == 128) blend_of(count, 128, sums, weights, values);                                   \
+        else blend_of(count, size, sums, weights, values);                                                   \
+    }
+SHARED(1) SHARED(2) SHARED(3) SHARED(4) SHARED(5)
+#if MOST == 6
+SHARED(6)
+#endif
+static crossing *const crossings[] = ALL(cross_);
+static blending *const blendings[] = ALL(blend_);
+
 /* Pointers to the rows of a query's columns ``from`` .. ``from + GROUP - 1``; beyond its last, to zeros. */
 static inline void point(const struct rows *rows, int row, int from, const float *near, int begin,
                          const float *zeros, const float **to) {
@@ -489,97 +610,168 @@ static inline void point(const struct rows *rows, int row, int from, const float
     }
 }
 
-/* Attention of one sequence's rows over one head's keys. Columns 0 .. far - 1, which all of the rows attend
-   to, are converted a block at a time, for a tile of queries; those from ``begin`` on at once. */
-static int attend(const struct rows *rows, const struct heads *heads, int sequence, int head) {
-    const int size = rows->size, group = rows->heads / rows->shared;
-    const int32_t *own = rows->order + rows->begin[sequence];
-    const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
-    int least = INT32_MAX, shortest = INT32_MAX, longest = 0, end = 0;
-    for (int i = 0; i < queries / group; i++) {
-        const int row = own[i], count = rows->count[row], run = rows->run[row];
-        if (!count) continue;
-        const int last = count > run ? rows->columns[rows->start[row] + count - run - 1]
-                                     : rows->first[row] + run - 1;
-        least = rows->first[row] < least ? rows->first[row] : least;
-        shortest = rows->first[row] ? 0 : run < shortest ? run : shortest;
-        longest = count > longest ? count : longest;
-        end = last >= end ? last + 1 : end;
+/* Queries of one sequence and one head. All of them attend to the ``far`` columns from ``lead`` on, a multiple of
+   BLOCK, which are converted a block at a time; the others, near ones, are among those from ``begin`` to ``end``. */
+struct tile {
+    int count, lead, far, begin, end, longest; /* ``longest``: number of columns of a query, at most */
+    int row[TILE], skipped[TILE];              /* each query's row, and the number of its columns before far ones */
+    const float *query[TILE];
+    float *score[TILE], *sum[TILE], total[TILE];
+    const float *near_keys, *near_values, *zeros;
+    float *block; /* room for BLOCK rows */
+};
+
+/* Scores of a query's columns ``from`` .. ``to - 1``, which are near, and the sums of their values. */
+static void score_near(const struct rows *rows, const struct tile *tile, int i, int from, int to) {
+    const float *near[GROUP];
+    for (int column = from; column < to; column += GROUP) {
+        point(rows, tile->row[i], column, tile->near_keys, tile->begin, tile->zeros, near);
+        dots(rows->size, tile->query[i], near, tile->score[i] + column);
     }
-    if (!longest) least = shortest = 0;
-    const int far = shortest / BLOCK * BLOCK, begin = far ? far : least;
-    const int64_t room = longest + GROUP, near = (int64_t)(end > begin ? end - begin : 0) * size;
-    float *const scores = workspace(TILE * (room + size) + (2 * BLOCK + 1) * size + 2 * near + 64);
+}
+
+static void mix_near(const struct rows *rows, const struct tile *tile, int i, int from, int to) {
+    const float *near[GROUP];
+    for (int column = from; column < to; column += GROUP) {
+        point(rows, tile->row[i], column, tile->near_values, tile->begin, tile->zeros, near);
+        mix(rows->size, tile->sum[i], tile->score[i] + column, near, to - column < GROUP ? to - column : GROUP);
+    }
+}
+
+/* The place in a table of the form for a tile's queries from one on. */
+static inline int together(const struct tile *tile, int from) {
+    return (tile->count - from < MOST ? tile->count - from : MOST) - 1;
+}
+
+/* Scores of the far columns, and the sums of their values; FEW queries and more share what they load. */
+static void score_far(const struct tile *tile, int size, const real *keys) {
+    const float *rows[BLOCK];
+    float *out[TILE];
+    for (int i = 0; i < BLOCK; i++) rows[i] = tile->block + i * size;
+    for (int column = 0; column < tile->far; column += BLOCK) {
+        for (int i = 0; i < tile->count; i++) out[i] = tile->score[i] + tile->skipped[i] + column;
+        if (tile->count < FEW) {
+            widen(keys + (int64_t)column * size, BLOCK * size, tile->block);
+            for (int i = 0; i < tile->count; i++)
+                for (int some = 0; some < BLOCK; some += GROUP)
+                    dots(size, tile->query[i], rows + some, out[i] + some);
+        } else {
+            transpose(keys + (int64_t)column * size, size, tile->block);
+            for (int i = 0; i < tile->count; i += MOST)
+                crossings[together(tile, i)](size, tile->query + i, tile->block, out + i);
+        }
+    }
+}
+
+static void mix_far(const struct tile *tile, int size, const real *values) {
+    const float *rows[BLOCK], *weights[TILE];
+    for (int i = 0; i < BLOCK; i++) rows[i] = tile->block + i * size;
+    for (int column = 0; column < tile->far; column += BLOCK) {
+        widen(values + (int64_t)column * size, BLOCK * size, tile->block);
+        for (int i = 0; i < tile->count; i++) weights[i] = tile->score[i] + tile->skipped[i] + column;
+        if (tile->count < FEW) {
+            for (int i = 0; i < tile->count; i++)
+                for (int some = 0; some < BLOCK; some += GROUP)
+                    mix(size, tile->sum[i], weights[i] + some, rows + some, GROUP);
+        } else {
+            for (int i = 0; i < tile->count; i += MOST)
+                blendings[together(tile, i)](size, tile->sum + i, weights + i, tile->block);
+        }
+    }
+}
+
+/* The columns of the rows of queries ``from`` .. ``to - 1`` among those of a sequence and a head; rows of padding have
+   none, and zeros as a result. */
+static void survey(const struct rows *rows, const struct heads *heads, const int32_t *order, int head, int from,
+                   int to, struct tile *tile) {
+    const int size = rows->size, group = rows->heads / rows->shared;
+    int least = INT32_MAX, whole = INT32_MAX; /* where the first row begins, where the first run ends */
+    tile->count = tile->lead = tile->longest = tile->end = 0;
+    for (int i = from; i < to; i++) {
+        const int row = order[i / group], count = rows->count[row];
+        const int first = rows->first[row], run = rows->run[row];
+        const int64_t at = ((int64_t)row * rows->heads + head * group + i % group) * size;
+        if (!count) {
+            memset(heads->out + at, 0, size * sizeof(real));
+            continue;
+        }
+        const int last = count > run ? rows->columns[rows->start[row] + count - run - 1] : first + run - 1;
+        least = first < least ? first : least;
+        whole = first + run < whole ? first + run : whole;
+        if (first > tile->lead) tile->lead = first;
+        if (count > tile->longest) tile->longest = count;
+        if (last >= tile->end) tile->end = last + 1;
+        tile->row[tile->count] = row;
+        tile->skipped[tile->count] = first;
+        tile->query[tile->count++] = rows->queries + at;
+    }
+    if (!tile->count) return;
+    tile->far = whole > tile->lead ? (whole - tile->lead) / BLOCK * BLOCK : 0;
+    tile->begin = tile->far && tile->lead == least ? tile->lead + tile->far : least;
+    if (tile->end < tile->begin) tile->end = tile->begin;
+    for (int i = 0; i < tile->count; i++) tile->skipped[i] = tile->far ? tile->lead - tile->skipped[i] : 0;
+}
+
+/* Attention of queries ``from`` .. ``to - 1`` of one sequence over one head's keys. Returns 1 if out of memory. */
+static int attend(const struct rows *rows, const struct heads *heads, int sequence, int head, int from, int to) {
+    const int size = rows->size;
+    struct tile tile;
+    survey(rows, heads, rows->order + rows->begin[sequence], head, from, to, &tile);
+    if (!tile.count) return 0;
+    const int64_t room = tile.longest + GROUP, near = (int64_t)(tile.end - tile.begin) * size;
+    float *const scores = workspace(tile.count * (room + size) + (BLOCK + 1) * size + 2 * near + 64);
     if (!scores) return 1;
-    float *const sums = scores + TILE * room, *const zeros = sums + TILE * size, *const block = zeros + size;
-    float *const keys = block + BLOCK * size, *const values = keys + near;
-    const int64_t from = sequence * heads->sequence_stride + head * heads->head_stride;
-    for (int i = 0; i < size; i++) zeros[i] = 0;
-    widen(heads->keys + from + (int64_t)begin * size, near, keys);
-    widen(heads->values + from + (int64_t)begin * size, near, values);
-    for (int tile = 0; tile < queries; tile += TILE) {
-        const int last = tile + TILE < queries ? tile + TILE : queries;
-        const float *to[BLOCK];
-        float weights[TILE];
-        for (int column = 0; column < BLOCK; column++) to[column] = block + column * size;
-        for (int column = 0; column < far; column += BLOCK) {
-            widen(heads->keys + from + (int64_t)column * size, BLOCK * size, block);
-            for (int i = tile; i < last; i++) {
-                const float *query = rows->queries +
-                    ((int64_t)own[i / group] * rows->heads + head * group + i % group) * size;
-                for (int some = 0; rows->count[own[i / group]] && some < BLOCK; some += GROUP)
-                    dots(size, query, to + some, scores + (i - tile) * room + column + some);
-            }
-        }
-        for (int i = tile; i < last; i++) {
-            const int row = own[i / group], count = rows->count[row];
-            const float *query = rows->queries + ((int64_t)row * rows->heads + head * group + i % group) * size;
-            float *score = scores + (i - tile) * room;
-            for (int column = far; column < count; column += GROUP) {
-                const float *near_rows[GROUP];
-                point(rows, row, column, keys, begin, zeros, near_rows);
-                dots(size, query, near_rows, score + column);
-            }
-            weights[i - tile] = count ? weigh(score, count) : 1.0f;
-            for (int at = 0; at < size; at++) sums[(i - tile) * size + at] = 0;
-        }
-        for (int column = 0; column < far; column += BLOCK) {
-            widen(heads->values + from + (int64_t)column * size, BLOCK * size, block);
-            for (int i = tile; i < last; i++)
-                for (int some = 0; rows->count[own[i / group]] && some < BLOCK; some += GROUP)
-                    mix(size, sums + (i - tile) * size, scores + (i - tile) * room + column + some, to + some,
-                        GROUP);
-        }
-        for (int i = tile; i < last; i++) {
-            const int row = own[i / group], count = rows->count[row];
-            float *sum = sums + (i - tile) * size;
-            for (int column = far; column < count; column += GROUP) {
-                const float *near_rows[GROUP];
-                point(rows, row, column, values, begin, zeros, near_rows);
-                mix(size, sum, scores + (i - tile) * room + column, near_rows,
-                    count - column < GROUP ? count - column : GROUP);
-            }
-            real *out = heads->out + ((int64_t)row * rows->heads + head * group + i % group) * size;
-            for (int at = 0; at < size; at += LANES)
-                store(out + at, *(lanes *)(sum + at) / weights[i - tile]);
-        }
+    float *const sums = scores + tile.count * room, *const zeros = sums + tile.count * size;
+    float *const keys = zeros + size + BLOCK * size, *const values = keys + near;
+    const int64_t at = sequence * heads->sequence_stride + head * heads->head_stride;
+    memset(sums, 0, (tile.count + 1) * size * sizeof(float));
+    widen(heads->keys + at + (int64_t)tile.begin * size, near, keys);
+    widen(heads->values + at + (int64_t)tile.begin * size, near, values);
+    tile.block = zeros + size;
+    tile.zeros = zeros, tile.near_keys = keys, tile.near_values = values;
+    for (int i = 0; i < tile.count; i++) {
+        tile.score[i] = scores + i * room;
+        tile.sum[i] = sums + i * size;
+        score_near(rows, &tile, i, 0, tile.skipped[i]); /* before the others: its last group reaches into theirs */
+    }
+    score_far(&tile, size, heads->keys + at + (int64_t)tile.lead * size);
+    for (int i = 0; i < tile.count; i++) {
+        const int count = rows->count[tile.row[i]];
+        score_near(rows, &tile, i, tile.skipped[i] + tile.far, count);
+        tile.total[i] = weigh(tile.score[i], count);
+        mix_near(rows, &tile, i, 0, tile.skipped[i]);
+    }
+    mix_far(&tile, size, heads->values + at + (int64_t)tile.lead * size);
+    for (int i = 0; i < tile.count; i++) {
+        real *out = heads->out + (tile.query[i] - rows->queries);
+        mix_near(rows, &tile, i, tile.skipped[i] + tile.far, rows->count[tile.row[i]]);
+        for (int part = 0; part < size; part += LANES)
+            store(out + part, *(lanes *)(tile.sum[i] + part) / tile.total[i]);
     }
     return 0;
 }
 
 /* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
 int attention(const struct rows *rows, const struct heads *heads) {
-    const int items = rows->sequences * rows->shared;
+    const int group = rows->heads / rows->shared;
     int64_t work = 0;
-    int failed = 0;
+    int failed = 0, most = 0;
     for (int row = 0; row < rows->rows; row++) work += (int64_t)rows->count[row] * rows->heads * rows->size;
+    for (int i = 0; i < rows->sequences; i++)
+        most = rows->begin[i + 1] - rows->begin[i] > most ? rows->begin[i + 1] - rows->begin[i] : most;
+    const int tiles = (most * group + TILE - 1) / TILE, items = rows->sequences * rows->shared * tiles;
 #pragma omp parallel if (work > 8 * SMALL) reduction(| : failed)
     {
 #pragma omp for
         for (int row = 0; row < rows->rows; row++) enter(rows, heads, row);
 #pragma omp for schedule(dynamic)
-        for (int item = 0; item < items; item++)
-            failed |= attend(rows, heads, item / rows->shared, item % rows->shared);
+        for (int item = 0; item < items; item++) {
+            const int sequence = item / tiles / rows->shared, from = item % tiles * TILE;
+            const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
+            if (from < queries)
+                failed |= attend(rows, heads, sequence, item / tiles % rows->shared, from,
+                                 from + TILE < queries ? from + TILE : queries);
+        }
     }
     return failed;
 }
