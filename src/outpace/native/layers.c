@@ -129,6 +129,27 @@ static inline lanes exponential(lanes x) {
     return sum * (lanes)((__builtin_convertvector(count, ints) + 127) << 23);
 }
 
+static float *workspace(size_t numbers) {
+    static _Thread_local float *kept;
+    static _Thread_local size_t room;
+    if (numbers > room) { /* kept until the process ends: pages that are new in every call would cost more */
+        free(kept);
+        kept = aligned_alloc(64, (numbers * sizeof(float) + 63) / 64 * 64);
+        room = kept ? numbers : 0;
+    }
+    return kept;
+}
+
+static void widen(const real *from, long count, float *to) {
+    const long whole = count / LANES * LANES;
+    for (long i = 0; i < whole; i += LANES) *(lanes *)(to + i) = load(from + i);
+    real rest[LANES] = {0};
+    if (count == whole) return;
+    memcpy(rest, from + whole, (count - whole) * sizeof(real));
+    const lanes last = load(rest);
+    memcpy(to + whole, &last, (count - whole) * sizeof(float));
+}
+
 /* Products of rows with weights [outputs, inputs], which are packed in panels of WIDE vectors of outputs:
    [panels, inputs / PAIR, PANEL, PAIR], the last pair filled with zeros. For a tile of rows a panel's sums stay
    in registers. Its weights are read from memory once, for the first tile, and from the cache for the others;
@@ -258,6 +279,44 @@ FORMS(tile_, sizeof(real))
 FORMS(small_tile_, 1)
 static tile *const tiles[] = ALL(tile_), *const small_tiles[] = ALL(small_tile_);
 
+#if PAIR == 2 && !defined(__AVX512BF16__)
+#define WIDENED /* with many rows, weights and rows are converted to float32 once, not for each tile */
+static inline __attribute__((always_inline)) void wide_tile_of(int count, const float *given, long stride,
+                                                               const float *weights, long inputs, float *sums) {
+    const lanes zero = {0};
+    lanes sum[MOST][WIDE] = {0};
+    for (long at = 0; at < inputs; at++)
+        for (int part = 0; part < WIDE; part++) {
+            const lanes own = *(const lanes *)(weights + at * PANEL + part * LANES);
+            for (int row = 0; row < count; row++)
+                sum[row][part] = fused(given[row * stride + at] - zero, own, sum[row][part]);
+        }
+    for (int row = 0; row < count; row++)
+        for (int part = 0; part < WIDE; part++) *(lanes *)(sums + row * PANEL + part * LANES) += sum[row][part];
+}
+
+typedef void wide_tile(const float *, long, const float *, long, float *);
+#undef FORM
+#define FORM(name, count, item)                                                                              \
+    static __attribute__((noinline)) void name##count(const float *given, long stride, const float *weights, \
+                                                      long inputs, float *sums) {                            \
+        wide_tile_of(count, given, stride, weights, inputs, sums);                                           \
+    }
+FORMS(wide_tile_, 0)
+static wide_tile *const wide_tiles[] = ALL(wide_tile_);
+
+/* ``steps`` pairs of inputs' weights of a panel in float32: [2 * steps, PANEL]. */
+static void widen_panel(const char *weights, long item, long steps, float *to) {
+    for (long step = 0; step < steps; step++)
+        for (int part = 0; part < WIDE; part++) {
+            const char *from = weights + (step * PANEL + part * LANES) * PAIR * item;
+            const pairs own = item == 1 ? small_pairs((const int8_t *)from) : pairs_of((const real *)from);
+            *(lanes *)(to + 2 * step * PANEL + part * LANES) = own.even;
+            *(lanes *)(to + (2 * step + 1) * PANEL + part * LANES) = own.odd;
+        }
+}
+#endif
+
 /* Numbers of outputs in a panel and of inputs in a pair, for packing. */
 int panel_outputs(void) { return PANEL; }
 int pair_inputs(void) { return PAIR; }
@@ -281,12 +340,20 @@ void multiply(const struct product *product, long rows, const real *given, real 
     const long inputs = product->inputs, outputs = product->outputs, odd = inputs % PAIR;
     const long panels = (outputs + PANEL - 1) / PANEL, item = product->scales ? 1 : sizeof(real);
     tile *const *own = product->scales ? small_tiles : tiles;
+#ifdef WIDENED
+    float *const numbers = rows > MOST + 1 ? workspace(rows * inputs) : NULL; /* if NULL, each tile converts */
+    if (numbers) widen(given, rows * inputs, numbers);
+#endif
 #pragma omp parallel for if (inputs * outputs > SMALL)
     for (long panel = 0; panel < panels; panel++) {
         const long first = panel * PANEL, count = outputs - first < PANEL ? outputs - first : PANEL;
         real biases[PANEL] = {0}, line[PANEL];
         float sums[TILES * MOST * PANEL];
+#ifdef WIDENED
+        float wide[DEEP * PANEL];
+#else
         real wide[DEEP * PANEL];
+#endif
         if (product->bias) memcpy(biases, product->bias + first, count * sizeof(real));
         for (long from = 0; from < rows; from += TILES * MOST) {
             const long left = rows - from < TILES * MOST ? rows - from : TILES * MOST;
@@ -297,12 +364,24 @@ void multiply(const struct product *product, long rows, const real *given, real 
                 const char *weights = panel_of(product, panel) + at * PANEL * item;
                 const char *ahead = weights + (turns > 1 ? deep * PANEL * item : DISTANCE);
                 tile *const *forms = own;
+#ifdef WIDENED
+                if (numbers && turns > 1) {
+                    widen_panel(weights, item, deep / PAIR, wide);
+                    for (int turn = 0; turn < turns; turn++) {
+                        const long row = left * turn / turns, next = left * (turn + 1) / turns;
+                        wide_tiles[next - row - 1](numbers + (from + row) * inputs + at, inputs, wide,
+                                                   deep / PAIR * PAIR, sums + row * PANEL);
+                    }
+                    continue;
+                }
+#else
                 if (product->scales && turns > 1) { /* widen small weights once for several tiles */
                     for (long i = 0; i < deep * PANEL; i += LANES * PAIR)
                         put_pairs(wide + i, small_pairs((const int8_t *)weights + i));
                     weights = (const char *)wide;
                     forms = tiles;
                 }
+#endif
                 for (int turn = 0; turn < turns; turn++) {
                     const long row = left * turn / turns, next = left * (turn + 1) / turns;
                     forms[next - row - 1](given + (from + row) * inputs + at, inputs, weights, deep / PAIR,
@@ -489,21 +568,6 @@ static __attribute__((noinline)) float weigh(float *scores, int count) {
         sum += weight;
     }
     return total(sum);
-}
-
-static float *workspace(size_t numbers) {
-    static _Thread_local float *kept;
-    static _Thread_local size_t room;
-    if (numbers > room) { /* kept until the process ends: pages that are new in every call would cost more */
-        free(kept);
-        kept = aligned_alloc(64, (numbers * sizeof(float) + 63) / 64 * 64);
-        room = kept ? numbers : 0;
-    }
-    return kept;
-}
-
-static void widen(const real *from, long count, float *to) {
-    for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load(from + i);
 }
 
 /* BLOCK keys, transposed: [size, BLOCK]. A square of rows is transposed by interleaving its halves again and again. */
