@@ -17,27 +17,40 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(REAL16) && defined(__AVX512BF16__)
+#if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
+#elif defined(__ARM_FEATURE_FMA)
+#include <arm_neon.h>
 #endif
 
 #if defined(__AVX512F__)
 #define LANES 16
+#define LEVELS 4 /* LANES is 2 to the power of it */
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31
+#define LOW 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23
+#define HIGH 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31
 #elif defined(__AVX2__)
 #define LANES 8
+#define LEVELS 3
 #define EVEN 0, 2, 4, 6, 8, 10, 12, 14
 #define ODD 1, 3, 5, 7, 9, 11, 13, 15
+#define LOW 0, 8, 1, 9, 2, 10, 3, 11
+#define HIGH 4, 12, 5, 13, 6, 14, 7, 15
 #else
 #define LANES 4
+#define LEVELS 2
 #define EVEN 0, 2, 4, 6
 #define ODD 1, 3, 5, 7
+#define LOW 0, 4, 1, 5
+#define HIGH 2, 6, 3, 7
 #endif
 
 #define GROUP 16 /* columns whose products are summed together */
 #define BLOCK 64 /* columns converted to float32 together */
-#define TILE 32  /* queries that share a converted block */
+#define TILE 60  /* queries that share a converted block: a multiple of any MOST */
+#define FEW 6    /* queries for which a block of keys is not transposed */
+#define PAIRED 2 /* vectors of numbers that a tile of queries is multiplied by together */
 #define SMALL 32768 /* numbers below which one thread is faster than several */
 
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
@@ -77,6 +90,21 @@ static inline lanes pick(ints which, lanes yes, lanes no) {
     return (lanes)(((ints)yes & which) | ((ints)no & ~which));
 }
 
+/* a * b + c, rounded once where the processor can: what a compiler makes of a sum of two products is its choice. */
+static inline lanes fused(lanes a, lanes b, lanes c) {
+#if defined(__AVX512F__)
+    return (lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__) && LANES == 8
+    return (lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__FMA__)
+    return (lanes)_mm_fmadd_ps((__m128)a, (__m128)b, (__m128)c);
+#elif defined(__ARM_FEATURE_FMA)
+    return (lanes)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+    return a * b + c;
+#endif
+}
+
 static inline float total(lanes value) {
     float sum = 0;
     for (int lane = 0; lane < LANES; lane++) sum += value[lane];
@@ -99,6 +127,27 @@ static inline lanes exponential(lanes x) {
     sum = sum * rest + 5.0000001201e-1f;
     sum = sum * rest * rest + rest + 1.0f;
     return sum * (lanes)((__builtin_convertvector(count, ints) + 127) << 23);
+}
+
+static float *workspace(size_t numbers) {
+    static _Thread_local float *kept;
+    static _Thread_local size_t room;
+    if (numbers > room) { /* kept until the process ends: pages that are new in every call would cost more */
+        free(kept);
+        kept = aligned_alloc(64, (numbers * sizeof(float) + 63) / 64 * 64);
+        room = kept ? numbers : 0;
+    }
+    return kept;
+}
+
+static void widen(const real *from, long count, float *to) {
+    const long whole = count / LANES * LANES;
+    for (long i = 0; i < whole; i += LANES) *(lanes *)(to + i) = load(from + i);
+    real rest[LANES] = {0};
+    if (count == whole) return;
+    memcpy(rest, from + whole, (count - whole) * sizeof(real));
+    const lanes last = load(rest);
+    memcpy(to + whole, &last, (count - whole) * sizeof(float));
 }
 
 /* Products of rows with weights [outputs, inputs], which are packed in panels of WIDE vectors of outputs:
@@ -130,21 +179,12 @@ typedef __m512bh pairs;
 
 static inline pairs pairs_of(const real *weights) { return (pairs)_mm512_loadu_si512(weights); }
 
-static inline pairs small_pairs(const int8_t *weights) {
-    const __m128i *from = (const __m128i *)weights;
-    __m512 low = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from)));
-    return _mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from + 1))), low);
-}
-
-static inline void put_pairs(real *to, pairs weights) { _mm512_storeu_si512(to, (__m512i)weights); }
-
 static inline lanes step_of(lanes sum, const real *given, pairs weights) {
     int32_t pair;
     memcpy(&pair, given, sizeof pair);
     return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), weights);
 }
 #elif defined(REAL16)
-typedef int16_t shorts __attribute__((vector_size(2 * LANES), aligned(2)));
 typedef struct {
     lanes even, odd;
 } pairs;
@@ -154,41 +194,25 @@ static inline pairs pairs_of(const real *weights) {
     return (pairs){(lanes)(both << 16), (lanes)(both & 0xffff0000u)};
 }
 
-static inline pairs small_pairs(const int8_t *weights) {
-    const shorts both = *(const shorts *)weights;
-    return (pairs){__builtin_convertvector(both << 8 >> 8, lanes), __builtin_convertvector(both >> 8, lanes)};
-}
-
-static inline void put_pairs(real *to, pairs weights) {
-    *(bits *)to = (bits)weights.even >> 16 | (bits)weights.odd; /* a byte has no bits below the upper 16 */
-}
-
 static inline lanes step_of(lanes sum, const real *given, pairs weights) {
     const bits zero = {0};
     sum += (lanes)(zero + ((uint32_t)given[0] << 16)) * weights.even;
     return sum + (lanes)(zero + ((uint32_t)given[1] << 16)) * weights.odd;
 }
 #else
-typedef int8_t bytes __attribute__((vector_size(LANES), aligned(1)));
 typedef lanes pairs;
 
 static inline pairs pairs_of(const real *weights) { return *(const lanes *)weights; }
-
-static inline pairs small_pairs(const int8_t *weights) {
-    return __builtin_convertvector(*(const bytes *)weights, lanes);
-}
-
-static inline void put_pairs(real *to, pairs weights) { *(lanes *)to = weights; }
 
 static inline lanes step_of(lanes sum, const real *given, pairs weights) { return sum + *given * weights; }
 #endif
 
 /* Add the products of ``steps`` pairs of inputs of ``count`` rows to the sums. Tile ``turn`` of ``turns`` fetches
-   its share of the bytes at ``ahead``. The weights have ``item`` bytes: one if they are small. */
-static inline __attribute__((always_inline)) void tile_of(int count, long item, const real *given, long stride,
-                                                          const char *weights, long steps, float *sums,
+   its share of the bytes at ``ahead``. */
+static inline __attribute__((always_inline)) void tile_of(int count, const real *given, long stride,
+                                                          const real *weights, long steps, float *sums,
                                                           const char *ahead, int turn, int turns) {
-    const long size = PANEL * PAIR * item; /* bytes of a step */
+    const long size = PANEL * PAIR * sizeof(real); /* bytes of a step */
     lanes sum[MOST][WIDE] = {0};
     for (long step = 0; step < steps; step++) {
         const char *next = ahead + step * size;
@@ -199,8 +223,7 @@ static inline __attribute__((always_inline)) void tile_of(int count, long item, 
             turn = turns - 1;
         }
         for (int part = 0; part < WIDE; part++) {
-            const char *from = weights + step * size + part * (LANES * PAIR * item);
-            const pairs own = item == 1 ? small_pairs((const int8_t *)from) : pairs_of((const real *)from);
+            const pairs own = pairs_of(weights + (step * PANEL + part * LANES) * PAIR);
             for (int row = 0; row < count; row++)
                 sum[row][part] = step_of(sum[row][part], given + row * stride + step * PAIR, own);
         }
@@ -209,56 +232,303 @@ static inline __attribute__((always_inline)) void tile_of(int count, long item, 
         for (int part = 0; part < WIDE; part++) *(lanes *)(sums + row * PANEL + part * LANES) += sum[row][part];
 }
 
-typedef void tile(const real *, long, const char *, long, float *, const char *, int, int);
-#define FORM(name, count, item)                                                                              \
-    static __attribute__((noinline)) void name##count(const real *given, long stride, const char *weights,   \
-                                                      long steps, float *sums, const char *ahead, int turn,  \
-                                                      int turns) {                                           \
-        tile_of(count, item, given, stride, weights, steps, sums, ahead, turn, turns);                       \
+typedef void tile(const real *, long, const real *, long, float *, const char *, int, int);
+#define FORM(count)                                                                                          \
+    static __attribute__((noinline)) void tile_##count(const real *given, long stride, const real *weights,  \
+                                                       long steps, float *sums, const char *ahead, int turn, \
+                                                       int turns) {                                          \
+        tile_of(count, given, stride, weights, steps, sums, ahead, turn, turns);                             \
     }
 #if MOST == 6
-#define LAST(name, item) FORM(name, 6, item)
+#define FORMS FORM(1) FORM(2) FORM(3) FORM(4) FORM(5) FORM(6)
 #define ALL(name) {name##1, name##2, name##3, name##4, name##5, name##6}
 #else
-#define LAST(name, item)
+#define FORMS FORM(1) FORM(2) FORM(3) FORM(4) FORM(5)
 #define ALL(name) {name##1, name##2, name##3, name##4, name##5}
 #endif
-#define FORMS(name, item)                                                                                    \
-    FORM(name, 1, item) FORM(name, 2, item) FORM(name, 3, item) FORM(name, 4, item) FORM(name, 5, item)      \
-    LAST(name, item)
-FORMS(tile_, sizeof(real))
-FORMS(small_tile_, 1)
-static tile *const tiles[] = ALL(tile_), *const small_tiles[] = ALL(small_tile_);
+FORMS
+static tile *const tiles[] = ALL(tile_);
+
+#if PAIR == 2 && !defined(__AVX512BF16__)
+#define WIDENED /* with many rows, weights and rows are converted to float32 once, not for each tile */
+static inline __attribute__((always_inline)) void wide_tile_of(int count, const float *given, long stride,
+                                                               const float *weights, long inputs, float *sums) {
+    const lanes zero = {0};
+    lanes sum[MOST][WIDE] = {0};
+    for (long at = 0; at < inputs; at++)
+        for (int part = 0; part < WIDE; part++) {
+            const lanes own = *(const lanes *)(weights + at * PANEL + part * LANES);
+            for (int row = 0; row < count; row++)
+                sum[row][part] = fused(given[row * stride + at] - zero, own, sum[row][part]);
+        }
+    for (int row = 0; row < count; row++)
+        for (int part = 0; part < WIDE; part++) *(lanes *)(sums + row * PANEL + part * LANES) += sum[row][part];
+}
+
+typedef void wide_tile(const float *, long, const float *, long, float *);
+#undef FORM
+#define FORM(count)                                                                                          \
+    static __attribute__((noinline)) void wide_tile_##count(const float *given, long stride,                 \
+                                                            const float *weights, long inputs, float *sums) { \
+        wide_tile_of(count, given, stride, weights, inputs, sums);                                           \
+    }
+FORMS
+static wide_tile *const wide_tiles[] = ALL(wide_tile_);
+
+/* ``steps`` pairs of inputs' weights of a panel in float32: [2 * steps, PANEL]. */
+static void widen_panel(const real *weights, long steps, float *to) {
+    for (long step = 0; step < steps; step++)
+        for (int part = 0; part < WIDE; part++) {
+            const pairs own = pairs_of(weights + (step * PANEL + part * LANES) * PAIR);
+            *(lanes *)(to + 2 * step * PANEL + part * LANES) = own.even;
+            *(lanes *)(to + (2 * step + 1) * PANEL + part * LANES) = own.odd;
+        }
+}
+#endif
 
 /* Numbers of outputs in a panel and of inputs in a pair, for packing. */
 int panel_outputs(void) { return PANEL; }
 int pair_inputs(void) { return PAIR; }
 
-/* Weights as above, and a bias [outputs] or NULL. With scales, [outputs up to a whole panel], the weights are
-   bytes, whose products are multiplied by them. */
+/* Weights as above, or in blocks of ``bits`` 8 or 4, and a bias [outputs] or NULL. */
 struct product {
-    long inputs, outputs;
+    long inputs, outputs, bits;
     const void *weights;
     const real *bias;
-    const float *scales;
 };
 
-static inline const char *panel_of(const struct product *product, long panel) {
-    const long whole = (product->inputs + PAIR - 1) / PAIR * PAIR;
-    return (const char *)product->weights + panel * whole * PANEL * (product->scales ? 1 : sizeof(real));
+/* Products of rows with weights of 8 or 4 bits. Both are rounded in blocks of SHARE inputs: a row's to 8 bits and a
+   scale; an output's to 8 bits and a scale, or to 4 bits (0 to 15), a scale and a zero. A block's product is a sum of
+   integers, which has no order; blocks are summed in their order, so a row has the same bits among any rows.
+
+   Weights: [panels of EIGHT outputs, blocks], each block with EIGHT scales, with 4 bits EIGHT zeros, both bfloat16, and
+   numbers [QUADS of inputs, EIGHT, 4]. With 4 bits two quads share bytes; that of the block's first half has the low
+   ones. */
+#define EIGHT 8
+#define SHARE 32
+#define QUADS (SHARE / 4)
+#define TOGETHER 4 /* rows whose sums are in registers together */
+
+typedef float eight __attribute__((vector_size(32), aligned(4)));
+typedef int32_t eight_ints __attribute__((vector_size(32), aligned(4)));
+typedef uint32_t eight_bits __attribute__((vector_size(32), aligned(4)));
+typedef int8_t few __attribute__((vector_size(LANES), aligned(1)));
+typedef uint16_t eight_halves __attribute__((vector_size(16), aligned(2)));
+
+/* A row's numbers, [blocks, SHARE], with each block's scale, and its sum times the scale. */
+struct rounded_row {
+    int8_t *numbers;
+    float *scales, *sums;
+};
+
+/* The last block is filled with zeros. Where a number is not finite, all products are not. */
+static void round_row(const real *row, long inputs, const struct rounded_row *to) {
+    const lanes zero = {0};
+    for (long block = 0; block * SHARE < inputs; block++) {
+        const long count = inputs - block * SHARE < SHARE ? inputs - block * SHARE : SHARE;
+        real part[SHARE] = {0};
+        lanes most = zero, wrong = zero;
+        ints sum = {0};
+        memcpy(part, row + block * SHARE, count * sizeof(real));
+        for (int i = 0; i < SHARE; i += LANES) {
+            const lanes number = load(part + i), size = (lanes)((bits)number & 0x7fffffff);
+            most = pick(size > most, size, most);
+            wrong += number * 0.0f;
+        }
+        float top = most[0];
+        for (int lane = 1; lane < LANES; lane++) top = most[lane] > top ? most[lane] : top;
+        const float inverse = top > 0 ? 127.0f / top : 0;
+        for (int i = 0; i < SHARE; i += LANES) { /* the sum with a large number rounds to an integer */
+            const ints number = __builtin_convertvector((load(part + i) * inverse + 12582912.0f) - 12582912.0f, ints);
+            *(few *)(to->numbers + block * SHARE + i) = __builtin_convertvector(number, few);
+            sum += number;
+        }
+        int32_t whole = 0;
+        for (int lane = 0; lane < LANES; lane++) whole += sum[lane];
+        to->scales[block] = top / 127.0f + total(wrong);
+        to->sums[block] = to->scales[block] * (float)whole;
+    }
 }
 
-/* Rows [rows, inputs] times the weights, plus the bias: [rows, outputs]. */
-void multiply(const struct product *product, long rows, const real *given, real *out) {
+static inline eight scales_of(const void *from) {
+    return (eight)(__builtin_convertvector(*(const eight_halves *)from, eight_bits) << 16);
+}
+
+static inline eight fused_eight(eight a, eight b, eight c) {
+#if defined(__AVX2__) && defined(__FMA__)
+    return (eight)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#else
+    return a * b + c;
+#endif
+}
+
+#if defined(__AVX2__)
+/* Sums of four products each, of a quad of numbers with those of EIGHT outputs. */
+static inline __m256i quad(const int8_t *numbers) {
+    int32_t four;
+    memcpy(&four, numbers, sizeof four);
+    return _mm256_set1_epi32(four);
+}
+
+static inline __attribute__((always_inline)) void sums_of_8(int count, const int8_t *weights,
+                                                            const int8_t *const *numbers, eight_ints *sums) {
+    __m256i sum[TOGETHER];
+    for (int row = 0; row < count; row++) sum[row] = _mm256_setzero_si256();
+    for (int i = 0; i < QUADS; i++) {
+        const __m256i own = _mm256_loadu_si256((const __m256i *)(weights + i * SHARE)), size = _mm256_abs_epi8(own);
+        for (int row = 0; row < count; row++) {
+            const __m256i signs = _mm256_sign_epi8(quad(numbers[row] + i * 4), own);
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+            sum[row] = _mm256_dpbusd_epi32(sum[row], size, signs);
+#else /* two products of 127 times 127 fit 16 bits */
+            sum[row] = _mm256_add_epi32(
+                sum[row], _mm256_madd_epi16(_mm256_maddubs_epi16(size, signs), _mm256_set1_epi16(1)));
+#endif
+        }
+    }
+    for (int row = 0; row < count; row++) sums[row] = (eight_ints)sum[row];
+}
+
+static inline __attribute__((always_inline)) void sums_of_4(int count, const int8_t *weights,
+                                                            const int8_t *const *numbers, eight_ints *sums) {
+    const __m256i low = _mm256_set1_epi8(15);
+    __m256i sum[TOGETHER];
+    for (int row = 0; row < count; row++) sum[row] = _mm256_setzero_si256();
+    for (int i = 0; i < QUADS / 2; i++) {
+        const __m256i both = _mm256_loadu_si256((const __m256i *)(weights + i * SHARE));
+        const __m256i first = _mm256_and_si256(both, low), last = _mm256_and_si256(_mm256_srli_epi16(both, 4), low);
+        for (int row = 0; row < count; row++) {
+            const __m256i former = quad(numbers[row] + i * 4), latter = quad(numbers[row] + SHARE / 2 + i * 4);
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+            sum[row] = _mm256_dpbusd_epi32(_mm256_dpbusd_epi32(sum[row], first, former), last, latter);
+#else /* sixteen products of 15 times 127 fit 16 bits */
+            sum[row] = _mm256_add_epi16(sum[row], _mm256_add_epi16(_mm256_maddubs_epi16(first, former),
+                                                                   _mm256_maddubs_epi16(last, latter)));
+#endif
+        }
+    }
+    for (int row = 0; row < count; row++)
+#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
+        sums[row] = (eight_ints)sum[row];
+#else
+        sums[row] = (eight_ints)_mm256_madd_epi16(sum[row], _mm256_set1_epi16(1));
+#endif
+}
+#else
+static inline void sums_of_8(int count, const int8_t *weights, const int8_t *const *numbers, eight_ints *sums) {
+    for (int row = 0; row < count; row++)
+        for (int output = 0; output < EIGHT; output++) {
+            sums[row][output] = 0;
+            for (int i = 0; i < SHARE; i++)
+                sums[row][output] += weights[i / 4 * SHARE + output * 4 + i % 4] * numbers[row][i];
+        }
+}
+
+static inline void sums_of_4(int count, const int8_t *weights, const int8_t *const *numbers, eight_ints *sums) {
+    for (int row = 0; row < count; row++)
+        for (int output = 0; output < EIGHT; output++) {
+            sums[row][output] = 0;
+            for (int i = 0; i < SHARE / 2; i++) {
+                const uint8_t both = (uint8_t)weights[i / 4 * SHARE + output * 4 + i % 4];
+                sums[row][output] += (both & 15) * numbers[row][i] + (both >> 4) * numbers[row][SHARE / 2 + i];
+            }
+        }
+}
+#endif
+
+/* Products of ``count`` rows, at most TOGETHER, with a panel of ``size`` bytes a block: [count, EIGHT]. */
+static inline __attribute__((always_inline)) void panel_of_blocks(int count, int bits, const char *weights,
+                                                                  long blocks, const struct rounded_row *rows,
+                                                                  eight *sums) {
+    const long head = bits == 8 ? 2 * EIGHT : 4 * EIGHT, size = head + SHARE * EIGHT * bits / 8;
+    for (int row = 0; row < count; row++) sums[row] = (eight){0};
+    for (long block = 0; block < blocks; block++) {
+        const char *own = weights + block * size;
+        const int8_t *numbers[TOGETHER];
+        eight_ints whole[TOGETHER];
+        for (long at = 0; at < size; at += LINE) __builtin_prefetch(own + DISTANCE / 2 + at, 0, 3);
+        for (int row = 0; row < count; row++) numbers[row] = rows[row].numbers + block * SHARE;
+        if (bits == 8) sums_of_8(count, (const int8_t *)own + head, numbers, whole);
+        else sums_of_4(count, (const int8_t *)own + head, numbers, whole);
+        const eight scale = scales_of(own), none = {0};
+        for (int row = 0; row < count; row++) {
+            const eight exact = __builtin_convertvector(whole[row], eight);
+            sums[row] = fused_eight(exact, scale * rows[row].scales[block], sums[row]);
+            if (bits == 4)
+                sums[row] = fused_eight(scales_of(own + 2 * EIGHT), rows[row].sums[block] - none, sums[row]);
+        }
+    }
+}
+
+typedef void panel_form(const char *, long, const struct rounded_row *, eight *);
+#define PANEL_FORM(bits, count)                                                                              \
+    static __attribute__((noinline)) void blocks_##bits##_##count(const char *weights, long blocks,          \
+                                                                  const struct rounded_row *rows,            \
+                                                                  eight *sums) {                             \
+        panel_of_blocks(count, bits, weights, blocks, rows, sums);                                           \
+    }
+PANEL_FORM(8, 1) PANEL_FORM(8, 2) PANEL_FORM(8, 3) PANEL_FORM(8, 4)
+PANEL_FORM(4, 1) PANEL_FORM(4, 2) PANEL_FORM(4, 3) PANEL_FORM(4, 4)
+static panel_form *const forms_of_8[] = {blocks_8_1, blocks_8_2, blocks_8_3, blocks_8_4};
+static panel_form *const forms_of_4[] = {blocks_4_1, blocks_4_2, blocks_4_3, blocks_4_4};
+
+/* Add the biases of outputs from ``first`` on to a row's sums, and round them. */
+static inline void finish(const struct product *product, long first, long count, const eight *sums, real *out) {
+    float numbers[EIGHT > LANES ? EIGHT : LANES] = {0};
+    real biases[EIGHT > LANES ? EIGHT : LANES] = {0}, line[EIGHT > LANES ? EIGHT : LANES];
+    memcpy(numbers, sums, sizeof *sums);
+    if (product->bias) memcpy(biases, product->bias + first, count * sizeof(real));
+    for (int i = 0; i < EIGHT; i += LANES) store(line + i, *(lanes *)(numbers + i) + load(biases + i));
+    memcpy(out + first, line, count * sizeof(real));
+}
+
+/* ``multiply`` for weights in blocks. Returns 1 if out of memory. */
+static int multiply_blocks(const struct product *product, long rows, const real *given, real *out) {
+    const long inputs = product->inputs, outputs = product->outputs, blocks = (inputs + SHARE - 1) / SHARE;
+    const long panels = (outputs + EIGHT - 1) / EIGHT;
+    const long size = blocks * ((product->bits == 8 ? 2 : 4) * EIGHT + SHARE * EIGHT * product->bits / 8);
+    panel_form *const *forms = product->bits == 8 ? forms_of_8 : forms_of_4;
+    float *const room = workspace(rows * blocks * (SHARE / 4 + 2) + rows * (sizeof(struct rounded_row) / 4));
+    if (!room) return 1;
+    struct rounded_row *const rounded = (struct rounded_row *)room;
+    float *const scales = (float *)(rounded + rows);
+    for (long row = 0; row < rows; row++) {
+        float *const own = scales + row * blocks * (SHARE / 4 + 2);
+        rounded[row] = (struct rounded_row){(int8_t *)(own + 2 * blocks), own, own + blocks};
+    }
+#pragma omp parallel if (rows * inputs * outputs > SMALL)
+    {
+#pragma omp for
+        for (long row = 0; row < rows; row++) round_row(given + row * inputs, inputs, rounded + row);
+#pragma omp for
+        for (long panel = 0; panel < panels; panel++) {
+            const long first = panel * EIGHT, count = outputs - first < EIGHT ? outputs - first : EIGHT;
+            for (long row = 0; row < rows; row += TOGETHER) {
+                const long some = rows - row < TOGETHER ? rows - row : TOGETHER;
+                eight sums[TOGETHER];
+                forms[some - 1]((const char *)product->weights + panel * size, blocks, rounded + row, sums);
+                for (long i = 0; i < some; i++) finish(product, first, count, sums + i, out + (row + i) * outputs);
+            }
+        }
+    }
+    return 0;
+}
+
+/* Rows [rows, inputs] times the weights, plus the bias: [rows, outputs]. Returns 1 if out of memory. */
+int multiply(const struct product *product, long rows, const real *given, real *out) {
+    if (product->bits) return multiply_blocks(product, rows, given, out);
     const long inputs = product->inputs, outputs = product->outputs, odd = inputs % PAIR;
-    const long panels = (outputs + PANEL - 1) / PANEL, item = product->scales ? 1 : sizeof(real);
-    tile *const *own = product->scales ? small_tiles : tiles;
+    const long panels = (outputs + PANEL - 1) / PANEL, whole = (inputs + PAIR - 1) / PAIR * PAIR;
+#ifdef WIDENED
+    float *const numbers = rows > MOST + 1 ? workspace(rows * inputs) : NULL; /* if NULL, each tile converts */
+    if (numbers) widen(given, rows * inputs, numbers);
+#endif
 #pragma omp parallel for if (inputs * outputs > SMALL)
     for (long panel = 0; panel < panels; panel++) {
         const long first = panel * PANEL, count = outputs - first < PANEL ? outputs - first : PANEL;
+        const real *const own = (const real *)product->weights + panel * whole * PANEL;
         real biases[PANEL] = {0}, line[PANEL];
         float sums[TILES * MOST * PANEL];
-        real wide[DEEP * PANEL];
         if (product->bias) memcpy(biases, product->bias + first, count * sizeof(real));
         for (long from = 0; from < rows; from += TILES * MOST) {
             const long left = rows - from < TILES * MOST ? rows - from : TILES * MOST;
@@ -266,36 +536,39 @@ void multiply(const struct product *product, long rows, const real *given, real 
             memset(sums, 0, left * PANEL * sizeof(float));
             for (long at = 0; at < inputs; at += DEEP) {
                 const long deep = inputs - at < DEEP ? inputs - at : DEEP;
-                const char *weights = panel_of(product, panel) + at * PANEL * item;
-                const char *ahead = weights + (turns > 1 ? deep * PANEL * item : DISTANCE);
-                tile *const *forms = own;
-                if (product->scales && turns > 1) { /* widen small weights once for several tiles */
-                    for (long i = 0; i < deep * PANEL; i += LANES * PAIR)
-                        put_pairs(wide + i, small_pairs((const int8_t *)weights + i));
-                    weights = (const char *)wide;
-                    forms = tiles;
-                }
+                const real *weights = own + at * PANEL;
+                const char *ahead = (const char *)weights + (turns > 1 ? deep * PANEL * sizeof(real) : DISTANCE);
+#ifdef WIDENED
+                float wide[DEEP * PANEL];
+                if (numbers && turns > 1) widen_panel(weights, deep / PAIR, wide);
+#endif
                 for (int turn = 0; turn < turns; turn++) {
                     const long row = left * turn / turns, next = left * (turn + 1) / turns;
-                    forms[next - row - 1](given + (from + row) * inputs + at, inputs, weights, deep / PAIR,
-                                          sums + row * PANEL, ahead, turn, turns);
+                    float *const to = sums + row * PANEL;
+#ifdef WIDENED
+                    if (numbers && turns > 1) {
+                        wide_tiles[next - row - 1](numbers + (from + row) * inputs + at, inputs, wide,
+                                                   deep / PAIR * PAIR, to);
+                        continue;
+                    }
+#endif
+                    tiles[next - row - 1](given + (from + row) * inputs + at, inputs, weights, deep / PAIR, to,
+                                          ahead, turn, turns);
                 }
             }
             for (long row = 0; odd && row < left; row++) { /* a whole pair would reach into the next row */
                 const real last[PAIR] = {given[(from + row + 1) * inputs - 1]};
-                const char *weights = panel_of(product, panel) + (inputs - 1) * PANEL * item;
-                own[0](last, PAIR, weights, 1, sums + row * PANEL, weights, 0, 1);
+                const real *weights = own + (inputs - 1) * PANEL;
+                tiles[0](last, PAIR, weights, 1, sums + row * PANEL, (const char *)weights, 0, 1);
             }
             for (long row = 0; row < left; row++) {
-                for (long i = 0; i < PANEL; i += LANES) {
-                    lanes sum = *(lanes *)(sums + row * PANEL + i);
-                    if (product->scales) sum *= *(const lanes *)(product->scales + first + i);
-                    store(line + i, sum + load(biases + i));
-                }
+                for (long i = 0; i < PANEL; i += LANES)
+                    store(line + i, *(lanes *)(sums + row * PANEL + i) + load(biases + i));
                 memcpy(out + (from + row) * outputs + first, line, count * sizeof(real));
             }
         }
     }
+    return 0;
 }
 
 static inline float norm_scale(const real *row, long size, float epsilon) {
@@ -405,7 +678,7 @@ static inline __attribute__((always_inline)) void dots_of(int parts, const float
             const float *key = keys[first + column];
             lanes sum = *(const lanes *)query * *(const lanes *)key;
             for (int part = 1; part < parts; part++)
-                sum += *(const lanes *)(query + part * LANES) * *(const lanes *)(key + part * LANES);
+                sum = fused(*(const lanes *)(query + part * LANES), *(const lanes *)(key + part * LANES), sum);
             sums[column] = sum;
         }
         for (int left = LANES / 2; left; left /= 2)
@@ -419,11 +692,12 @@ static inline __attribute__((always_inline)) void dots_of(int parts, const float
 /* Add ``count`` values, at most GROUP, by their weights. */
 static inline __attribute__((always_inline)) void mix_of(int parts, float *sums, const float *weights,
                                                          const float *const *values, int count) {
+    const lanes zero = {0};
     lanes sum[parts];
     for (int part = 0; part < parts; part++) sum[part] = *(lanes *)(sums + part * LANES);
     for (int column = 0; column < count; column++)
         for (int part = 0; part < parts; part++)
-            sum[part] += weights[column] * *(const lanes *)(values[column] + part * LANES);
+            sum[part] = fused(weights[column] - zero, *(const lanes *)(values[column] + part * LANES), sum[part]);
     for (int part = 0; part < parts; part++) *(lanes *)(sums + part * LANES) = sum[part];
 }
 
@@ -462,20 +736,95 @@ static __attribute__((noinline)) float weigh(float *scores, int count) {
     return total(sum);
 }
 
-static float *workspace(size_t numbers) {
-    static _Thread_local float *kept;
-    static _Thread_local size_t room;
-    if (numbers > room) { /* kept until the process ends: pages that are new in every call would cost more */
-        free(kept);
-        kept = aligned_alloc(64, (numbers * sizeof(float) + 63) / 64 * 64);
-        room = kept ? numbers : 0;
-    }
-    return kept;
+/* BLOCK keys, transposed: [size, BLOCK]. A square of rows is transposed by interleaving its halves again and again. */
+static void transpose(const real *from, int size, float *to) {
+    for (int column = 0; column < BLOCK; column += LANES)
+        for (int at = 0; at < size; at += LANES) {
+            lanes square[LANES], next[LANES];
+            for (int i = 0; i < LANES; i++) square[i] = load(from + (column + i) * size + at);
+            for (int left = LANES / 2; left; left /= 2) {
+                for (int i = 0; i < LANES / 2; i++) {
+                    next[2 * i] = __builtin_shufflevector(square[i], square[i + LANES / 2], LOW);
+                    next[2 * i + 1] = __builtin_shufflevector(square[i], square[i + LANES / 2], HIGH);
+                }
+                memcpy(square, next, sizeof square);
+            }
+            for (int i = 0; i < LANES; i++) *(lanes *)(to + (at + i) * BLOCK + column) = square[i];
+        }
 }
 
-static void widen(const real *from, long count, float *to) {
-    for (long i = 0; i < count; i += LANES) *(lanes *)(to + i) = load(from + i);
+/* Dot products of ``count`` queries with transposed keys, as ``dots`` has them to the last bit: each of its lanes is
+   summed for itself, and the sums are added in the order of its tree. */
+static inline __attribute__((always_inline)) void cross_of(int count, int size, const float *const *queries,
+                                                           const float *keys, float *const *out) {
+    const lanes zero = {0};
+    for (int first = 0; first < BLOCK; first += PAIRED * LANES) {
+        lanes levels[LEVELS + 1][MOST][PAIRED];
+#pragma GCC unroll 16
+        for (int lane = 0; lane < LANES; lane++) {
+            lanes sum[MOST][PAIRED];
+            int level = 0;
+            for (int part = 0; part < PAIRED; part++) {
+                const lanes key = *(const lanes *)(keys + lane * BLOCK + first + part * LANES);
+                for (int row = 0; row < count; row++) sum[row][part] = queries[row][lane] * key;
+            }
+            for (int at = lane + LANES; at < size; at += LANES)
+                for (int part = 0; part < PAIRED; part++) {
+                    const lanes key = *(const lanes *)(keys + at * BLOCK + first + part * LANES);
+                    for (int row = 0; row < count; row++)
+                        sum[row][part] = fused(queries[row][at] - zero, key, sum[row][part]);
+                }
+            for (; lane >> level & 1; level++)
+                for (int row = 0; row < count; row++)
+                    for (int part = 0; part < PAIRED; part++)
+                        sum[row][part] = levels[level][row][part] + sum[row][part];
+            for (int row = 0; row < count; row++)
+                for (int part = 0; part < PAIRED; part++) levels[level][row][part] = sum[row][part];
+        }
+        for (int row = 0; row < count; row++)
+            for (int part = 0; part < PAIRED; part++)
+                *(lanes *)(out[row] + first + part * LANES) = levels[LEVELS][row][part];
+    }
 }
+
+/* Add BLOCK values to the sums of ``count`` queries, by their weights, as ``mix`` does. */
+static inline __attribute__((always_inline)) void blend_of(int count, int size, float *const *sums,
+                                                           const float *const *weights, const float *values) {
+    const lanes zero = {0};
+    for (int at = 0; at < size; at += PAIRED * LANES) {
+        lanes sum[MOST][PAIRED];
+        for (int row = 0; row < count; row++)
+            for (int part = 0; part < PAIRED; part++) sum[row][part] = *(lanes *)(sums[row] + at + part * LANES);
+        for (int column = 0; column < BLOCK; column++)
+            for (int part = 0; part < PAIRED; part++) {
+                const lanes value = *(const lanes *)(values + column * size + at + part * LANES);
+                for (int row = 0; row < count; row++)
+                    sum[row][part] = fused(weights[row][column] - zero, value, sum[row][part]);
+            }
+        for (int row = 0; row < count; row++)
+            for (int part = 0; part < PAIRED; part++) *(lanes *)(sums[row] + at + part * LANES) = sum[row][part];
+    }
+}
+
+typedef void crossing(int, const float *const *, const float *, float *const *);
+typedef void blending(int, float *const *, const float *const *, const float *);
+#undef FORM
+#define FORM(count)                                                                                          \
+    static __attribute__((noinline)) void cross_##count(int size, const float *const *queries,               \
+                                                        const float *keys, float *const *out) {              \
+        if (size == 64) cross_of(count, 64, queries, keys, out);                                             \
+        else if (size == 128) cross_of(count, 128, queries, keys, out);                                      \
+        else cross_of(count, size, queries, keys, out);                                                      \
+    }                                                                                                        \
+    static __attribute__((noinline)) void blend_##count(int size, float *const *sums,                        \
+                                                        const float *const *weights, const float *values) {  \
+        if (size == 64) blend_of(count, 64, sums, weights, values);                                          \
+        else if (size == 128) blend_of(count, 128, sums, weights, values);                                   \
+        else blend_of(count, size, sums, weights, values);                                                   \
+    }
+FORMS
+static crossing *const crossings[] = ALL(cross_);
+static blending *const blendings[] = ALL(blend_);
 
 /* Pointers to the rows of a query's columns ``from`` .. ``from + GROUP - 1``; beyond its last, to zeros. */
 static inline void point(const struct rows *rows, int row, int from, const float *near, int begin,
@@ -489,97 +838,168 @@ static inline void point(const struct rows *rows, int row, int from, const float
     }
 }
 
-/* Attention of one sequence's rows over one head's keys. Columns 0 .. far - 1, which all of the rows attend
-   to, are converted a block at a time, for a tile of queries; those from ``begin`` on at once. */
-static int attend(const struct rows *rows, const struct heads *heads, int sequence, int head) {
-    const int size = rows->size, group = rows->heads / rows->shared;
-    const int32_t *own = rows->order + rows->begin[sequence];
-    const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
-    int least = INT32_MAX, shortest = INT32_MAX, longest = 0, end = 0;
-    for (int i = 0; i < queries / group; i++) {
-        const int row = own[i], count = rows->count[row], run = rows->run[row];
-        if (!count) continue;
-        const int last = count > run ? rows->columns[rows->start[row] + count - run - 1]
-                                     : rows->first[row] + run - 1;
-        least = rows->first[row] < least ? rows->first[row] : least;
-        shortest = rows->first[row] ? 0 : run < shortest ? run : shortest;
-        longest = count > longest ? count : longest;
-        end = last >= end ? last + 1 : end;
+/* Queries of one sequence and one head. All of them attend to the ``far`` columns from ``lead`` on, a multiple of
+   BLOCK, which are converted a block at a time; the others, near ones, are among those from ``begin`` to ``end``. */
+struct tile {
+    int count, lead, far, begin, end, longest; /* ``longest``: number of columns of a query, at most */
+    int row[TILE], skipped[TILE];              /* each query's row, and the number of its columns before far ones */
+    const float *query[TILE];
+    float *score[TILE], *sum[TILE], total[TILE];
+    const float *near_keys, *near_values, *zeros;
+    float *block; /* room for BLOCK rows */
+};
+
+/* Scores of a query's columns ``from`` .. ``to - 1``, which are near, and the sums of their values. */
+static void score_near(const struct rows *rows, const struct tile *tile, int i, int from, int to) {
+    const float *near[GROUP];
+    for (int column = from; column < to; column += GROUP) {
+        point(rows, tile->row[i], column, tile->near_keys, tile->begin, tile->zeros, near);
+        dots(rows->size, tile->query[i], near, tile->score[i] + column);
     }
-    if (!longest) least = shortest = 0;
-    const int far = shortest / BLOCK * BLOCK, begin = far ? far : least;
-    const int64_t room = longest + GROUP, near = (int64_t)(end > begin ? end - begin : 0) * size;
-    float *const scores = workspace(TILE * (room + size) + (2 * BLOCK + 1) * size + 2 * near + 64);
+}
+
+static void mix_near(const struct rows *rows, const struct tile *tile, int i, int from, int to) {
+    const float *near[GROUP];
+    for (int column = from; column < to; column += GROUP) {
+        point(rows, tile->row[i], column, tile->near_values, tile->begin, tile->zeros, near);
+        mix(rows->size, tile->sum[i], tile->score[i] + column, near, to - column < GROUP ? to - column : GROUP);
+    }
+}
+
+/* The place in a table of the form for a tile's queries from one on. */
+static inline int together(const struct tile *tile, int from) {
+    return (tile->count - from < MOST ? tile->count - from : MOST) - 1;
+}
+
+/* Scores of the far columns, and the sums of their values; FEW queries and more share what they load. */
+static void score_far(const struct tile *tile, int size, const real *keys) {
+    const float *rows[BLOCK];
+    float *out[TILE];
+    for (int i = 0; i < BLOCK; i++) rows[i] = tile->block + i * size;
+    for (int column = 0; column < tile->far; column += BLOCK) {
+        for (int i = 0; i < tile->count; i++) out[i] = tile->score[i] + tile->skipped[i] + column;
+        if (tile->count < FEW) {
+            widen(keys + (int64_t)column * size, BLOCK * size, tile->block);
+            for (int i = 0; i < tile->count; i++)
+                for (int some = 0; some < BLOCK; some += GROUP)
+                    dots(size, tile->query[i], rows + some, out[i] + some);
+        } else {
+            transpose(keys + (int64_t)column * size, size, tile->block);
+            for (int i = 0; i < tile->count; i += MOST)
+                crossings[together(tile, i)](size, tile->query + i, tile->block, out + i);
+        }
+    }
+}
+
+static void mix_far(const struct tile *tile, int size, const real *values) {
+    const float *rows[BLOCK], *weights[TILE];
+    for (int i = 0; i < BLOCK; i++) rows[i] = tile->block + i * size;
+    for (int column = 0; column < tile->far; column += BLOCK) {
+        widen(values + (int64_t)column * size, BLOCK * size, tile->block);
+        for (int i = 0; i < tile->count; i++) weights[i] = tile->score[i] + tile->skipped[i] + column;
+        if (tile->count < FEW) {
+            for (int i = 0; i < tile->count; i++)
+                for (int some = 0; some < BLOCK; some += GROUP)
+                    mix(size, tile->sum[i], weights[i] + some, rows + some, GROUP);
+        } else {
+            for (int i = 0; i < tile->count; i += MOST)
+                blendings[together(tile, i)](size, tile->sum + i, weights + i, tile->block);
+        }
+    }
+}
+
+/* The columns of the rows of queries ``from`` .. ``to - 1`` among those of a sequence and a head; rows of padding have
+   none, and zeros as a result. */
+static void survey(const struct rows *rows, const struct heads *heads, const int32_t *order, int head, int from,
+                   int to, struct tile *tile) {
+    const int size = rows->size, group = rows->heads / rows->shared;
+    int least = INT32_MAX, whole = INT32_MAX; /* where the first row begins, where the first run ends */
+    tile->count = tile->lead = tile->longest = tile->end = 0;
+    for (int i = from; i < to; i++) {
+        const int row = order[i / group], count = rows->count[row];
+        const int first = rows->first[row], run = rows->run[row];
+        const int64_t at = ((int64_t)row * rows->heads + head * group + i % group) * size;
+        if (!count) {
+            memset(heads->out + at, 0, size * sizeof(real));
+            continue;
+        }
+        const int last = count > run ? rows->columns[rows->start[row] + count - run - 1] : first + run - 1;
+        least = first < least ? first : least;
+        whole = first + run < whole ? first + run : whole;
+        if (first > tile->lead) tile->lead = first;
+        if (count > tile->longest) tile->longest = count;
+        if (last >= tile->end) tile->end = last + 1;
+        tile->row[tile->count] = row;
+        tile->skipped[tile->count] = first;
+        tile->query[tile->count++] = rows->queries + at;
+    }
+    if (!tile->count) return;
+    tile->far = whole > tile->lead ? (whole - tile->lead) / BLOCK * BLOCK : 0;
+    tile->begin = tile->far && tile->lead == least ? tile->lead + tile->far : least;
+    if (tile->end < tile->begin) tile->end = tile->begin;
+    for (int i = 0; i < tile->count; i++) tile->skipped[i] = tile->far ? tile->lead - tile->skipped[i] : 0;
+}
+
+/* Attention of queries ``from`` .. ``to - 1`` of one sequence over one head's keys. Returns 1 if out of memory. */
+static int attend(const struct rows *rows, const struct heads *heads, int sequence, int head, int from, int to) {
+    const int size = rows->size;
+    struct tile tile;
+    survey(rows, heads, rows->order + rows->begin[sequence], head, from, to, &tile);
+    if (!tile.count) return 0;
+    const int64_t room = tile.longest + GROUP, near = (int64_t)(tile.end - tile.begin) * size;
+    float *const scores = workspace(tile.count * (room + size) + (BLOCK + 1) * size + 2 * near + 64);
     if (!scores) return 1;
-    float *const sums = scores + TILE * room, *const zeros = sums + TILE * size, *const block = zeros + size;
-    float *const keys = block + BLOCK * size, *const values = keys + near;
-    const int64_t from = sequence * heads->sequence_stride + head * heads->head_stride;
-    for (int i = 0; i < size; i++) zeros[i] = 0;
-    widen(heads->keys + from + (int64_t)begin * size, near, keys);
-    widen(heads->values + from + (int64_t)begin * size, near, values);
-    for (int tile = 0; tile < queries; tile += TILE) {
-        const int last = tile + TILE < queries ? tile + TILE : queries;
-        const float *to[BLOCK];
-        float weights[TILE];
-        for (int column = 0; column < BLOCK; column++) to[column] = block + column * size;
-        for (int column = 0; column < far; column += BLOCK) {
-            widen(heads->keys + from + (int64_t)column * size, BLOCK * size, block);
-            for (int i = tile; i < last; i++) {
-                const float *query = rows->queries +
-                    ((int64_t)own[i / group] * rows->heads + head * group + i % group) * size;
-                for (int some = 0; rows->count[own[i / group]] && some < BLOCK; some += GROUP)
-                    dots(size, query, to + some, scores + (i - tile) * room + column + some);
-            }
-        }
-        for (int i = tile; i < last; i++) {
-            const int row = own[i / group], count = rows->count[row];
-            const float *query = rows->queries + ((int64_t)row * rows->heads + head * group + i % group) * size;
-            float *score = scores + (i - tile) * room;
-            for (int column = far; column < count; column += GROUP) {
-                const float *near_rows[GROUP];
-                point(rows, row, column, keys, begin, zeros, near_rows);
-                dots(size, query, near_rows, score + column);
-            }
-            weights[i - tile] = count ? weigh(score, count) : 1.0f;
-            for (int at = 0; at < size; at++) sums[(i - tile) * size + at] = 0;
-        }
-        for (int column = 0; column < far; column += BLOCK) {
-            widen(heads->values + from + (int64_t)column * size, BLOCK * size, block);
-            for (int i = tile; i < last; i++)
-                for (int some = 0; rows->count[own[i / group]] && some < BLOCK; some += GROUP)
-                    mix(size, sums + (i - tile) * size, scores + (i - tile) * room + column + some, to + some,
-                        GROUP);
-        }
-        for (int i = tile; i < last; i++) {
-            const int row = own[i / group], count = rows->count[row];
-            float *sum = sums + (i - tile) * size;
-            for (int column = far; column < count; column += GROUP) {
-                const float *near_rows[GROUP];
-                point(rows, row, column, values, begin, zeros, near_rows);
-                mix(size, sum, scores + (i - tile) * room + column, near_rows,
-                    count - column < GROUP ? count - column : GROUP);
-            }
-            real *out = heads->out + ((int64_t)row * rows->heads + head * group + i % group) * size;
-            for (int at = 0; at < size; at += LANES)
-                store(out + at, *(lanes *)(sum + at) / weights[i - tile]);
-        }
+    float *const sums = scores + tile.count * room, *const zeros = sums + tile.count * size;
+    float *const keys = zeros + size + BLOCK * size, *const values = keys + near;
+    const int64_t at = sequence * heads->sequence_stride + head * heads->head_stride;
+    memset(sums, 0, (tile.count + 1) * size * sizeof(float));
+    widen(heads->keys + at + (int64_t)tile.begin * size, near, keys);
+    widen(heads->values + at + (int64_t)tile.begin * size, near, values);
+    tile.block = zeros + size;
+    tile.zeros = zeros, tile.near_keys = keys, tile.near_values = values;
+    for (int i = 0; i < tile.count; i++) {
+        tile.score[i] = scores + i * room;
+        tile.sum[i] = sums + i * size;
+        score_near(rows, &tile, i, 0, tile.skipped[i]); /* before the others: its last group reaches into theirs */
+    }
+    score_far(&tile, size, heads->keys + at + (int64_t)tile.lead * size);
+    for (int i = 0; i < tile.count; i++) {
+        const int count = rows->count[tile.row[i]];
+        score_near(rows, &tile, i, tile.skipped[i] + tile.far, count);
+        tile.total[i] = weigh(tile.score[i], count);
+        mix_near(rows, &tile, i, 0, tile.skipped[i]);
+    }
+    mix_far(&tile, size, heads->values + at + (int64_t)tile.lead * size);
+    for (int i = 0; i < tile.count; i++) {
+        real *out = heads->out + (tile.query[i] - rows->queries);
+        mix_near(rows, &tile, i, tile.skipped[i] + tile.far, rows->count[tile.row[i]]);
+        for (int part = 0; part < size; part += LANES)
+            store(out + part, *(lanes *)(tile.sum[i] + part) / tile.total[i]);
     }
     return 0;
 }
 
 /* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
 int attention(const struct rows *rows, const struct heads *heads) {
-    const int items = rows->sequences * rows->shared;
+    const int group = rows->heads / rows->shared;
     int64_t work = 0;
-    int failed = 0;
+    int failed = 0, most = 0;
     for (int row = 0; row < rows->rows; row++) work += (int64_t)rows->count[row] * rows->heads * rows->size;
+    for (int i = 0; i < rows->sequences; i++)
+        most = rows->begin[i + 1] - rows->begin[i] > most ? rows->begin[i + 1] - rows->begin[i] : most;
+    const int tiles = (most * group + TILE - 1) / TILE, items = rows->sequences * rows->shared * tiles;
 #pragma omp parallel if (work > 8 * SMALL) reduction(| : failed)
     {
 #pragma omp for
         for (int row = 0; row < rows->rows; row++) enter(rows, heads, row);
 #pragma omp for schedule(dynamic)
-        for (int item = 0; item < items; item++)
-            failed |= attend(rows, heads, item / rows->shared, item % rows->shared);
+        for (int item = 0; item < items; item++) {
+            const int sequence = item / tiles / rows->shared, from = item % tiles * TILE;
+            const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
+            if (from < queries)
+                failed |= attend(rows, heads, sequence, item / tiles % rows->shared, from,
+                                 from + TILE < queries ? from + TILE : queries);
+        }
     }
     return failed;
 }
@@ -647,14 +1067,14 @@ static int layer(const struct block *own, const struct room *room, long rows, co
                  int windows, const struct rows *const *parts, const struct heads *heads) {
     const long hidden = own->joined.inputs, inner = own->down.inputs;
     norm(rows, hidden, given, NULL, own->before, own->epsilon, NULL, room->state);
-    multiply(&own->joined, rows, room->state, room->joined);
+    if (multiply(&own->joined, rows, room->state, room->joined)) return 1;
     for (int window = 0; window < windows; window++)
         if (attention(parts[window], heads + window)) return 1;
-    multiply(&own->output, rows, room->attended, room->state);
+    if (multiply(&own->output, rows, room->attended, room->state)) return 1;
     norm(rows, hidden, given, room->state, own->between, own->epsilon, result, room->state);
-    multiply(&own->gates, rows, room->state, room->both);
+    if (multiply(&own->gates, rows, room->state, room->both)) return 1;
     gated(rows, inner, room->both, room->both + inner, 2 * inner, room->inner);
-    multiply(&own->down, rows, room->inner, room->state);
+    if (multiply(&own->down, rows, room->inner, room->state)) return 1;
     for (long i = 0; i < rows * hidden; i += LANES) store(result + i, load(result + i) + load(room->state + i));
     return 0;
 }

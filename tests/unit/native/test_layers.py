@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from outpace.learned.layers import FeedForward, LayerConfig
 from outpace.native import build, layers
 from outpace.targets.cpu import kernels, linear, trials
-from outpace.targets.cpu.kernels import Compiled, Int8, Panels
+from outpace.targets.cpu.kernels import Blocks, Compiled, Int4, Int8, Rounded
 from outpace.targets.cpu.trials import row_step
 from outpace.targets.kernel import Stock
 
@@ -64,25 +64,54 @@ def test_products_are_those_of_torch(kernel: Compiled, dtype: torch.dtype) -> No
             assert ((found - expected).abs() <= 4 * (sizes + 3) * torch.finfo(dtype).eps).all()
 
 
+def in_blocks(values: Tensor, bits: int, signed: bool) -> Tensor:
+    """Values [n, inputs] in float64, rounded to 8 bits with a scale, or 4 and a zero, per 32 inputs."""
+    missing = -values.shape[1] % 32
+    groups = torch.nn.functional.pad(values.float(), (0, missing)).unflatten(1, (-1, 32))
+    if bits == 4:
+        low = groups.amin(dim=2, keepdim=True)
+        scale = ((groups.amax(dim=2, keepdim=True) - low) / 15).clamp(min=1e-30).bfloat16().float()
+        zero = low.bfloat16().float()
+        numbers = ((groups - zero) / scale).round().clamp(0, 15)
+        return (numbers.double() * scale.double() + zero.double()).flatten(1)[:, : values.shape[1]]
+    scale = (groups.abs().amax(dim=2, keepdim=True) / 127).clamp(min=1e-30)
+    scale = scale.bfloat16().float() if signed else scale
+    numbers = (groups / scale).round().clamp(-127, 127)
+    return (numbers.double() * scale.double()).flatten(1)[:, : values.shape[1]]
+
+
 @pytest.mark.usefixtures("kernel")
-def test_int8_products_are_those_of_the_rounded_weights() -> None:
+@pytest.mark.parametrize("rounding", [Int8(), Int4()], ids=lambda kernel: kernel.name)
+def test_rounded_products_are_those_of_the_rounded_numbers(rounding: Rounded) -> None:
     for rows, inputs, outputs in SHAPES:
         given, weight, bias = (
             some(*size, torch.bfloat16) for size in ((rows, inputs), (outputs, inputs), (1, outputs))
         )
-        weight[0] = 0
-        packed, scale = (
-            Int8().pack(weight),
-            weight.float().abs().amax(dim=1).div(127).clamp(min=1e-30).bfloat16(),
-        )
-        assert isinstance(packed, Panels) and packed.weights.dtype == torch.int8
-        rounded = (weight.float() / scale[:, None]).round().clamp(-127, 127).double() * scale[
-            :, None
-        ].double()
-        expected = given.double() @ rounded.T + bias[0].double()
-        sizes = given.double().abs() @ rounded.abs().T
-        found = Int8().multiply(given, packed, bias[0]).double()
-        assert ((found - expected).abs() <= (sizes + 3) * torch.finfo(torch.bfloat16).eps).all()
+        weight[0] = given[-1, : inputs // 2] = 0
+        if (packed := rounding.pack(weight)) is None:
+            assert rounding.bits == 4 and inputs % 32
+            continue
+        assert isinstance(packed, Blocks)
+        weights, numbers = in_blocks(weight, rounding.bits, signed=True), in_blocks(given, 8, signed=False)
+        expected = numbers @ weights.T + bias[0].double()
+        sizes = numbers.abs() @ weights.abs().T + 3
+        found = rounding.multiply(given, packed, bias[0]).double()
+        assert ((found - expected).abs() <= sizes * torch.finfo(torch.bfloat16).eps).all()
+
+
+@pytest.mark.usefixtures("kernel")
+@pytest.mark.parametrize("rounding", [Int8(), Int4()], ids=lambda kernel: kernel.name)
+def test_a_rounded_row_has_the_same_bits_among_any_rows(rounding: Rounded) -> None:
+    given, packed = some(43, 2048, torch.bfloat16), rounding.pack(some(70, 2048, torch.bfloat16))
+    whole = rounding.multiply(given, packed, None)
+    for count in range(1, 9):
+        parts = [rounding.multiply(part, packed, None) for part in given.split(count)]
+        assert torch.equal(torch.cat(parts), whole)
+    given[4] = torch.nan
+    given[7, 33] = torch.inf
+    found = rounding.multiply(given, packed, None)
+    assert not found[[4, 7]].isfinite().any()
+    assert torch.equal(found[[3, 5, 6, 8]], whole[[3, 5, 6, 8]])
 
 
 @pytest.mark.usefixtures("kernel")
@@ -118,6 +147,7 @@ def test_a_rows_bits_do_not_depend_on_the_others_or_on_threads(kernel: Compiled,
             torch.set_num_threads(threads)
             assert row_step(kernel, dtype, 2051, 70) == 1
             assert row_step(Int8(), torch.bfloat16, 2051, 70) == 1
+            assert row_step(Int4(), torch.bfloat16, 2048, 70) == 1
         given, packed = some(203, 2051, dtype), kernel.pack(some(130, 2051, dtype))
         shared = kernel.multiply(given, packed, None)
         torch.set_num_threads(1)

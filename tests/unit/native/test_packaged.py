@@ -21,7 +21,7 @@ from outpace.draws import many_rows
 from outpace.native import build, draw, layers, move, packaged
 from outpace.native.instructions import LIMITS, NATIVE, VARIABLE, instructions
 from outpace.targets import CausalTarget, Rows
-from outpace.targets.cpu.kernels import Int8
+from outpace.targets.cpu.kernels import Int4, Int8
 from parts import first
 
 GCC = shutil.which(os.environ.get("CC", "gcc"))
@@ -130,9 +130,10 @@ def results() -> list[Any]:
     library: Any = move.functions()
     library.move_rows(buffer.data_ptr(), 2, 4, *strides, 2, *(own.data_ptr() for own in where))
     found += [buffer, *layers.best(rows, 7), *layers.best(rows.bfloat16(), 7)]
-    weight, bias = (torch.randn(size, 130, generator=generator).bfloat16() for size in (66, 1))
-    given = torch.randn(13, 130, generator=generator).bfloat16()
-    found += [Int8().multiply(given, Int8().pack(weight), bias[0, :66].contiguous())]
+    weight, bias = (torch.randn(size, 160, generator=generator).bfloat16() for size in (66, 1))
+    given = torch.randn(13, 160, generator=generator).bfloat16()
+    for kernel in (Int8(), Int4()):
+        found += [kernel.multiply(given, kernel.pack(weight), bias[0, :66].contiguous())]
     return found + logits(torch.float32) + logits(torch.bfloat16)
 
 

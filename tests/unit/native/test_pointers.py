@@ -101,18 +101,20 @@ def test_no_best_logits_and_more_than_there_are_are_refused(count: int, dtype: t
 
 
 @compiled_here
-@pytest.mark.parametrize("kernel", [kernels.Compiled(), kernels.Int8()], ids=lambda kernel: kernel.name)
+@pytest.mark.parametrize(
+    "kernel", [kernels.Compiled(), kernels.Int8(), kernels.Int4()], ids=lambda kernel: kernel.name
+)
 def test_rows_and_biases_that_a_product_does_not_take_are_refused(kernel: kernels.Kernel) -> None:
-    weights = kernel.pack(torch.zeros(6, 40, dtype=torch.bfloat16))
-    rows, bias = torch.zeros(3, 40, dtype=torch.bfloat16), torch.zeros(6, dtype=torch.bfloat16)
-    assert weights.multiply(rows, bias).shape == (3, 6)
-    assert weights.multiply(rows.expand(2, 3, 40)[0].T.contiguous().T, None).shape == (3, 6)
-    for wrong, own in ((rows[:, :39], bias), (rows.float(), bias), (rows, bias[:5]), (rows, bias.float())):
+    weights, multiply = kernel.pack(torch.zeros(6, 64, dtype=torch.bfloat16)), kernels.multiply
+    rows, bias = torch.zeros(3, 64, dtype=torch.bfloat16), torch.zeros(6, dtype=torch.bfloat16)
+    assert multiply(rows, weights, bias).shape == (3, 6)
+    assert multiply(rows.expand(2, 3, 64)[0].T.contiguous().T, weights, None).shape == (3, 6)
+    for wrong, own in ((rows[:, :63], bias), (rows.float(), bias), (rows, bias[:5]), (rows, bias.float())):
         with pytest.raises(OutpaceError, match="a compiled function takes"):
-            weights.multiply(wrong, own)
-    for part in ({"outputs": 600}, {"weights": weights.weights[:, :-1]}, {"inputs": 41, "scales": bias}):
+            multiply(wrong, weights, own)
+    for part in ({"outputs": 600}, {"weights": weights.weights[:, :-1]}, {"inputs": 65}):
         with pytest.raises(OutpaceError, match="a compiled function takes"):
-            weights._replace(**part).multiply(rows, None)
+            multiply(rows, weights._replace(**part), None)
 
 
 @compiled_here

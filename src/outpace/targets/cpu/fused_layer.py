@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from outpace.native.layers import BlockStruct
 from outpace.native.pointers import check, pointer
 from outpace.targets.cpu.fusible import HEAD_NORMS
-from outpace.targets.cpu.kernels import Panels
+from outpace.targets.cpu.kernels import Blocks, Panels
 from outpace.targets.cpu.linear import Linear
 
 
@@ -96,5 +96,5 @@ def _check_sizes(attention: Any, products: Sequence[Any], dtype: torch.dtype) ->
     sizes = [(hidden, queries + 2 * keys), (queries, hidden), (hidden, 2 * inner), (inner, hidden)]
     check(found == sizes, f"products with inputs and outputs {sizes}, not {found}")
     packed = [linear.packed for linear in products if isinstance(linear, Linear)]
-    panels = [weights for weights in packed if isinstance(weights, Panels)]
+    panels = [weights for weights in packed if isinstance(weights, Panels | Blocks)]
     check(all(weights.dtype == dtype for weights in panels), f"products of rows in {dtype}")

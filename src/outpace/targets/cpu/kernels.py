@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from outpace.native.layers import DTYPES, ProductStruct, byref, functions
+from outpace.native.layers import DTYPES, EIGHT, SHARE, ProductStruct, byref, functions
 from outpace.native.pointers import pointer, pointer_or_null
 from outpace.targets.kernel import Kernel, Stock
 
@@ -19,7 +20,6 @@ class Panels(NamedTuple):
         panel: outputs of a panel.
         pair: inputs of a pair.
         weights: [panels, pairs of inputs, panel, pair], padded with zeros.
-        scales: of the padded outputs, float32, if the weights are int8.
     """
 
     inputs: int
@@ -27,50 +27,104 @@ class Panels(NamedTuple):
     panel: int
     pair: int
     weights: Tensor
-    scales: Tensor | None = None
 
     @classmethod
-    def pack(cls, library: Any, weight: Tensor, scales: Tensor | None = None) -> Panels:
-        """Weights, [outputs, inputs], and their scales, [outputs].
+    def pack(cls, library: Any, weight: Tensor) -> Panels:
+        """Weights, [outputs, inputs].
 
         Args:
             library: the functions for the dtype of the rows.
         """
         (outputs, inputs), panel, pair = weight.shape, library.panel_outputs(), library.pair_inputs()
-        missing = -outputs % panel
-        whole = nn.functional.pad(weight, (0, -inputs % pair, 0, missing))
+        whole = nn.functional.pad(weight, (0, -inputs % pair, 0, -outputs % panel))
         packed = whole.view(-1, panel, whole.shape[1] // pair, pair).transpose(1, 2).contiguous()
-        padded = None if scales is None else nn.functional.pad(scales, (0, missing))
-        return cls(inputs, outputs, panel, pair, packed, padded)
+        return cls(inputs, outputs, panel, pair, packed)
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of rows and biases: that of the weights, or bfloat16 if these are int8."""
-        return self.weights.dtype if self.scales is None else torch.bfloat16
+        """The dtype of rows and biases."""
+        return self.weights.dtype
 
     def product(self, bias: Tensor | None) -> ProductStruct:
         panels, pairs = -(-self.outputs // self.panel), -(-self.inputs // self.pair)
-        dtype = self.dtype if self.scales is None else torch.int8
         return ProductStruct(
             inputs=self.inputs,
             outputs=self.outputs,
-            weights=pointer(self.weights, dtype, panels, pairs, self.panel, self.pair),
+            weights=pointer(self.weights, self.dtype, panels, pairs, self.panel, self.pair),
             bias=pointer_or_null(bias, self.dtype, self.outputs),
-            scales=pointer_or_null(self.scales, torch.float32, panels * self.panel),
         )
 
-    def multiply(self, rows: Tensor, bias: Tensor | None) -> Tensor:
-        """Multiply rows [n, inputs] -> [n, outputs]."""
-        inputs, out = rows.contiguous(), rows.new_empty((len(rows), self.outputs))
-        count, dtype = len(rows), self.dtype
-        library: Any = functions(dtype)
-        library.multiply(
-            byref(self.product(bias)),
-            count,
-            pointer(inputs, dtype, count, self.inputs),
-            pointer(out, dtype, count, self.outputs),
+
+class Blocks(NamedTuple):
+    """Weights rounded to 8 or 4 bits, in the blocks of ``native/layers.c``; rows are bfloat16.
+
+    A block has a scale, with 4 bits a zero too, per output and ``SHARE`` inputs.
+
+    Attributes:
+        weights: bytes, [panels of outputs, blocks of inputs, bytes of a block], padded with zeros.
+    """
+
+    inputs: int
+    outputs: int
+    bits: int
+    weights: Tensor
+
+    @classmethod
+    def pack(cls, weight: Tensor, bits: int) -> Blocks:
+        """Weights, [outputs, inputs]."""
+        outputs, inputs = weight.shape
+        whole = nn.functional.pad(weight.float(), (0, -inputs % SHARE, 0, -outputs % EIGHT))
+        groups = whole.view(-1, EIGHT, whole.shape[1] // SHARE, SHARE).transpose(1, 2)
+        low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
+        # Rounded before they are used, so that an all-zero block does not divide by zero either.
+        span = (high - low) / 15 if bits == 4 else torch.maximum(high, -low) / 127
+        scale = span.clamp_(min=1e-30).bfloat16()
+        zero, limits = (low.bfloat16(), (0, 15)) if bits == 4 else (torch.zeros_like(scale), (-127, 127))
+        numbers = ((groups - zero.float()) / scale.float()).round_().clamp_(*limits).to(torch.int8)
+        quads = numbers.unflatten(-1, (-1, 4)).transpose(2, 3)  # [panels, blocks, quads, outputs, 4]
+        if bits == 4:
+            first, last = quads.chunk(2, dim=2)
+            quads = first | last << 4
+        heads = [scale, zero] if bits == 4 else [scale]
+        parts = [part[..., 0].contiguous().view(torch.uint8) for part in heads]
+        weights = torch.cat([*parts, quads.flatten(2).view(torch.uint8)], dim=-1)
+        return cls(inputs, outputs, bits, weights.contiguous())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of rows and biases."""
+        return torch.bfloat16
+
+    def product(self, bias: Tensor | None) -> ProductStruct:
+        panels, blocks = -(-self.outputs // EIGHT), -(-self.inputs // SHARE)
+        size = (2 + SHARE if self.bits == 8 else 4 + SHARE // 2) * EIGHT
+        return ProductStruct(
+            inputs=self.inputs,
+            outputs=self.outputs,
+            bits=self.bits,
+            weights=pointer(self.weights, torch.uint8, panels, blocks, size),
+            bias=pointer_or_null(bias, self.dtype, self.outputs),
         )
-        return out
+
+
+def multiply(rows: Tensor, packed: Panels | Blocks, bias: Tensor | None) -> Tensor:
+    """Multiply rows [n, inputs] -> [n, outputs] by compiled functions.
+
+    Raises:
+        OutpaceError: rows or bias are not what the function takes. MemoryError: it finds no memory.
+    """
+    inputs, count, dtype = rows.contiguous(), len(rows), packed.dtype
+    out = rows.new_empty((count, packed.outputs))
+    library: Any = functions(dtype)
+    failed = library.multiply(
+        byref(packed.product(bias)),
+        count,
+        pointer(inputs, dtype, count, packed.inputs),
+        pointer(out, dtype, count, packed.outputs),
+    )
+    if failed:
+        raise MemoryError("a product found no memory for its workspace")
+    return out
 
 
 class Compiled(Kernel):
@@ -89,10 +143,9 @@ class Compiled(Kernel):
         return Panels.pack(library, weight)
 
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-        if rows.dtype != packed.weights.dtype:  # the function would read past the end of the weights
-            raise RuntimeError(f"a layer packed in {packed.weights.dtype} got rows in {rows.dtype}")
-        product: Tensor = packed.multiply(rows, bias)
-        return product
+        if rows.dtype != packed.dtype:
+            raise RuntimeError(f"a layer packed in {packed.dtype} got rows in {rows.dtype}")
+        return multiply(rows, packed, bias)
 
     def product(self, packed: Any, bias: Tensor | None) -> ProductStruct | None:
         product: ProductStruct = packed.product(bias)
@@ -149,49 +202,79 @@ class HalfFBGEMM(Kernel):
         return product.to(rows.dtype)
 
 
-class Int8(Kernel):
-    """int8 weights with a scale per output, rows in bfloat16: products of ``layers.c``, otherwise aten's."""
+class Rounded(Kernel):
+    """Weights rounded to few bits, rows in bfloat16: products of ``layers.c``, otherwise aten's.
 
-    name = "int8"
+    Those of ``layers.c`` round rows too, to 8 bits in blocks of ``SHARE`` inputs, as llama.cpp does.
+    """
+
     dtypes = frozenset((torch.bfloat16,))
     rounds = True
-    _step = 16  # aten's kernel reads beyond a row if its inputs are not a multiple of this
+    bits: ClassVar[int]
 
     def pack(self, weight: Tensor) -> Any:
-        # Rounded before it is used, so that an all-zero output does not divide by zero either.
-        scale = (weight.float().abs().amax(dim=1) / 127).clamp(min=1e-30).bfloat16()
-        numbers = (weight.float() / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
-        library = functions(torch.bfloat16)
-        panels = None if isinstance(library, str) else Panels.pack(library, numbers, scale.float())
-        return panels or (nn.functional.pad(numbers, (0, -weight.shape[1] % self._step)), scale)
+        if isinstance(functions(torch.bfloat16), str):
+            return self._pack(weight)
+        return Blocks.pack(weight, self.bits) if self._fits(weight) else None
 
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-        if isinstance(packed, Panels):
-            if rows.dtype != torch.bfloat16:
-                raise RuntimeError(f"a layer with int8 weights takes rows in bfloat16, not {rows.dtype}")
-            return packed.multiply(rows, bias)
-        if missing := -rows.shape[1] % self._step:
-            rows = nn.functional.pad(rows, (0, missing))
-        product: Tensor = torch.ops.aten._weight_int8pack_mm.default(rows, *packed)
+        if isinstance(packed, Blocks):
+            if rows.dtype != packed.dtype:
+                raise RuntimeError(
+                    f"a layer with {self.name} weights takes rows in {packed.dtype}, not {rows.dtype}"
+                )
+            return multiply(rows, packed, bias)
+        product = self._multiply(rows, packed)
         return product if bias is None else product.add_(bias)
 
     def product(self, packed: Any, bias: Tensor | None) -> ProductStruct | None:
-        return packed.product(bias) if isinstance(packed, Panels) else None
+        return packed.product(bias) if isinstance(packed, Blocks) else None
+
+    def _fits(self, weight: Tensor) -> bool:
+        """True if the blocks take weights of this shape."""
+        return True
+
+    @abstractmethod
+    def _pack(self, weight: Tensor) -> Any:
+        """``pack`` for aten's product."""
+
+    @abstractmethod
+    def _multiply(self, rows: Tensor, packed: Any) -> Tensor:
+        """aten's product."""
 
 
-class Int4(Kernel):
-    """aten's int4 weights: a scale and a zero per output and 32 inputs, rows in bfloat16."""
+class Int8(Rounded):
+    """int8 weights; aten's have a scale per output, and rows are not rounded."""
 
-    name = "int4"
-    dtypes = frozenset((torch.bfloat16,))
-    rounds = True
-    _group = 32  # inputs
+    name, bits = "int8", 8
+    _step = 16  # aten's kernel reads beyond a row if its inputs are not a multiple of this
 
-    def pack(self, weight: Tensor) -> Any:
+    def _pack(self, weight: Tensor) -> Any:
+        # Rounded before it is used, so that an all-zero output does not divide by zero either.
+        scale = (weight.float().abs().amax(dim=1) / 127).clamp(min=1e-30).bfloat16()
+        numbers = (weight.float() / scale[:, None]).round_().clamp_(-127, 127).to(torch.int8)
+        return nn.functional.pad(numbers, (0, -weight.shape[1] % self._step)), scale
+
+    def _multiply(self, rows: Tensor, packed: Any) -> Tensor:
+        if missing := -rows.shape[1] % self._step:
+            rows = nn.functional.pad(rows, (0, missing))
+        product: Tensor = torch.ops.aten._weight_int8pack_mm.default(rows, *packed)
+        return product
+
+
+class Int4(Rounded):
+    """int4 weights with a scale and a zero per output and 32 inputs."""
+
+    name, bits = "int4", 4
+
+    def _fits(self, weight: Tensor) -> bool:
+        return not weight.shape[1] % SHARE
+
+    def _pack(self, weight: Tensor) -> Any:
         outputs, inputs = weight.shape
-        if inputs % self._group or outputs % 16:
+        if not self._fits(weight) or outputs % 16:
             return None
-        groups = weight.float().view(outputs, -1, self._group)
+        groups = weight.float().view(outputs, -1, SHARE)
         low = groups.amin(dim=-1, keepdim=True)
         # The kernel's weight is (number - 8) * scale + zero; both are rounded before the numbers are chosen.
         scale = ((groups.amax(dim=-1, keepdim=True) - low) / 15).clamp_(min=1e-30).bfloat16()
@@ -202,12 +285,10 @@ class Int4(Kernel):
         )
         return packed, torch.cat([scale, zero], dim=-1).transpose(0, 1).contiguous()
 
-    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
+    def _multiply(self, rows: Tensor, packed: Any) -> Tensor:
         numbers, scales = packed
-        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(
-            rows, numbers, self._group, scales
-        )
-        return product if bias is None else product.add_(bias)
+        product: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(rows, numbers, SHARE, scales)
+        return product
 
 
 STOCK, COMPILED = Stock(), Compiled()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel, first_line
+from outpace.native.layers import SHARE
 from outpace.targets.cpu.kernels import KERNELS
 from outpace.targets.kernel import Kernel
 
@@ -66,7 +67,7 @@ def _row_step(
     threads: tuple[int, ...],
 ) -> int:
     """``row_step`` for a number of outputs, by trials with these numbers of threads."""
-    weight, rows = _cancelling(inputs, outputs)
+    weight, rows = _cancelling(inputs, outputs, SHARE if kernel.rounds else 1)
     if kernel.rounds:
         # Weights that it holds exactly, or the products would not cancel. Such products have few bits, so
         # their sums are rounded only if they differ much in size.
@@ -109,17 +110,20 @@ def using_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _cancelling(inputs: int, outputs: int) -> tuple[Tensor, Tensor]:
+def _cancelling(inputs: int, outputs: int, share: int = 1) -> tuple[Tensor, Tensor]:
     """Weights [outputs, inputs] and rows [144, inputs] whose products are 0 except for rounding.
 
     Every product of a weight and a row's element also occurs with the opposite sign in the sum. So only the
     rounding of the sums remains, which reveals any other order of summation, even if the result is rounded to
     a half dtype, which hides nearly all differences between ordinary sums.
+
+    Args:
+        share: inputs that are rounded together, which stay together, so that the opposite is rounded alike.
     """
-    generator, half = torch.Generator().manual_seed(0), inputs // 2
-    order = torch.randperm(half, generator=generator)
+    generator, half = torch.Generator().manual_seed(0), inputs // (2 * share) * share
+    order = torch.arange(half).view(-1, share)[torch.randperm(half // share, generator=generator)].flatten()
     weight, rows = (torch.randn(count, half, generator=generator) for count in (outputs, 144))
-    odd = (0, inputs % 2)
+    odd = (0, inputs - 2 * half)
     return (
         nn.functional.pad(torch.cat([weight, -weight[:, order]], dim=1), odd),
         nn.functional.pad(torch.cat([rows, rows[:, order]], dim=1), odd),
