@@ -25,10 +25,12 @@ from outpace.serve.completions import Completions, completions
 from outpace.serve.errors import Refused, error_response, later, refusal, unknown_model
 from outpace.serve.fields import Failure, Wire
 from outpace.serve.formats import json_response
-from outpace.serve.messages import AnthropicFailure, CountTokens, Messages, count_tokens, messages
+from outpace.serve.messages import count_tokens, messages
+from outpace.serve.messages_body import AnthropicFailure, CountTokens, Messages
 from outpace.serve.middleware import Middleware
 from outpace.serve.playground import FILES, File
-from outpace.serve.responses import Responses, responses
+from outpace.serve.responses import responses
+from outpace.serve.responses_body import Responses
 from outpace.serve.service import Service
 from outpace.serve.tokens import Detokenize, Tokenize, detokenize, tokenize
 

@@ -19,6 +19,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.slow import reasons
 from outpace.loading import Loaded
 from outpace.serve.admission import Admission, Limits, Ticket
+from outpace.serve.dialogue import Dialogue
 from outpace.serve.engine import Drafters
 from outpace.serve.errors import Refused, later, refusal, unreadable
 from outpace.serve.grammar import Grammar, Grammars
@@ -55,7 +56,8 @@ class Service:
         on_failure: Callable[[], object] | None = None,
     ) -> None:
         self.model, self.names = model, tuple(names)
-        self.defaults = Defaults.of(model.target)
+        self.defaults = Defaults.of(model.target, limits.cut)
+        self.dialogue = Dialogue(model)
         self.grammars = Grammars(model.tokenizer, model.target.vocabulary, model.target.eos_token_ids)
         memory = max(2**30, 256 * limits.body)
         self.texts = Texts(model, Share(limits.read, memory, workers=4))
