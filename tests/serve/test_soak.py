@@ -59,7 +59,7 @@ HOSTILE: list[tuple[str, bytes | dict[str, Any], int]] = [
     (TEXT, b'{"prompt":' + b"[" * 200_000, 400),
     (TEXT, {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400),
     (CHAT, {**ASK, "messages": ASK["messages"] * 10_000}, 400),
-    (CHAT, {**ASK, "messages": [*ASK["messages"], TURN, *ASK["messages"]]}, 200),  # nobody reads the brackets
+    (CHAT, {**ASK, "messages": [*ASK["messages"], TURN, *ASK["messages"]]}, 400),  # too many tokens
     (CHAT, {**ASK, "chat_template_kwargs": LOOP}, 400),
     (CHAT, {**ASK, "chat_template_kwargs": {"messages": [], "self": 1}}, 400),
     (CHAT, {**ASK, "tools": [BROKEN], "tool_choice": "required"}, 400),

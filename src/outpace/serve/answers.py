@@ -176,6 +176,8 @@ class Answer:
     def _read(self, calls: CallFormat, body: str, end: str) -> Iterator[Said]:
         try:
             found = calls.read(body, self._manner.functions)
+            if not found:
+                raise ValueError("no call")
         except (ValueError, KeyError, TypeError, RecursionError):  # text that only begins like a call
             self._state = "text"
             yield Said("text", calls.begin + body + end)

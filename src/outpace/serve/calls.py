@@ -87,7 +87,7 @@ class JsonCalls(CallFormat):
     def rule(self, function: Signature, mark: Mark) -> tuple[str, str]:
         head, tail = self.head(function.name), self.tail
         assert head is not None
-        schema = json.dumps(closed(function.parameters) | {"x-guidance": _SPACING})
+        schema = json.dumps({"type": "object"} | closed(function.parameters) | {"x-guidance": _SPACING})
         terms = [*split_by_marks(head, self.marks, mark), "@", *split_by_marks(tail, self.marks, mark)]
         return " ".join(terms), f"@: %json {schema}"
 

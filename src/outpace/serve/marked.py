@@ -63,7 +63,7 @@ class Pairs(CallFormat):
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
         name, pairs = self._pairs(text)
-        if not name:
+        if not re.fullmatch(r"[\w.-]+", name):
             raise ValueError("a call has no name")
         function = functions.get(name)
         known = {} if function is None else _properties(function)

@@ -68,13 +68,14 @@ class Toolbox:
         """The grammar of the call that the answer must be; None if it need not be one.
 
         Raises:
-            Refused: a name is none.
+            Refused: a name is none, or a schema is not that of an object.
         """
         if not isinstance(self.choice, tuple):
             return None
         for name in self.choice:
             if not _NAME.fullmatch(name):
                 raise Refused(400, "a tool's name has letters, digits, _, . and - only", "tools")
+            _check_schema(name, self.functions[name].parameters)
         ids = {mark: token for token, mark in dialogue.marks.items()}
 
         def mark(text: str) -> str:
@@ -84,6 +85,19 @@ class Toolbox:
         write = dialogue.format.grammar
         schemas = [function.parameters for function in functions]
         return Lark(write(functions, mark), write(functions, literal), schemas)
+
+
+def _check_schema(name: str, schema: dict[str, Any]) -> None:
+    """Refuse a schema of arguments that are no object.
+
+    Raises:
+        Refused: it is one.
+    """
+    if schema.get("type", "object") != "object":
+        raise Refused(400, f"the parameters of {name!r} must have the type object", "tools")
+    for key in ("properties", "$defs", "definitions"):
+        if not isinstance(schema.get(key, {}), dict):
+            raise Refused(400, f"{key} in the parameters of {name!r} must be an object", "tools")
 
 
 def chosen(choice: str | None, name: str | None, tools: Seq[dict[str, Any]]) -> Any:
