@@ -19,7 +19,7 @@ from starlette.responses import Response
 from outpace._version import __version__
 from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
-from outpace.serve.body import StrictRequest, invalid_body
+from outpace.serve.body import IGNORED, StrictRequest, ignored_header, invalid_body
 from outpace.serve.chat import Chat, chat
 from outpace.serve.completions import Completions, completions
 from outpace.serve.errors import Refused, error_response, later, refusal, unknown_model
@@ -100,7 +100,10 @@ def _endpoint(api: Callable[..., Awaitable[Response]], kind: type[Any]) -> Calla
     async def endpoint(body: Any, request: Request) -> Response:
         service = _service(request)
         _check_model(service, body.model)
-        return await api(service, body, request.state.tenant)
+        response = await api(service, body, request.state.tenant)
+        if ignored := getattr(request.state, "ignored", None):
+            response.headers[IGNORED] = ignored_header(ignored)
+        return response
 
     endpoint.__annotations__["body"] = kind
     endpoint.__name__ = api.__name__
@@ -127,6 +130,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "max_model_len": service.defaults.context,
         "drafters": service.drafters.names,
         "chat": service.model.has_template,
+        "capabilities": service.capabilities,
         "max_running": service.admission.limits.running,
     }
 
