@@ -294,7 +294,11 @@ def inert(field: FieldInfo) -> bool:
 
 def constant(field: FieldInfo) -> bool:
     """True for the one value of a field that says of which type its object is."""
-    return get_origin(field.annotation) is Literal and len(get_args(field.annotation)) == 1
+    given = field.annotation
+    kinds = [one for one in get_args(given) if one is not type(None)]
+    if get_origin(given) in (Union, types.UnionType) and len(kinds) == 1:
+        given = kinds[0]
+    return get_origin(given) is Literal and len(get_args(given)) == 1
 
 
 def sample(field: FieldInfo, name: str) -> Any:

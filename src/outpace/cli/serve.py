@@ -112,7 +112,8 @@ PrefixCache = Annotated[
     _limits(
         "--prefix-cache",
         metavar="MIB",
-        help="MiB for the prefix cache of common prompt prefixes; 0 for none. Default: a tenth of free memory.",
+        help="MiB for the prefix cache of common prompt prefixes; 0 for none. "
+        "Default: a tenth of free memory.",
         min=0,
     ),
 ]
@@ -120,7 +121,8 @@ RefuseLong = Annotated[
     bool,
     _limits(
         "--refuse-long-answers",
-        help="Refuse a request for more tokens than its prompt leaves of the context, instead of cutting its answer.",
+        help="Refuse a request for more tokens than its prompt leaves of the context, instead of cutting its "
+        "answer.",
     ),
 ]
 Lenient = Annotated[

@@ -69,7 +69,7 @@ class Function(Wire):
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     description: str | None = None
     parameters: Object | None = None
-    strict: bool | None = None
+    strict: Annotated[bool | None, INERT] = None
 
 
 class Tool(Wire):
@@ -87,10 +87,10 @@ class NamedTool(Wire):
 
 
 class JsonSchema(Wire):
-    name: str
-    description: str | None = None
+    name: Annotated[str, INERT]
+    description: Annotated[str | None, INERT] = None
     schema_: Annotated[Object | None, Field(alias="schema")] = None
-    strict: bool | None = None
+    strict: Annotated[bool | None, INERT] = None
 
 
 class Format(Wire):
