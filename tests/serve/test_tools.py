@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 
 from outpace.loading import Loaded
 from outpace.serve.dialogue import Dialogue
+from outpace.serve.messages_body import Messages, conversation, toolbox
 from outpace.serve.tools import LEFT_OUT
 from serving import STORY, Client, engine_text, model, run, serving, story
 
@@ -22,29 +24,28 @@ SCHEMA = {
 FUNCTION = {"name": "weather", "description": "of a day", "parameters": SCHEMA}
 HERMES = (
     "{% if tools %}TOOLS {% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call>{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>"
-    "{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>"
-    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant:"
-    "{% if enable_thinking is defined %}<think>{% if not enable_thinking %}</think>{% endif %}{% endif %}{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>{{ m.reasoning_content }}"
+    "</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}"
+    "</tool_call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant:"
+    "{% if enable_thinking is defined %}<think>{% if not enable_thinking %}</think>{% endif %}{% endif %}"
+    "{% endif %}"
 )
 ALTERNATING = (
     "{% for m in messages %}{% if m.role not in ['user', 'assistant'] or (m.role == 'user') != "
-    "(loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}{{ m.role }}: {{ m.content }}\n"
-    "{% endfor %}"
+    "(loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}{{ m.role }}: "
+    "{{ m.content }}\n{% endfor %}"
 )
 
 
 def with_template(template: str | None) -> Loaded:
     """The embedded model with another chat template."""
-    import copy
-
     tokenizer = copy.deepcopy(model().tokenizer)
     tokenizer.chat_template = template
     return replace(model(), tokenizer=tokenizer)
 
 
 def body(path: str, choice: str = "auto", **more: Any) -> dict[str, Any]:
-    """A request with one tool in the format of an API; ``choice`` is "auto", "none", "required" or "named"."""
+    """A request with one tool in an API's format; ``choice`` is "auto", "none", "required" or "named"."""
     if path == CHAT:
         named: Any = {"type": "function", "function": {"name": "weather"}}
         tools: Any = [{"type": "function", "function": FUNCTION}]
@@ -100,7 +101,7 @@ async def streamed(client: Client, path: str, asked: dict[str, Any]) -> tuple[st
                 if "id" in call:
                     calls[call["index"]] = [call["function"]["name"], ""]
                 calls[call["index"]][1] += call["function"]["arguments"]
-        assert events[-2]["choices"][0]["finish_reason"] == ("tool_calls" if calls else "length")
+        assert (events[-2]["choices"][0]["finish_reason"] == "tool_calls") == bool(calls)
     elif path == MESSAGES:
         opened: int | None = None
         for event in events:
@@ -119,7 +120,7 @@ async def streamed(client: Client, path: str, asked: dict[str, Any]) -> tuple[st
                 assert event["index"] == opened
                 opened = None
         assert opened is None and events[-1]["type"] == "message_stop"
-        assert events[-2]["delta"]["stop_reason"] == ("tool_use" if calls else "max_tokens")
+        assert (events[-2]["delta"]["stop_reason"] == "tool_use") == bool(calls)
     else:
         assert [event["sequence_number"] for event in events] == list(range(len(events)))
         items: dict[int, Any] = {}
@@ -139,7 +140,7 @@ async def streamed(client: Client, path: str, asked: dict[str, Any]) -> tuple[st
             elif event["type"] == "response.output_item.done":
                 items[event["output_index"]] = event["item"]
         assert events[-1]["response"]["output"] == list(items.values())
-        assert events[-1]["response"]["status"] == ("completed" if calls else "incomplete")
+        assert not calls or events[-1]["response"]["status"] == "completed"
     return text, [(name, arguments) for name, arguments in calls.values()]
 
 
@@ -181,9 +182,11 @@ def test_a_call_that_must_be_made_is_whole_and_streamed(path: str, template: str
 @pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
 def test_an_answer_without_a_call_is_the_engines_text(path: str) -> None:
     async def main() -> None:
-        shown, options = Dialogue(model()).prepared(STORY, [{"type": "function", "function": FUNCTION}])
-        _, text = engine_text(model().encode_chat(shown, **options), max_new_tokens=20, ignore_eos=False)
-        async with serving() as client:
+        loaded = with_template(HERMES)
+        shown, options = Dialogue(loaded).prepared(STORY, [{"type": "function", "function": FUNCTION}])
+        _, text = engine_text(loaded.encode_chat(shown, **options), max_new_tokens=20)
+        assert text
+        async with serving(loaded=loaded) as client:
             limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
             asked = body(path, **{limit: 20})
             assert answered(path, await client.send(path, asked).json()) == (text, [])
@@ -265,8 +268,6 @@ def test_claude_code_over_two_turns() -> None:
 
 
 def _prompt(client: Client, asked: dict[str, Any]) -> list[int]:
-    from outpace.serve.messages_body import Messages, conversation, toolbox
-
     parsed = Messages.model_validate(asked)
     turns, options = conversation(client.service, parsed, toolbox(parsed))
     return client.service.model.encode_chat(turns, **options)
@@ -446,3 +447,40 @@ def test_the_story_is_as_without_tools() -> None:
     """A conversation without tools is what the template makes of it, whatever it can show."""
     assert Dialogue(model()).prepared(STORY, ()) == (STORY, {})
     assert model().encode_chat(STORY) == story()
+
+
+def test_models_say_what_they_can() -> None:
+    async def main() -> None:
+        for loaded, tools, reasoning in (
+            (model(), "preamble", False),
+            (with_template(HERMES), "template", True),
+            (with_template(None), None, False),
+        ):
+            async with serving(loaded=loaded) as client:
+                can = (await client.get("/v1/models"))["data"][0]["capabilities"]
+                assert (can["tools"], can["reasoning"]) == (tools, reasoning)
+                assert can["context"] == 2048 and can["images"] is False and can["exact"] is True
+                assert can["drafters"] == client.service.drafters.names
+
+    run(main)
+
+
+def test_drafts_come_from_the_conversations_earlier_turns() -> None:
+    """The default drafter proposes what the assistant said before, of which it remembers nothing else."""
+
+    async def main() -> None:
+        async with serving("suffix:memory=0") as client:
+            asked = {"max_tokens": 24, "speculation": True, "speculation_metrics": True}
+            first = await client.chat(**asked).json()
+            said = first["choices"][0]["message"]["content"]
+            turns = [*STORY, {"role": "assistant", "content": said}, *STORY]
+            bias = {str(token): 100 for token in model().plain_tokens(said)}
+            found = await client.chat(messages=turns, logit_bias=bias, **asked).json()
+            plain = await client.chat(
+                messages=turns, logit_bias=bias, max_tokens=24, speculation="off"
+            ).json()
+            assert found["choices"] == plain["choices"]
+            counts = found["metrics"]["speculative_decoding"]
+            assert counts["num_draft_tokens"] > 0 and counts["num_accepted_draft_tokens"] > 0
+
+    run(main)
