@@ -101,7 +101,7 @@ def test_tools_are_read_by_the_tokenizers_own_template(monkeypatch: pytest.Monke
         async with serving() as client:
             asked = {"tools": TOOLS, "max_tokens": 5}
             (found,) = (await client.chat(**asked).json())["choices"]
-            assert found["message"]["content"] == "Well." and found["finish_reason"] == "tool_calls"
+            assert found["message"]["content"] == "Well." and found["finish_reason"] == "length"
             assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"]) == {"zone": "utc"}
             assert len(found["message"]["tool_calls"]) == 2
             (alone,) = (await client.chat(parallel_tool_calls=False, **asked).json())["choices"]
@@ -110,7 +110,7 @@ def test_tools_are_read_by_the_tokenizers_own_template(monkeypatch: pytest.Monke
             _, text, *calls = [c["choices"][0]["delta"] for c in chunks[:-1]]
             assert text["content"] == "Well." and len(calls) == 2
             assert [call["tool_calls"][0]["function"]["name"] for call in calls] == ["time", "time"]
-            assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
             text = (await client.chat(tool_choice="none", **asked).json())["choices"][0]
             assert text["finish_reason"] == "length"
         assert seen == [(5, True, "weather")] * 3
