@@ -6,7 +6,7 @@ A request passes five stages, whatever its API:
    key (``auth``) and logs it (``telemetry``). ``routes`` has the paths, each with its handler and the type of
    its body.
 2. Parse. ``body`` receives the body and parses it to that type. Each API has one module with its types, its
-   handler and its formats: ``chat``, ``completions``, ``messages``, ``responses``, ``tokens``. The types of two
+   handler and its formats: ``chat``, ``completions``, ``messages``, ``responses``, ``tokens``. Types of two
    are in ``messages_body`` and ``responses_body``. ``fields`` has what their bodies share, ``known`` the
    fields that are refused as others'.
 3. Admit. ``Service.start`` in ``service`` reserves room (``admission``). Only then does the API's module turn
