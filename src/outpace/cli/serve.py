@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -24,6 +25,8 @@ from outpace.core import OutpaceError, need
 from outpace.names import read_device_map
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
     from outpace.serve.server import Server
@@ -170,42 +173,39 @@ def serve(
     lenient: Lenient = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
-    began = time.monotonic()
-    others = _others(also or [])
-    step = steps(quantise, stock, bool(observer))
+    began, others, step = time.monotonic(), _others(also or []), steps(quantise, stock, bool(observer))
     source = Source(model, device, dtype, trust_remote_code, llamacpp)
     _check(source, [drafter, *others.values()], otlp_endpoint, device_map)
     from outpace.serve.admission import Limits
     from outpace.serve.auth import Keys
     from outpace.serve.engine import make_engine
     from outpace.serve.server import Options, Server, listen
-    from outpace.serve.telemetry import tracer_to
 
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
-    limits = Limits(
-        max_running,
-        max_waiting,
-        max_wait,
-        body=int(max_body * 2**20),
-        cut=not refuse_long_answers,
-        lenient=lenient,
-    )
+    limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
+    limits = replace(limits, cut=not refuse_long_answers, lenient=lenient)
     keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
     watching = observer_of(observer, parallel)
-    tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
-    options = Options(served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
+    options = Options(served_model_name or (), drain, cors_origin or (), _tracer(otlp_endpoint), keys, limits)
     listener, rooms = listen(host, port), _options(memory, prefix_cache, adaptive)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        parts = model, place, dtype, trust_remote_code, llamacpp, False, step
-        loaded, spec = profiled(Source(*parts), drafter, profile, "match")
+        parts = Source(model, place, dtype, trust_remote_code, llamacpp, False, step)
+        loaded, spec = profiled(parts, drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
         return loaded, make_engine(loaded, own, limits, others, learner, ready=True, **rooms)
 
     with ExitStack() as learners:
         _run(Server(options, load, ready), listener, not no_access_log)
+
+
+def _tracer(endpoint: str | None) -> Tracer | None:
+    """The tracer of requests, if their spans are sent anywhere."""
+    from outpace.serve.telemetry import tracer_to
+
+    return tracer_to(endpoint) if endpoint else None
 
 
 def _check(source: Source, specs: list[str], endpoint: str | None, device_map: str | None) -> None:

@@ -69,7 +69,7 @@ class Function(Wire):
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     description: str | None = None
     parameters: Object | None = None
-    strict: Annotated[bool | None, INERT] = None
+    strict: bool | None = None  # which the template may show
 
 
 class Tool(Wire):
