@@ -1584,7 +1584,7 @@ SERVE = [
         "outpace/serve/calls.py",
         '        found.setdefault("additionalProperties", False)\n',
         '        found.setdefault("additionalProperties", True)\n',
-        ("tests/serve/test_calls.py -k grammar",),
+        ("tests/serve/test_calls.py::test_objects_have_no_other_keys_unless_their_schema_says_so",),
     ),
     Mutant(
         "marks that are special tokens are lost",
