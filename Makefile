@@ -12,6 +12,7 @@
 #   test-newest      the same on the newest transformers that the package index has
 #   soak             1,000 mixed requests against the server
 #   conformance      others' tests of OpenAI's API against the server; fetched from the package index
+# make agents        agents of others against the server, from the npm and Python package indexes; needs Node.js
 # make test-mutants  run the deliberate bugs alone: each must make the tests fail that guard its place
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model; test-llamacpp-real on its GGUF files of every type
@@ -46,7 +47,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak conformance real test-real lint lint-ruff lint-format lint-mypy docs test-lowest test-newest clean distclean
+.PHONY: demo test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -73,6 +74,10 @@ test-real: $(TEST)
 
 soak: $(TEST)
 	SOAK=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_soak.py -s
+
+# AGENTS="--agent codex --turns 2" runs one of them; others' releases decide whether this passes.
+agents: $(TEST)
+	$(BIN)/python lab/tools/agents/run.py $(AGENTS)
 
 conformance: $(TEST)
 	$(BIN)/python lab/tools/conformance/run.py

@@ -294,7 +294,8 @@ def _given(default: object) -> str:
 
 
 def _choices(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    return [own for own in schema.get("anyOf", [schema]) if own.get("type") != "null"]
+    found = schema.get("anyOf") or schema.get("oneOf") or [schema]
+    return [own for own in found if own.get("type") != "null"]
 
 
 def _type(schema: dict[str, Any]) -> str:
@@ -321,14 +322,16 @@ _BOUNDS = {
 
 
 def _bounds(schema: dict[str, Any]) -> str:
-    """The limits of a field's own values."""
-    return "; ".join(
+    """The limits of a field's own values, and whether it has no effect."""
+    inert = ["no effect"] if schema.get("x-effect") == "none" else []
+    limits = [
         ", ".join(
             said.format(f"{own[name]:,}".removesuffix(".0")) for name, said in _BOUNDS.items() if name in own
         )
         for own in _choices(schema)
         if own.keys() & _BOUNDS.keys()
-    )
+    ]
+    return "; ".join([*inert, *limits])
 
 
 def parts() -> dict[str, Callable[[], str]]:

@@ -1572,6 +1572,48 @@ SERVE = [
         "        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -1.0)\n",
         ("tests/serve/test_adapters.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
     ),
+    Mutant(
+        "tools are dropped where the template has no place for them",
+        "outpace/serve/dialogue.py",
+        "        if tools and not able.tools:\n",
+        "        if tools and not able.tools and able.calls:\n",
+        ("tests/serve/test_tools.py::test_tools_are_in_the_prompt_whatever_the_template",),
+    ),
+    Mutant(
+        "a forced call may have keys that its schema does not name",
+        "outpace/serve/calls.py",
+        '        found.setdefault("additionalProperties", False)\n',
+        '        found.setdefault("additionalProperties", True)\n',
+        ("tests/serve/test_calls.py::test_objects_have_no_other_keys_unless_their_schema_says_so",),
+    ),
+    Mutant(
+        "marks that are special tokens are lost",
+        "outpace/serve/answers.py",
+        "        if not marks or not any(token.token in marks for token in tokens):\n",
+        "        if True:\n",
+        ("tests/serve/test_calls.py::test_special_tokens_are_marks_where_they_stand",),
+    ),
+    Mutant(
+        "a mark that comes in two pieces is text",
+        "outpace/serve/answers.py",
+        "            kept = _overlap(text, mark)\n",
+        "            kept = 0\n",
+        ("tests/serve/test_calls.py -k pieces",),
+    ),
+    Mutant(
+        "an answer's limit beyond the context stays",
+        "outpace/serve/request.py",
+        "        return left if asked is None else min(left, asked)\n",
+        "        return left if asked is None else asked\n",
+        ("tests/serve/test_tools.py::test_an_answer_beyond_the_context_is_cut_to_what_is_left",),
+    ),
+    Mutant(
+        "tools that are left out of the prompt are not named",
+        "outpace/serve/tools.py",
+        "        if self.left_out:\n",
+        "        if not self.left_out:\n",
+        ("tests/serve/test_tools.py -k two_turns",),
+    ),
 ]
 
 OTHERS = [

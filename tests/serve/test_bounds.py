@@ -21,8 +21,8 @@ from pydantic.fields import FieldInfo
 from outpace.serve.chat import Chat
 from outpace.serve.completions import Completions
 from outpace.serve.fields import Tokens
-from outpace.serve.messages import CountTokens, Messages
-from outpace.serve.responses import Responses
+from outpace.serve.messages_body import CountTokens, Messages
+from outpace.serve.responses_body import Responses
 from outpace.serve.tokens import Detokenize, Tokenize
 from serving import STORY, served
 

@@ -96,7 +96,7 @@ def test_structured_outputs(client: openai.OpenAI) -> None:
 def test_tools(client: openai.OpenAI) -> None:
     tool = openai.pydantic_function_tool(Colour, name="paint")
     found = client.chat.completions.parse(
-        model="nano", messages=STORY, max_tokens=40, tools=[tool], tool_choice="required"
+        model="nano", messages=STORY, max_tokens=80, tools=[tool], tool_choice="required"
     )
     (call,) = found.choices[0].message.tool_calls or ()
     assert call.function.name == "paint" and isinstance(call.function.parsed_arguments, Colour)

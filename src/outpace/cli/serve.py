@@ -7,6 +7,7 @@ import os
 import sys
 import time
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -24,12 +25,15 @@ from outpace.core import OutpaceError, need
 from outpace.names import read_device_map
 
 if TYPE_CHECKING:
+    from opentelemetry.trace import Tracer
+
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
     from outpace.serve.server import Server
     from outpace.serve.service import Service
 
 API_KEYS = "OUTPACE_API_KEYS"
+_PREFIXES = 0.1  # of free memory, for the prefix cache; --memory leaves it by default
 
 _server = partial(typer.Option, rich_help_panel="Server")
 _limits = partial(typer.Option, rich_help_panel="Limits")
@@ -107,12 +111,28 @@ Memory = Annotated[
     ),
 ]
 PrefixCache = Annotated[
-    int,
+    int | None,
     _limits(
         "--prefix-cache",
         metavar="MIB",
-        help="MiB for the prefix cache of common prompt prefixes; 0 for none.",
+        help="MiB for the prefix cache of common prompt prefixes; 0 for none. "
+        "Default: a tenth of free memory.",
         min=0,
+    ),
+]
+RefuseLong = Annotated[
+    bool,
+    _limits(
+        "--refuse-long-answers",
+        help="Refuse a request for more tokens than its prompt leaves of the context, instead of cutting its "
+        "answer.",
+    ),
+]
+Lenient = Annotated[
+    bool,
+    _limits(
+        "--lenient",
+        help="Ignore unknown fields of requests, and name them in the header x-outpace-ignored.",
     ),
 ]
 
@@ -147,39 +167,45 @@ def serve(
     max_waiting: MaxWaiting = 256,
     max_wait: MaxWait = 60.0,
     max_body: MaxBody = 4.0,
-    memory: Memory = 0.9,
-    prefix_cache: PrefixCache = 256,
+    memory: Memory = 0.8,
+    prefix_cache: PrefixCache = None,
+    refuse_long_answers: RefuseLong = False,
+    lenient: Lenient = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
-    began = time.monotonic()
-    others = _others(also or [])
-    step = steps(quantise, stock, bool(observer))
+    began, others, step = time.monotonic(), _others(also or []), steps(quantise, stock, bool(observer))
     source = Source(model, device, dtype, trust_remote_code, llamacpp)
     _check(source, [drafter, *others.values()], otlp_endpoint, device_map)
     from outpace.serve.admission import Limits
     from outpace.serve.auth import Keys
     from outpace.serve.engine import make_engine
     from outpace.serve.server import Options, Server, listen
-    from outpace.serve.telemetry import tracer_to
 
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
+    limits = replace(limits, cut=not refuse_long_answers, lenient=lenient)
     keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
     watching = observer_of(observer, parallel)
-    tracer = tracer_to(otlp_endpoint) if otlp_endpoint else None
-    options = Options(served_model_name or (), drain, cors_origin or (), tracer, keys, limits)
+    options = Options(served_model_name or (), drain, cors_origin or (), _tracer(otlp_endpoint), keys, limits)
     listener, rooms = listen(host, port), _options(memory, prefix_cache, adaptive)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        parts = model, place, dtype, trust_remote_code, llamacpp, False, step
-        loaded, spec = profiled(Source(*parts), drafter, profile, "match")
+        parts = Source(model, place, dtype, trust_remote_code, llamacpp, False, step)
+        loaded, spec = profiled(parts, drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
         return loaded, make_engine(loaded, own, limits, others, learner, ready=True, **rooms)
 
     with ExitStack() as learners:
         _run(Server(options, load, ready), listener, not no_access_log)
+
+
+def _tracer(endpoint: str | None) -> Tracer | None:
+    """The tracer of requests, if their spans are sent anywhere."""
+    from outpace.serve.telemetry import tracer_to
+
+    return tracer_to(endpoint) if endpoint else None
 
 
 def _check(source: Source, specs: list[str], endpoint: str | None, device_map: str | None) -> None:
@@ -204,12 +230,12 @@ def _run(server: Server, listener: socket, access: bool) -> None:
         raise OutpaceError(f"the server failed: {error!r}") from error
 
 
-def _options(memory: float, prefix_cache: int, adaptive: bool | None) -> dict[str, Any]:
+def _options(memory: float, prefix_cache: int | None, adaptive: bool | None) -> dict[str, Any]:
     """Memory in bytes and the governor, as arguments of ``Engine``."""
     return {
         "adaptive": "auto" if adaptive is None else adaptive,
         "memory": memory if memory < 1 else int(memory * 2**30),
-        "prefix_cache": prefix_cache * 2**20 or None,
+        "prefix_cache": _PREFIXES if prefix_cache is None else prefix_cache * 2**20 or None,
     }
 
 
@@ -222,6 +248,10 @@ def _banner(service: Service, host: str, listener: socket, keys: int, began: flo
     screen.note(f"  drafters  {', '.join(service.drafters.names)}")
     if service.exactness:
         screen.note(f"  not exact: near-ties may flip ({service.exactness['exactness']['reason']})")
+    size, rows = service.prefixes
+    screen.note(
+        f"  prefixes  {f'{size / 2**30:.1f} GiB, {rows:,} tokens of prompts' if size else 'none are kept'}"
+    )
     for reason in service.slow:
         screen.note(f"  slower than it could be: {reason}")
     screen.note(f"  keys      {keys or 'none: requests need no key'}")

@@ -80,8 +80,9 @@ class Engine:
         memory: maximum bytes of the rows of all sequences; below 1, a share of the free memory; None for no
             limit. Requests wait while there is too little. A sequence that outgrows its rows preempts the
             newest sequence of the lowest priority, which is later resumed with the same tokens.
-        prefix_cache: bytes for the rows of shared prompt prefixes, which are then computed once; None
-            disables it. Drafters that read hidden states need those of every row, so they feed full prompts.
+        prefix_cache: bytes for the rows of shared prompt prefixes, which are then computed once, or, below 1,
+            a share of the free memory; None disables it. Drafters that read hidden states need those of every
+            row, so they feed full prompts.
         max_running: maximum number of sequences decoded at once; others wait. None for no limit but memory.
         drafters: further drafters, by the names that ``SamplingParams.speculation`` selects them by; their
             sequences share forwards. Each governed drafter has its own governor.
@@ -105,7 +106,7 @@ class Engine:
         slots: int = 1,
         length: int = 256,
         memory: int | float | None = 0.9,
-        prefix_cache: int | None = None,
+        prefix_cache: int | float | None = None,
         max_running: int | None = None,
         drafters: Mapping[str, Drafter[Any] | str] | None = None,
     ) -> None:
@@ -346,6 +347,18 @@ class Engine:
         """Reserved share of the memory for rows; None if it has no limit."""
         with self._turn:
             return self._batch.memory.use
+
+    @property
+    def prefix_bytes(self) -> int:
+        """Maximum size of the prefix cache in bytes; 0 if there is none."""
+        prefixes = self._batch.memory.prefixes
+        return 0 if prefixes is None else prefixes.limit
+
+    @property
+    def prefix_rows(self) -> int:
+        """Number of tokens of prompts that the prefix cache holds."""
+        size = self._batch.cache.copied_bytes(1) if self.prefix_bytes else 0
+        return self.prefix_bytes // size if size else 0
 
     @property
     def room(self) -> tuple[int, int]:

@@ -15,6 +15,8 @@ from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.targets.hardware import free_bytes
 
+_UNKNOWN = 2**28  # bytes of a prefix cache that is a share of an unknown amount of free memory
+
 
 class Memory:
     """An engine's cache, and its prefix cache.
@@ -23,7 +25,8 @@ class Memory:
         target: whose rows they hold.
         limit: maximum memory of the cache, see ``capacity_of``.
         slots, length: initial slots of the cache, and rows per slot.
-        prefix_cache: bytes for the rows of shared prompt prefixes; None disables them.
+        prefix_cache: bytes for the rows of shared prompt prefixes, or, below 1, a share of the free memory;
+            None disables them.
 
     Attributes:
         room: slots and length that the cache was made with.
@@ -36,7 +39,7 @@ class Memory:
     room: tuple[int, int]
 
     def __init__(
-        self, target: TargetModel, limit: Any, slots: int, length: int, prefix_cache: int | None
+        self, target: TargetModel, limit: Any, slots: int, length: int, prefix_cache: float | None
     ) -> None:
         self._target = target
         self._limit = limit
@@ -45,7 +48,7 @@ class Memory:
         self._began: WeakKeyDictionary[Slot, int] = WeakKeyDictionary()  # and rows from a slot's first on
         self.prefixes: PrefixCache | None = None
         if prefix_cache is not None:
-            self.prefixes = PrefixCache(whole_number("prefix_cache", prefix_cache, 1))
+            self.prefixes = PrefixCache(_size_of(prefix_cache, target.device))
             if not self.cache.copies_rows:
                 raise OutpaceError(f"the cache of {target.name} does not copy rows; leave prefix_cache out")
 
@@ -94,6 +97,18 @@ class Memory:
         """The number of a sequence's first rows that may be shared: rows of steps may have other bits."""
         rows = sequence.prompt_length if self._target.prompts_differ else len(sequence.tokens)
         return rows - 1
+
+
+def _size_of(prefix_cache: Any, device: torch.device) -> int:
+    """The size in bytes of a prefix cache, of which a share of the free memory may be given.
+
+    Raises:
+        OutpaceError: the value is invalid.
+    """
+    if isinstance(prefix_cache, float) and 0 < prefix_cache < 1:
+        free = free_bytes(device)
+        return _UNKNOWN if free is None else max(1, int(prefix_cache * free))
+    return whole_number("prefix_cache", prefix_cache, 1)
 
 
 def capacity_of(memory: Any, cache: Cache, device: torch.device) -> int | None:

@@ -39,11 +39,11 @@ class PrefixCache:
     where a chunk of a prompt has ended. A state may need far more memory than its block's rows.
 
     Args:
-        limit: maximum size of all blocks in bytes.
+        limit: maximum size of all blocks in bytes; also an attribute.
     """
 
     def __init__(self, limit: int) -> None:
-        self._limit = limit
+        self.limit = limit
         self._bytes = 0
         # (preceding block, or the salt if none; tokens) -> block; the least recently used first.
         self._blocks: OrderedDict[tuple[Any, tuple[int, ...]], _Block] = OrderedDict()
@@ -83,7 +83,7 @@ class PrefixCache:
         keys = [key for key, _ in found]
         before: Any = found[-1][1].number if found else (salt,)
         for key in _keys(tokens[:length])[len(found) :]:
-            if (len(keys) + 1) * size > self._limit:
+            if (len(keys) + 1) * size > self.limit:
                 break
             self._made += 1
             rows = cache.read_rows(slot, BLOCK * len(keys), BLOCK * (len(keys) + 1))
@@ -97,7 +97,7 @@ class PrefixCache:
                 last.bytes += cache.state_bytes
                 self._bytes += cache.state_bytes
         self._touch(keys)
-        while self._bytes > self._limit:
+        while self._bytes > self.limit:
             self._bytes -= self._blocks.popitem(last=False)[1].bytes
 
     def _found(self, tokens: Seq[int], salt: str | None) -> list[tuple[tuple[Any, tuple[int, ...]], _Block]]:

@@ -6,15 +6,19 @@ A request passes five stages, whatever its API:
    key (``auth``) and logs it (``telemetry``). ``routes`` has the paths, each with its handler and the type of
    its body.
 2. Parse. ``body`` receives the body and parses it to that type. Each API has one module with its types, its
-   handler and its formats: ``chat``, ``completions``, ``messages``, ``responses``, ``tokens``. ``fields`` has
-   what their bodies share.
+   handler and its formats: ``chat``, ``completions``, ``messages``, ``responses``, ``tokens``. Types of two
+   are in ``messages_body`` and ``responses_body``. ``fields`` has what their bodies share, ``known`` the
+   fields that are refused as others'.
 3. Admit. ``Service.start`` in ``service`` reserves room (``admission``). Only then does the API's module turn
-   the body into a ``ParsedRequest`` (``request``): prompts as token ids (``texts``), sampling parameters, a
-   schema (``grammar``, ``schemas``). Long texts and schemas are read by a ``worker`` of a ``pool``.
+   the body into a ``ParsedRequest`` (``request``): the conversation as the template can show it
+   (``dialogue``), prompts as token ids (``texts``), sampling parameters, a schema or the grammar of a call
+   (``grammar``, ``schemas``; ``tools``, ``calls`` and ``marked`` have its format). Long texts and schemas are
+   read by a ``worker`` of a ``pool``.
 4. Run. ``service`` gives each choice to the engine, with its drafter (``engine``). ``run`` reads what the
    engine emits as ``Event`` objects, and counts it (``metrics``); ``trace`` records the steps on request.
-5. Format. The API's module writes the events of the run as one response or as chunks. ``formats`` has what
-   these share. A failure at any stage is a ``Refused`` (``errors``), written in the API's format.
+5. Format. ``answers`` takes the text apart: reasoning, text, calls. The API's module writes them as one
+   response or as chunks. ``formats`` has what these share. A failure at any stage is a ``Refused``
+   (``errors``), written in the API's format.
 
 So a wrong field in a chunk of a chat is in ``chat`` or ``formats``, and a wrong event in ``run``.
 

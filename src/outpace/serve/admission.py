@@ -29,6 +29,8 @@ class Limits:
         stuck: maximum seconds for the engine's thread to answer; then the server is not healthy.
         ping: seconds between pings in a silent stream.
         send: maximum seconds for a client to accept a chunk.
+        cut: an answer's limit beyond the context is cut to what is left; otherwise the request is refused.
+        lenient: unknown fields of a body are ignored, and named in a header; otherwise they are refused.
     """
 
     running: int = 32
@@ -42,6 +44,8 @@ class Limits:
     stuck: float = 60.0
     ping: float = 15.0
     send: float = 30.0
+    cut: bool = True
+    lenient: bool = False
 
     @property
     def choices(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -14,10 +15,15 @@ from starlette.requests import Request
 
 from outpace.serve.errors import Refused, later
 from outpace.serve.fields import Wire, check_size
+from outpace.serve.known import refusal_of
 from outpace.serve.worker import return_memory
 
 _SMALL = 2**16  # bytes of a body that is parsed in the event loop
 _LONG = 2**20  # bytes of a body after which freed memory is returned
+_ROUNDS = 64  # of removing unknown fields, of which a list shows those of one element at a time
+_SHOWN = 16  # names in a header
+_UNSAFE = re.compile(r"[^\w.\[\]-]", re.ASCII)
+IGNORED = "x-outpace-ignored"
 
 
 class StrictRequest(Request):
@@ -69,12 +75,16 @@ class StrictRequest(Request):
 
     async def json(self) -> Any:
         body = await self.body()
-        if len(body) <= _SMALL:
+        lenient: bool = self.app.state.limits.lenient
+        if len(body) <= _SMALL and not lenient:
             return _parsed(body)
         reader: ThreadPoolExecutor = self.app.state.reader
-        found = await asyncio.get_running_loop().run_in_executor(reader, _validated, body, self._kind)
+        loop, ignored = asyncio.get_running_loop(), list[str]()
+        given = ignored if lenient else None
+        found = await loop.run_in_executor(reader, _validated, body, self._kind, given)
         if isinstance(found, Refused):
             raise found
+        self.scope.setdefault("state", {})["ignored"] = ignored
         return found
 
 
@@ -85,15 +95,18 @@ def _parsed(body: bytes) -> Any:
         raise Refused(400, f"the body is not JSON: {error}", code="invalid_json") from error
 
 
-def _validated(body: bytes, kind: type[Wire]) -> Wire | Refused:
-    """A long body as its type, which FastAPI then takes as it is; runs outside of the event loop.
+def _validated(body: bytes, kind: type[Wire], ignored: list[str] | None) -> Wire | Refused:
+    """A body as its type, which FastAPI then takes as it is; runs outside of the event loop.
 
     A refusal is returned: the traceback of one that is raised would keep what was parsed.
+
+    Args:
+        ignored: gets the names of unknown fields, which are then ignored; None refuses them.
     """
     collects = gc.isenabled()
     gc.disable()  # a body of a million lists is parsed in a third of the time
     try:
-        return _as(kind, body)
+        return _as(kind, body, ignored)
     finally:
         if collects:
             gc.enable()
@@ -101,10 +114,18 @@ def _validated(body: bytes, kind: type[Wire]) -> Wire | Refused:
             return_memory()
 
 
-def _as(kind: type[Wire], body: bytes) -> Wire | Refused:
+def _as(kind: type[Wire], body: bytes, ignored: list[str] | None) -> Wire | Refused:
     try:
         found = _parsed(body)
         check_size(found)
+        for _ in range(0 if ignored is None else _ROUNDS):
+            try:
+                return kind.model_validate(found)
+            except ValidationError as error:
+                extra = [one["loc"] for one in error.errors() if one["type"] == "extra_forbidden"]
+                if ignored is None or not extra:
+                    raise
+                ignored += [_removed(found, place) for place in extra]
         return kind.model_validate(found)
     except ValidationError as error:
         errors = error.errors(include_url=False, include_context=False, include_input=False)
@@ -115,12 +136,37 @@ def _as(kind: type[Wire], body: bytes) -> Wire | Refused:
         return error.with_traceback(None)
 
 
+def _removed(body: Any, place: tuple[int | str, ...]) -> str:
+    """Remove the field at a place, which has the names of types beside those of fields; its name."""
+    holder, path = _holder(body, place)
+    del holder[place[-1]]
+    return ".".join([*path, str(place[-1])])
+
+
+def _holder(one: Any, place: tuple[int | str, ...]) -> tuple[Any, list[str]]:
+    """The object with the field at a place, and its own place without the names of types; None if none is."""
+    if len(place) == 1:
+        return (one if isinstance(one, dict) and place[0] in one else None), []
+    step = place[0]
+    if step in one if isinstance(one, dict) else isinstance(one, list) and isinstance(step, int):
+        found, path = _holder(one[step], place[1:])
+        if found is not None:
+            return found, [str(step), *path]
+    return _holder(one, place[1:])
+
+
+def ignored_header(names: Sequence[str]) -> str:
+    """The header that names ignored fields: the first of them, in ASCII."""
+    shown = [_UNSAFE.sub("?", name)[:100] for name in names[:_SHOWN]]
+    return ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
 def invalid_body(errors: Sequence[Any]) -> Refused:
     """Describe the first of pydantic's errors in a body, or the one that names a kind of content."""
     first = next((one for one in errors if one["type"] == "not_text"), errors[0])
     place = [str(part) for part in first["loc"][1:]]
     if first["type"] == "extra_forbidden":
-        return Refused(400, f"unrecognized request argument: {'.'.join(place)}", ".".join(place) or None)
+        return Refused(400, refusal_of(".".join(place)), ".".join(place) or None)
     if not place:
         message = "the body must be a JSON object, sent as Content-Type: application/json"
         return Refused(400, message, code="invalid_json")

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
-import re
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
 from typing import Annotated, Any, Literal
@@ -14,8 +11,10 @@ from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
 from outpace.core import Generation, TokenLogprobs
+from outpace.serve.answers import Answer, Said
 from outpace.serve.errors import Refused
 from outpace.serve.fields import (
+    INERT,
     PARTS,
     TURNS,
     Anything,
@@ -32,11 +31,9 @@ from outpace.serve.fields import (
 from outpace.serve.formats import FINISH, Writer, entries_of, new_id
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
+from outpace.serve.schemas import Lark
 from outpace.serve.service import Service
-
-_log = logging.getLogger("outpace.serve")
-_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,256}")
-
+from outpace.serve.tools import Templated, Toolbox, answer_to, check_names, chosen, whole
 
 # -- the body ---------------------------------------------------------------------------------------------
 
@@ -59,9 +56,10 @@ class Message(Wire):
     tool_calls: Annotated[list[ToolCall], Field(max_length=PARTS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    annotations: Anything | None = None
-    audio: None = None
-    function_call: None = None
+    reasoning_content: str | None = None
+    annotations: Annotated[Anything | None, INERT] = None
+    audio: Annotated[None, INERT] = None
+    function_call: Annotated[None, INERT] = None
 
 
 Conversation = Annotated[list[Message], Field(min_length=1, max_length=TURNS, fail_fast=True)]
@@ -71,7 +69,7 @@ class Function(Wire):
     name: Annotated[str, StringConstraints(min_length=1, max_length=256)]
     description: str | None = None
     parameters: Object | None = None
-    strict: bool | None = None
+    strict: bool | None = None  # which the template may show
 
 
 class Tool(Wire):
@@ -89,10 +87,10 @@ class NamedTool(Wire):
 
 
 class JsonSchema(Wire):
-    name: str
-    description: str | None = None
+    name: Annotated[str, INERT]
+    description: Annotated[str | None, INERT] = None
     schema_: Annotated[Object | None, Field(alias="schema")] = None
-    strict: bool | None = None
+    strict: Annotated[bool | None, INERT] = None
 
 
 class Format(Wire):
@@ -121,8 +119,11 @@ class Chat(OpenAI):
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     chat_template_kwargs: Object | None = None
-    modalities: Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None = None
-    verbosity: Literal["medium"] | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None, INERT
+    ] = None
+    verbosity: Annotated[Literal["low", "medium", "high"] | None, INERT] = None
 
 
 async def chat(service: Service, body: Chat, salt: str | None) -> Response:
@@ -140,10 +141,11 @@ async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedReques
     if body.top_logprobs is not None and not body.logprobs:
         raise Refused(400, "top_logprobs needs logprobs: true", "top_logprobs")
     check_stream(body)
-    schema = schema_of(body)
+    box = toolbox(body)
+    schema = _schema(service, body, box)
     if schema is not None and body.min_tokens:
         raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
-    turns, options = await asyncio.to_thread(_turns, service, body)
+    turns, options = await asyncio.to_thread(_turns, service, body, box)
     prompt = await service.prompts.conversation(turns, **options)
     most = service.defaults.most_tokens([prompt], body.max_completion_tokens or body.max_tokens)
     prediction = None
@@ -160,12 +162,13 @@ async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedReques
     )
 
 
-def _turns(service: Service, body: Chat) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _turns(service: Service, body: Chat, box: Toolbox) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The conversation in the format of chat templates, and their options."""
-    options = _template_options(service, body)
-    if body.tools and body.tool_choice != "none":
-        options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
-    return [template_message(message) for message in body.messages], options
+    effort = body.reasoning_effort
+    options = service.dialogue.variables(None if effort is None else effort != "none", effort)
+    options |= _template_options(service, body)
+    turns, tools = service.dialogue.prepared([template_message(one) for one in body.messages], box.shown)
+    return turns, options | tools
 
 
 def _template_options(service: Service, body: Chat) -> dict[str, Any]:
@@ -194,6 +197,8 @@ def template_message(message: Message) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": plain_text(message.refusal if message.content is None else message.content),
     }
+    if message.reasoning_content is not None:
+        turn["reasoning_content"] = message.reasoning_content
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:
@@ -210,37 +215,32 @@ def template_message(message: Message) -> dict[str, Any]:
     return turn
 
 
-def _called(body: Chat) -> list[Function]:
-    """The functions of which the answer must call one.
+def toolbox(body: Chat) -> Toolbox:
+    """The tools of a chat.
 
     Raises:
-        Refused: it is not among the tools, there are none, or its name is none.
+        Refused: one that must be called is not among them, there are none, or two have one name.
     """
-    choice, tools = body.tool_choice, [tool.function for tool in body.tools or ()]
+    choice = body.tool_choice
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     if choice == "auto" and not tools:
         raise Refused(400, "tool_choice needs tools; leave it out", "tool_choice")
-    if choice in (None, "none", "auto"):
-        return []
-    if isinstance(choice, NamedTool):
-        tools = [tool for tool in tools if tool.name == choice.function.name]
-    if not tools:
-        raise Refused(400, "tool_choice names a tool that is not among tools", "tool_choice")
-    for tool in tools:
-        if not _NAME.fullmatch(tool.name):
-            raise Refused(400, "a tool's name has letters, digits, _, . and - only", "tools")
-    return tools
+    check_names(tools)
+    name = choice.function.name if isinstance(choice, NamedTool) else None
+    how = None if isinstance(choice, NamedTool) else choice
+    return Toolbox(tools, chosen(how, name, tools), body.parallel_tool_calls is not False)
 
 
-def schema_of(body: Chat) -> dict[str, Any] | None:
-    """The schema of the answer: that of its format, or of a required call.
+def _schema(service: Service, body: Chat, box: Toolbox) -> dict[str, Any] | Lark | None:
+    """The schema of the answer: that of its format, or the grammar of a required call.
 
     Raises:
         Refused: there are two of them, or one is missing.
     """
-    called, form = _called(body), body.response_format
+    called, form = box.grammar(service.dialogue), body.response_format
     if form is None or form.type == "text":
-        return tool_schema(called) if called else None
-    if called:
+        return called
+    if called is not None:
         raise Refused(400, "response_format and a required tool exclude each other", "response_format")
     if form.type == "json_object":
         return {"type": "object"}
@@ -249,58 +249,7 @@ def schema_of(body: Chat) -> dict[str, Any] | None:
     return form.json_schema.schema_ if form.json_schema.schema_ is not None else {}
 
 
-def tool_schema(functions: Seq[Function]) -> dict[str, Any]:
-    """The schema of a call of one of these functions: its name, then its arguments.
-
-    Raises:
-        Refused: two functions define different things by one name, or define nothing.
-    """
-    calls, shared = [], dict[str, dict[str, Any]]()
-    for function in functions:
-        arguments = dict(function.parameters or {"type": "object", "properties": {}})
-        for key in ("$defs", "definitions"):  # references begin at the root
-            definitions = arguments.pop(key, {})
-            if not isinstance(definitions, dict):
-                raise Refused(400, f"{key} in the parameters of {function.name!r} must be an object", "tools")
-            for name, definition in definitions.items():
-                if shared.setdefault(key, {}).setdefault(name, definition) != definition:
-                    raise Refused(400, f"two tools define {name!r} in different ways; rename one", "tools")
-        call = {
-            "type": "object",
-            "properties": {"name": {"const": function.name}, "arguments": arguments},
-            "required": ["name", "arguments"],
-            "additionalProperties": False,
-        }
-        calls.append(call)
-    return {"anyOf": calls, **shared}
-
-
 # -- formatting ------------------------------------------------------------------------------------------
-
-
-class _Call:
-    """Incremental parser of a forced call, ``{"name":"...","arguments":...}``."""
-
-    def __init__(self, names: Seq[str]) -> None:
-        self._heads = {f'{{"name":{json.dumps(name)},"arguments":': name for name in names}
-        self.id = new_id("call_")
-        self.name: str | None = None
-        self._text = ""
-
-    def push(self, text: str) -> str:
-        """Add new text; return the new part of the arguments."""
-        self._text += text
-        if self.name is None:
-            head = next((head for head in self._heads if self._text.startswith(head)), None)
-            if head is None:
-                return ""
-            self.name, self._text = self._heads[head], self._text[len(head) :]
-        piece, self._text = self._text[:-1], self._text[-1:]  # the last character may close the call
-        return piece
-
-    def end(self, complete: bool) -> str:
-        """The rest of the arguments."""
-        return "" if complete or self.name is None else self._text
 
 
 class _Writer(Writer):
@@ -310,15 +259,12 @@ class _Writer(Writer):
 
     def __init__(self, service: Service, body: Chat, run: Run) -> None:
         super().__init__(service, body, run)
-        self._service, self._body = service, body
-        self._names = [function.name for function in _called(body)]
-        self._calls = {index: _Call(self._names) for index in range(run.request.n)} if self._names else {}
-        self._parses = bool(
-            body.tools
-            and not self._names
-            and body.tool_choice != "none"
-            and getattr(service.model.tokenizer, "response_template", None)
-        )
+        self._service, self._body, self._box = service, body, toolbox(body)
+        self._answers = [self._answer() for _ in range(run.request.n)]
+
+    def _answer(self) -> Answer | Templated:
+        request = self._run.request
+        return answer_to(self._service, self._box, request.prompts[0], request.schema is None)
 
     def _prompt_ids(self) -> dict[str, Any]:
         """The prompt's token ids, if requested."""
@@ -331,44 +277,24 @@ class _Writer(Writer):
         return {"choices": choices, "service_tier": None} | self._prompt_ids()
 
     def _choice(self, index: int, end: Generation) -> dict[str, Any]:
-        reason = FINISH[end.finish_reason]
-        message: dict[str, Any] = {"role": "assistant", "content": end.text, "refusal": None}
-        if self._names:
-            call = _Call(self._names)
-            arguments = call.push(end.text or "") + call.end(reason == "stop")
-            if call.name is not None:
-                message["content"] = None
-                message["tool_calls"] = [_tool_call(call.id, call.name, arguments)]
-                reason = "tool_calls" if reason == "stop" else reason
-        elif self._parses:
-            parsed = self._parsed(end)
-            message |= parsed
-            reason = "tool_calls" if parsed.get("tool_calls") else reason
+        reason, answer = FINISH[end.finish_reason], self._answer()
+        said = [*answer.push(whole(end)), *answer.end(reason == "stop")]
+        text, reasoning = (
+            "".join(one.text for one in said if one.kind == kind) for kind in ("text", "reasoning")
+        )
+        message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None}
+        if reasoning:
+            message["reasoning_content"] = reasoning
+        if answer.calls:
+            message["content"] = text or None
+            message["tool_calls"] = calls_of(said)
+            reason = "tool_calls" if reason == "stop" else reason
         choice: dict[str, Any] = {"index": index, "message": message, "logprobs": None}
         if self._body.logprobs:
             choice["logprobs"] = self._written_logprobs(index, entries_of(end))
         if self._body.return_token_ids:
             choice["token_ids"] = end.tokens
         return choice | {"finish_reason": reason}
-
-    def _parsed(self, end: Generation) -> dict[str, Any]:
-        """Content and calls of an output, parsed by the tokenizer's response template."""
-        ids = [token for token in end.tokens if token not in self._service.model.target.eos_token_ids]
-        tools = [tool.model_dump(exclude_none=True) for tool in self._body.tools or ()]
-        tokenizer = self._service.model.tokenizer
-        try:
-            parsed = tokenizer.parse_response(ids, prefix=list(self._run.request.prompts[0]), tools=tools)
-        except Exception as error:  # a template may fail in any way on unexpected text
-            _log.warning("the response template failed, so the answer is text: %s", error)
-            return {"content": end.text}
-        message = {"content": parsed.get("content")}
-        calls = [
-            _tool_call(new_id("call_"), call["function"]["name"], json.dumps(call["function"]["arguments"]))
-            for call in parsed.get("tool_calls") or ()
-        ]
-        if self._body.parallel_tool_calls is False:
-            calls = calls[:1]
-        return message | ({"tool_calls": calls} if calls else {})
 
     def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
         wanted = self._body.top_logprobs or 0
@@ -382,39 +308,40 @@ class _Writer(Writer):
             yield {"choices": [choice]} | self._prompt_ids()
 
     def _choices(self, event: Event) -> Iterator[dict[str, Any]]:
-        delta, reason = self._delta_of(event)
+        answer, end = self._answers[event.index], event.end
+        reason = None if end is None else FINISH[end.finish_reason]
+        said = answer.push(event.tokens)
+        if end is not None:
+            said += answer.end(reason == "stop")
+            reason = "tool_calls" if answer.calls and reason == "stop" else reason
         more = self._details(event, bool(self._body.logprobs))
-        if delta or more:
-            yield _delta(event.index, delta or {"content": ""}) | more
-        if event.end is not None:
-            yield _delta(event.index, {}) | {"finish_reason": reason or FINISH[event.end.finish_reason]}
+        deltas = [self._written(one) for one in said] or ([{"content": ""}] if more else [])
+        for place, delta in enumerate(deltas):
+            yield _delta(event.index, delta) | (more if place == len(deltas) - 1 else {})
+        if end is not None:
+            yield _delta(event.index, {}) | {"finish_reason": reason}
 
-    def _delta_of(self, event: Event) -> tuple[dict[str, Any], str | None]:
-        """The delta, and the finish reason if it is not the engine's."""
-        if self._parses:
-            parsed = {} if event.end is None else self._parsed(event.end)
-            calls = [call | {"index": index} for index, call in enumerate(parsed.pop("tool_calls", ()))]
-            delta = {name: value for name, value in parsed.items() if value}
-            return delta | ({"tool_calls": calls} if calls else {}), "tool_calls" if calls else None
-        if not self._names:
-            return ({"content": event.text} if event.text else {}), None
-        call = self._calls[event.index]
-        known = call.name is not None
-        piece = call.push(event.text)
-        complete = event.end is not None and event.end.finish_reason != "length"
-        if event.end is not None:
-            piece += call.end(complete)
-        reason = "tool_calls" if complete and call.name is not None else None
-        if call.name is None or not (piece or not known):
-            return {}, reason
-        if known:
-            return {"tool_calls": [{"index": 0, "function": {"arguments": piece}}]}, reason
-        return {"tool_calls": [{"index": 0} | _tool_call(call.id, call.name, piece)]}, reason
+    def _written(self, one: Said) -> dict[str, Any]:
+        """A piece of an answer as a delta."""
+        if one.kind != "call":
+            return {"content" if one.kind == "text" else "reasoning_content": one.text}
+        if one.name is None:
+            return {"tool_calls": [{"index": one.call, "function": {"arguments": one.text}}]}
+        return {"tool_calls": [{"index": one.call} | _tool_call(one.name, one.text)]}
+
+
+def calls_of(said: Seq[Said]) -> list[dict[str, Any]]:
+    """The calls of a complete answer."""
+    calls = [_tool_call(one.name, "") for one in said if one.name is not None]
+    for one in said:
+        if one.kind == "call":
+            calls[one.call]["function"]["arguments"] += one.text
+    return calls
 
 
 def _delta(index: int, delta: dict[str, Any]) -> dict[str, Any]:
     return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None}
 
 
-def _tool_call(identifier: str, name: str, arguments: str) -> dict[str, Any]:
-    return {"id": identifier, "type": "function", "function": {"name": name, "arguments": arguments}}
+def _tool_call(name: str, arguments: str) -> dict[str, Any]:
+    return {"id": new_id("call_"), "type": "function", "function": {"name": name, "arguments": arguments}}

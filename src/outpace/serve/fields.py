@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from itertools import islice
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
@@ -40,10 +40,10 @@ def _text_alone(content: Any) -> Any:
     return content
 
 
-def _off(remedy: str) -> AfterValidator:
-    """A check that refuses true, for what a client would rely on and this server does not do."""
+def off(remedy: str) -> AfterValidator:
+    """A check that refuses what a client would rely on and this server does not do; false and null pass."""
 
-    def check(given: bool | None) -> bool | None:
+    def check(given: Any) -> Any:
         if given:
             raise PydanticCustomError("not_done", remedy)
         return given
@@ -51,6 +51,7 @@ def _off(remedy: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+INERT = Field(json_schema_extra={"x-effect": "none"})  # a field that has no effect on the text
 _NOT_TEXT = ("image", "input_image", "input_audio", "audio", "video", "file", "input_file", "document")
 TextOnly = BeforeValidator(_text_alone)
 Int = Annotated[int, BeforeValidator(_whole)]
@@ -109,7 +110,7 @@ class Failure(Wire):
 class StreamOptions(Wire):
     include_usage: bool = False
     continuous_usage_stats: bool = False
-    include_obfuscation: Annotated[bool, _off("not done here; leave it out, or give false")] = False
+    include_obfuscation: Annotated[bool, off("not done here; leave it out, or give false")] = False
 
 
 class Speculate(Wire):
@@ -136,12 +137,13 @@ class Sampled(Wire):
 class Labelled(Sampled):
     """Fields of OpenAI's requests that have no effect on the text."""
 
-    user: str | None = None
-    store: Annotated[bool | None, _off("nothing is stored here; leave store out, or give false")] = None
-    metadata: Object | None = None
-    service_tier: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
+    user: Annotated[str | None, INERT] = None
+    store: Annotated[bool | None, off("nothing is stored here; leave store out, or give false"), INERT] = None
+    metadata: Annotated[Object | None, INERT] = None
+    service_tier: Annotated[str | None, INERT] = None
+    safety_identifier: Annotated[str | None, INERT] = None
+    prompt_cache_key: Annotated[str | None, INERT] = None
+    prompt_cache_retention: Annotated[str | None, INERT] = None
 
 
 class OpenAI(Labelled):
@@ -165,16 +167,16 @@ class OpenAI(Labelled):
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     # outpace's own
     trace: bool = False
-    prompt_cache_retention: str | None = None  # without an effect on the text
 
 
 class TextPart(Wire):
     type: Literal["text", "input_text", "output_text"]
     text: str
     # Returned by clients as received, or for a cache, which is automatic here
-    annotations: Anything | None = None
-    logprobs: Anything | None = None
-    cache_control: Object | None = None
+    annotations: Annotated[Anything | None, INERT] = None
+    logprobs: Annotated[Anything | None, INERT] = None
+    citations: Annotated[Anything | None, INERT] = None
+    cache_control: Annotated[Object | None, INERT] = None
 
 
 class RefusalPart(Wire):
@@ -187,25 +189,6 @@ Parts = Annotated[
     list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
     Field(max_length=PARTS, fail_fast=True),
 ]
-
-
-class Turn(Protocol):
-    """A message of text alone."""
-
-    @property
-    def role(self) -> str: ...
-
-    @property
-    def content(self) -> str | Seq[TextPart | RefusalPart]: ...
-
-
-def turns_of(messages: Seq[Turn], system: str | None) -> list[dict[str, str]]:
-    """Messages of text alone in the format of chat templates, after the system's if there is one."""
-    turns = [] if system is None else [{"role": "system", "content": system}]
-    for turn in messages:
-        role = "system" if turn.role == "developer" else turn.role
-        turns.append({"role": role, "content": plain_text(turn.content)})
-    return turns
 
 
 def plain_text(content: str | Seq[TextPart | RefusalPart] | None) -> str:

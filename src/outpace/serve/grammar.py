@@ -19,7 +19,7 @@ from outpace.drafters.base import SequenceDrafter
 from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
 from outpace.serve.pool import Pool, Share
-from outpace.serve.schemas import compiled, is_plain
+from outpace.serve.schemas import Lark, compiled, is_plain
 from outpace.tree import chain
 
 _SHARE = Share(seconds=2.0, memory=2**28, workers=8)  # of compiling a schema
@@ -53,8 +53,8 @@ class Grammars:
             raise Refused(400, f"this model's tokenizer supports no grammars: {self._tokenizer}")
         return self._tokenizer
 
-    async def compile(self, schema: dict[str, Any]) -> llguidance.LLMatcher:
-        """Compile a schema to a matcher of the JSON texts it allows, without optional whitespace.
+    async def compile(self, schema: dict[str, Any] | Lark) -> llguidance.LLMatcher:
+        """Compile a grammar, or a schema to a matcher of its JSON texts, without optional whitespace.
 
         A matcher cannot be sent between processes: a worker compiles the schema first, and what it did within
         its share is repeated here.
@@ -63,17 +63,22 @@ class Grammars:
             Refused: the schema is wrong, or takes too much.
         """
         loop = asyncio.get_running_loop()
-        job = await loop.run_in_executor(self._threads, json.dumps, {"schema": schema})
-        if len(job) > _SHORT or not is_plain(schema):
+        there = schema.bytes if isinstance(schema, Lark) else schema
+        job = await loop.run_in_executor(self._threads, json.dumps, {"schema": there})
+        plain = {"anyOf": list(schema.schemas)} if isinstance(schema, Lark) else schema
+        if len(job) > _SHORT or not is_plain(plain):
             await self.pool.run(job.encode())
-        return await loop.run_in_executor(self._threads, self._compile, schema)
+        here = schema.text if isinstance(schema, Lark) else schema
+        return await loop.run_in_executor(self._threads, self._compile, here)
 
-    def _compile(self, schema: dict[str, Any]) -> llguidance.LLMatcher:
+    def _compile(self, schema: dict[str, Any] | str) -> llguidance.LLMatcher:
         tokenizer = self.tokenizer()
         try:
             return compiled(tokenizer, schema)
         except OutpaceError as error:
-            raise Refused(400, str(error), "response_format") from error
+            raise Refused(
+                400, str(error), "tools" if isinstance(schema, str) else "response_format"
+            ) from error
 
     async def close(self) -> None:
         """End the processes."""

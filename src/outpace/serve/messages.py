@@ -1,72 +1,23 @@
-"""``POST /v1/messages``, as Anthropic's, for text alone: its body and its response, whole and as events."""
+"""``POST /v1/messages``, as Anthropic's: its handler and its response, whole and as events."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
-from pydantic import Field
+from pydantic_core import from_json
 from starlette.responses import Response
 
 from outpace.core import Generation
+from outpace.serve.answers import Said
 from outpace.serve.errors import Refused
-from outpace.serve.fields import (
-    TURNS,
-    Most,
-    Object,
-    Sampled,
-    Stops,
-    TextOnly,
-    TextParts,
-    Wire,
-    plain_text,
-    turns_of,
-)
 from outpace.serve.formats import Stream, extras, json_response, new_id, sse
+from outpace.serve.messages_body import CountTokens, Messages, Prompted, conversation, schema_of, toolbox
 from outpace.serve.request import ParsedRequest
 from outpace.serve.run import Run
 from outpace.serve.service import Service
-
-
-class AnthropicError(Wire):
-    type: str
-    message: str
-
-
-class AnthropicFailure(Wire):
-    """The body of an error response in Anthropic's format."""
-
-    type: Literal["error"]
-    error: AnthropicError
-
-
-class AnthropicTurn(Wire):
-    role: Literal["user", "assistant"]
-    content: Annotated[str | TextParts, TextOnly]
-
-
-AnthropicTurns = Annotated[list[AnthropicTurn], Field(min_length=1, max_length=TURNS, fail_fast=True)]
-
-
-class CountTokens(Wire):
-    """``POST /v1/messages/count_tokens``."""
-
-    model: str | None = None
-    messages: AnthropicTurns
-    system: str | TextParts | None = None
-
-
-class Messages(Sampled):
-    """``POST /v1/messages`` of Anthropic's API."""
-
-    messages: AnthropicTurns
-    system: str | TextParts | None = None
-    max_tokens: Most
-    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
-    stop_sequences: Stops | None = None
-    metadata: Object | None = None
-    service_tier: str | None = None
+from outpace.serve.tools import Toolbox, answer_to, whole
 
 
 async def messages(service: Service, body: Messages, salt: str | None) -> Response:
@@ -75,75 +26,176 @@ async def messages(service: Service, body: Messages, salt: str | None) -> Respon
     async def parse() -> ParsedRequest:
         if not all(stop.strip() for stop in body.stop_sequences or ()):  # as Anthropic
             raise Refused(400, "stop_sequences: one is whitespace alone; leave it out", "stop_sequences")
-        prompt = await _prompt(service, body)
+        box = toolbox(body)
+        grammar, schema = box.grammar(service.dialogue), schema_of(body)
+        if grammar is not None and schema is not None:
+            raise Refused(400, "a format and a required tool exclude each other", "output_config")
+        prompt = await _prompt(service, body, box)
         most = service.defaults.most_tokens([prompt], body.max_tokens)
         params = service.defaults.params(body, max_new_tokens=most, stop=body.stop_sequences)
-        return ParsedRequest([prompt], params, salt=salt)
+        return ParsedRequest([prompt], params, schema=schema if grammar is None else grammar, salt=salt)
 
     run = await service.start(1, parse)
+    writer = _Writer(service, body, run)
     if body.stream:
-        return Stream(run, _events(service, body, run), lambda refused: sse(refused.anthropic(), "error"))
+        return writer.box.named(
+            Stream(run, writer.events(), lambda refused: sse(refused.anthropic(), "error"))
+        )
     (one,) = await run.finish()
-    found = _head(service, body) | _stop(service, body, one)
-    found["content"] = [{"type": "text", "text": one.text}]
-    found["usage"] = _usage(run, one)
-    return json_response(found | extras(run, [one], body.speculation_metrics, body.speculation))
+    return writer.box.named(json_response(await asyncio.to_thread(writer.whole, one)))
 
 
 async def count_tokens(service: Service, body: CountTokens, salt: str | None) -> Response:
     """Handle a request for the number of tokens of a prompt."""
+    box = toolbox(body)
 
     async def count() -> Response:
-        return json_response({"input_tokens": len(await _prompt(service, body))})
+        return json_response({"input_tokens": len(await _prompt(service, body, box))})
 
-    return await service.work(count)
+    return box.named(await service.work(count))
 
 
-async def _prompt(service: Service, body: Messages | CountTokens) -> list[int]:
+async def _prompt(service: Service, body: Prompted, box: Toolbox) -> list[int]:
     """Token ids up to the answer, which continues a last message of the assistant."""
-    turns = await asyncio.to_thread(_turns, body)
+    turns, options = await asyncio.to_thread(conversation, service, body, box)
     if turns[-1]["role"] != "assistant":
-        return await service.prompts.conversation(turns)
+        return await service.prompts.conversation(turns, **options)
+    if turns[-1].get("tool_calls"):
+        raise Refused(400, "the last message has calls without their results; add them", "messages")
     if turns[-1]["content"][-1:].isspace():  # as Anthropic
         raise Refused(400, "messages: a last one of the assistant ends in whitespace; strip it", "messages")
     if not turns[-1]["content"]:
-        return await service.prompts.conversation(turns[:-1])
-    return await service.prompts.conversation(turns, add_generation_prompt=False, continue_final_message=True)
+        return await service.prompts.conversation(turns[:-1], **options)
+    more = {"add_generation_prompt": False, "continue_final_message": True}
+    return await service.prompts.conversation(turns, **options, **more)
 
 
-def _turns(body: Messages | CountTokens) -> list[dict[str, str]]:
-    """The conversation, of which messages of one role that follow one another are one turn."""
-    system = None if body.system is None else plain_text(body.system)
-    turns = list[dict[str, str]]()
-    for turn in turns_of(body.messages, system):
-        if turns and turns[-1]["role"] == turn["role"]:
-            turns[-1]["content"] += f"\n{turn['content']}"
-        else:
-            turns.append(turn)
-    return turns
+class _Writer:
+    """Writer of the events of one run in the format of Anthropic's messages.
+
+    Attributes:
+        box: the tools of the request.
+    """
+
+    def __init__(self, service: Service, body: Messages, run: Run) -> None:
+        self._service, self._body, self._run, self.box = service, body, run, toolbox(body)
+        request = run.request
+        self._answer = answer_to(service, self.box, request.prompts[0], request.schema is None)
+        self._blocks = 0
+        self._open: tuple[str, int] | None = None  # kind and call of the open block
+
+    def whole(self, one: Generation) -> dict[str, Any]:
+        """The complete message."""
+        said = [*self._answer.push(whole(one)), *self._answer.end(one.finish_reason != "length")]
+        blocks = list[dict[str, Any]]()
+        for piece in said:
+            if self._opens(piece):
+                blocks.append(_block(piece) | ({"input": ""} if piece.kind == "call" else {}))
+            blocks[-1][_FIELDS[piece.kind]] += piece.text
+        for block in blocks:
+            if block["type"] == "tool_use":
+                block["input"] = _input(block["input"])
+        found = self._head() | self._stop(one)
+        found["content"] = blocks or [{"type": "text", "text": ""}]
+        found["usage"] = _usage(self._run, one)
+        return found | self._extras(one)
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The message as server-sent events."""
+        yield _event("message_start", message=self._head() | {"usage": _usage(self._run)})
+        async for one in self._run.events():
+            for piece in self._answer.push(one.tokens):
+                for event in self._written(piece):
+                    yield event
+        (end,) = self._run.generations
+        for piece in self._answer.end(end.finish_reason != "length"):
+            for event in self._written(piece):
+                yield event
+        if not self._blocks:  # a message has at least one
+            for event in self._written(Said("text", "")):
+                yield event
+        for event in self._closed():
+            yield event
+        delta = {"stop_sequence": None} | self._stop(end)
+        yield _event("message_delta", delta=delta, usage=_usage(self._run, end), **self._extras(end))
+        yield _event("message_stop")
+
+    def _opens(self, piece: Said) -> bool:
+        """True if a piece begins a block."""
+        before, self._open = self._open, (piece.kind, piece.call)
+        return before != self._open
+
+    def _written(self, piece: Said) -> Iterator[bytes]:
+        """The events of a piece of the answer."""
+        before = self._open
+        if self._opens(piece):
+            if before is not None:
+                yield from self._stopped(before[0])
+            block = _block(piece)
+            yield _event("content_block_start", index=self._blocks, content_block=block)
+            self._blocks += 1
+        if piece.text:
+            field = _FIELDS[piece.kind] if piece.kind != "call" else "partial_json"
+            delta = {"type": _DELTAS[piece.kind], field: piece.text}
+            yield _event("content_block_delta", index=self._blocks - 1, delta=delta)
+
+    def _closed(self) -> Iterator[bytes]:
+        if self._open is not None:
+            yield from self._stopped(self._open[0])
+
+    def _stopped(self, kind: str) -> Iterator[bytes]:
+        """The events that end a block."""
+        if kind == "reasoning":
+            delta = {"type": "signature_delta", "signature": ""}
+            yield _event("content_block_delta", index=self._blocks - 1, delta=delta)
+        yield _event("content_block_stop", index=self._blocks - 1)
+
+    def _head(self) -> dict[str, Any]:
+        return {
+            "id": new_id("msg_"),
+            "type": "message",
+            "role": "assistant",
+            "model": self._body.model or self._service.name,
+            "content": [],
+            "stop_reason": None,
+            "stop_sequence": None,
+            **self._service.exactness,
+        }
+
+    def _stop(self, one: Generation) -> dict[str, Any]:
+        """The stop reason of an output, and the stop string that ended it."""
+        if one.finish_reason == "length":
+            return {"stop_reason": "max_tokens"}
+        if self._answer.calls:
+            return {"stop_reason": "tool_use"}
+        if one.finish_reason != "stop" or self._run.request.schema is not None:
+            return {"stop_reason": "end_turn"}
+        text = self._service.model.tokenizer.decode(one.tokens, skip_special_tokens=True)
+        rest, stops = text[len(one.text or "") :], self._body.stop_sequences or ()
+        found = min((stop for stop in stops if rest.startswith(stop)), key=len, default=None)
+        return {"stop_reason": "stop_sequence", "stop_sequence": found}
+
+    def _extras(self, one: Generation) -> dict[str, Any]:
+        return extras(self._run, [one], self._body.speculation_metrics, self._body.speculation)
 
 
-def _head(service: Service, body: Messages) -> dict[str, Any]:
-    return {
-        "id": new_id("msg_"),
-        "type": "message",
-        "role": "assistant",
-        "model": body.model or service.name,
-        "content": [],
-        "stop_reason": None,
-        "stop_sequence": None,
-        **service.exactness,
-    }
+_FIELDS = {"text": "text", "reasoning": "thinking", "call": "input"}
+_DELTAS = {"text": "text_delta", "reasoning": "thinking_delta", "call": "input_json_delta"}
 
 
-def _stop(service: Service, body: Messages, one: Generation) -> dict[str, Any]:
-    """The stop reason of an output, and the stop string that ended it."""
-    if one.finish_reason != "stop":
-        return {"stop_reason": "max_tokens" if one.finish_reason == "length" else "end_turn"}
-    whole = service.model.tokenizer.decode(one.tokens, skip_special_tokens=True)
-    rest = whole[len(one.text or "") :]
-    found = min((stop for stop in body.stop_sequences or () if rest.startswith(stop)), key=len, default=None)
-    return {"stop_reason": "stop_sequence", "stop_sequence": found}
+def _block(piece: Said) -> dict[str, Any]:
+    """The block that a piece begins, empty."""
+    if piece.kind == "call":
+        return {"type": "tool_use", "id": new_id("toolu_"), "name": piece.name, "input": {}}
+    if piece.kind == "reasoning":
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "text", "text": ""}
+
+
+def _input(text: str) -> Any:
+    """The arguments of a call as an object, as far as they go if it was cut off."""
+    found = from_json(text or "{}", allow_partial="trailing-strings")
+    return found if isinstance(found, dict) else {}
 
 
 def _usage(run: Run, one: Generation | None = None) -> dict[str, int]:
@@ -154,21 +206,6 @@ def _usage(run: Run, one: Generation | None = None) -> dict[str, int]:
         "cache_creation_input_tokens": 0,
         "output_tokens": 0 if one is None else len(one.tokens),
     }
-
-
-async def _events(service: Service, body: Messages, run: Run) -> AsyncIterator[bytes]:
-    head = _head(service, body) | {"usage": _usage(run)}
-    yield _event("message_start", message=head)
-    yield _event("content_block_start", index=0, content_block={"type": "text", "text": ""})
-    async for one in run.events():
-        if one.text:
-            yield _event("content_block_delta", index=0, delta={"type": "text_delta", "text": one.text})
-    yield _event("content_block_stop", index=0)
-    (end,) = run.generations
-    delta = {"stop_sequence": None} | _stop(service, body, end)
-    more = extras(run, [end], body.speculation_metrics, body.speculation)
-    yield _event("message_delta", delta=delta, usage=_usage(run, end), **more)
-    yield _event("message_stop")
 
 
 def _event(kind: str, **fields: Any) -> bytes:

@@ -9,6 +9,7 @@ from typing import Any
 from outpace.core import SamplingParams, Speculation
 from outpace.serve.errors import Refused
 from outpace.serve.fields import OpenAI, Sampled, Speculate
+from outpace.serve.schemas import Lark
 from outpace.targets.base import TargetModel
 
 _SEEDS = 2**64
@@ -25,7 +26,7 @@ class ParsedRequest:
         prompts: token ids, one list per prompt.
         params: parameters of the first choice of each prompt.
         n: number of choices per prompt.
-        schema: the JSON schema of the text; None for any text.
+        schema: the JSON schema of the text, or its grammar; None for any text.
         prediction: a text that the output may repeat, as token ids.
         salt: requests with the same salt share cached rows and drafters' memory.
         trace: record the steps.
@@ -34,7 +35,7 @@ class ParsedRequest:
     prompts: Seq[Seq[int]]
     params: SamplingParams
     n: int = 1
-    schema: dict[str, Any] | None = None
+    schema: dict[str, Any] | Lark | None = None
     prediction: Seq[int] | None = None
     salt: str | None = None
     trace: bool = False
@@ -52,17 +53,19 @@ class Defaults:
     Attributes:
         values: values by the names of ``SamplingParams``.
         context: maximum number of tokens of prompt and answer; None for no limit.
+        cut: an answer's limit beyond the context is cut to what the prompt leaves of it.
     """
 
     values: dict[str, Any] = field(default_factory=dict)
     context: int | None = None
+    cut: bool = True
 
     @classmethod
-    def of(cls, target: TargetModel) -> Defaults:
+    def of(cls, target: TargetModel, cut: bool = True) -> Defaults:
         """Defaults of a target, if it has a transformers model."""
         config = getattr(target.model, "generation_config", None)
         values = {name: getattr(config, name, None) for name in FROM_CONFIG}
-        return cls({name: value for name, value in values.items() if value is not None}, target.context)
+        return cls({name: value for name, value in values.items() if value is not None}, target.context, cut)
 
     def params(self, body: Sampled, **more: Any) -> SamplingParams:
         """Sampling parameters of a request.
@@ -81,21 +84,25 @@ class Defaults:
         """Maximum number of tokens to emit.
 
         Raises:
-            Refused: prompt and answer are longer than the context.
+            Refused: the prompt leaves nothing of the context for an answer, or less than was asked for and
+                must not be cut.
         """
         longest = max((len(prompt) for prompt in prompts), default=0)
         if self.context is None:
             return _ANSWER if asked is None else asked
         left = self.context - longest
-        if left < (asked or (1 if asked is None else 0)):
-            answer = "" if asked is None else f" and {asked} of the answer"
+        least = 0 if asked == 0 else 1 if asked is None or self.cut else asked
+        if left < least:
+            answer = "" if asked is None or self.cut else f" and {asked} of the answer"
+            whole = longest + (0 if asked is None or self.cut else asked)
             raise Refused(
                 400,
-                f"this model's maximum context length is {self.context} tokens, but {longest + (asked or 0)} "
-                f"were requested: {longest} of the prompt{answer}; shorten the prompt, or ask for fewer",
+                f"this model's maximum context length is {self.context} tokens, but {whole} "
+                f"were requested: {longest} of the prompt{answer}; shorten the prompt"
+                f"{', or ask for fewer' if answer else ''}",
                 code="context_length_exceeded",
             )
-        return left if asked is None else asked
+        return left if asked is None else min(left, asked)
 
 
 def openai_params(body: OpenAI, defaults: Defaults, most: int, logprobs: int | None) -> SamplingParams:

@@ -1,53 +1,31 @@
-"""``POST /v1/responses``, stateless, for text alone: its body and its response, whole and as events."""
+"""``POST /v1/responses``, stateless: its handler and its response, whole and as events."""
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator
-from typing import Annotated, Any, Literal
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any
 
-from pydantic import Field
+from pydantic_core import from_json
 from starlette.responses import Response
 
 from outpace.core import Generation
+from outpace.serve.answers import Said
 from outpace.serve.errors import Refused
-from outpace.serve.fields import TURNS, Labelled, Most, Object, Parts, TextOnly, Wire, turns_of
 from outpace.serve.formats import Stream, extras, json_response, new_id, sse, usage
 from outpace.serve.request import ParsedRequest
+from outpace.serve.responses_body import (
+    Origin,
+    ResponseFormat,
+    Responses,
+    conversation,
+    schema_of,
+    toolbox,
+)
 from outpace.serve.run import Run
 from outpace.serve.service import Service
-
-
-class ResponseMessage(Wire):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | Parts, TextOnly]
-    type: Literal["message"] = "message"
-    id: str | None = None
-    status: str | None = None
-
-
-class ResponseFormat(Wire):
-    type: Literal["text", "json_object", "json_schema"]
-    name: str | None = None
-    description: str | None = None
-    schema_: Annotated[Object | None, Field(alias="schema")] = None
-    strict: bool | None = None
-
-
-class ResponseText(Wire):
-    format: ResponseFormat | None = None
-    verbosity: Literal["medium"] | None = None
-
-
-class Responses(Labelled):
-    """``POST /v1/responses``; nothing is stored."""
-
-    input: str | Annotated[list[ResponseMessage], Field(min_length=1, max_length=TURNS, fail_fast=True)]
-    instructions: str | None = None
-    max_output_tokens: Most | None = None
-    text: ResponseText | None = None
-    truncation: Literal["disabled"] | None = None
+from outpace.serve.tools import answer_to, whole
 
 
 async def responses(service: Service, body: Responses, salt: str | None) -> Response:
@@ -55,39 +33,37 @@ async def responses(service: Service, body: Responses, salt: str | None) -> Resp
     run = await service.start(1, lambda: _parse(service, body, salt))
     writer = _Writer(service, body, run)
     if body.stream:
-        return Stream(run, writer.events(), writer.error)
+        return writer.box.named(Stream(run, writer.events(), writer.error))
     (one,) = await run.finish()
-    return json_response(writer.response(one))
+    return writer.box.named(json_response(await asyncio.to_thread(writer.whole, one)))
 
 
 async def _parse(service: Service, body: Responses, salt: str | None) -> ParsedRequest:
-    asked = body.input
-    if isinstance(asked, str):
-        asked = [ResponseMessage(role="user", content=asked)]
-    prompt = await service.prompts.conversation(await asyncio.to_thread(turns_of, asked, body.instructions))
+    box, _ = toolbox(body)
+    grammar, schema = box.grammar(service.dialogue), schema_of(body)
+    if grammar is not None and schema is not None:
+        raise Refused(400, "a format and a required tool exclude each other", "text")
+    turns, options = await asyncio.to_thread(conversation, service, body, box)
+    prompt = await service.prompts.conversation(turns, **options)
     most = service.defaults.most_tokens([prompt], body.max_output_tokens)
-    return ParsedRequest(
-        [prompt], service.defaults.params(body, max_new_tokens=most), schema=_schema(body), salt=salt
-    )
-
-
-def _schema(body: Responses) -> dict[str, Any] | None:
-    form = body.text.format if body.text is not None else None
-    if form is None or form.type == "text":
-        return None
-    if form.type == "json_object":
-        return {"type": "object"}
-    if form.schema_ is None:
-        raise Refused(400, "a format of type json_schema needs a schema", "text")
-    return form.schema_
+    params = service.defaults.params(body, max_new_tokens=most)
+    return ParsedRequest([prompt], params, schema=schema if grammar is None else grammar, salt=salt)
 
 
 class _Writer:
-    """Writer of the events of one run in the format of OpenAI's responses."""
+    """Writer of the events of one run in the format of OpenAI's responses.
+
+    Attributes:
+        box: the tools of the request.
+    """
 
     def __init__(self, service: Service, body: Responses, run: Run) -> None:
         self._body, self._run = body, run
-        self._item = new_id("msg_")
+        self.box, self._origins = toolbox(body)
+        request = run.request
+        self._answer = answer_to(service, self.box, request.prompts[0], request.schema is None)
+        self._items = list[dict[str, Any]]()
+        self._open: tuple[str, int] | None = None  # kind and call of the last item
         asked = body.text.format if body.text is not None else None
         form = ResponseFormat(type="text") if asked is None else asked
         self._head: dict[str, Any] = {
@@ -100,15 +76,15 @@ class _Writer:
             "instructions": body.instructions,
             "metadata": body.metadata or {},
             "max_output_tokens": body.max_output_tokens,
-            "parallel_tool_calls": False,
+            "parallel_tool_calls": self.box.parallel,
             "previous_response_id": None,
             "store": False,
             "temperature": run.request.params.temperature,
             "top_p": run.request.params.top_p,
             "text": {"format": form.model_dump(by_alias=True, exclude_none=True)},
-            "tool_choice": "none",
-            "tools": [],
-            "truncation": "disabled",
+            "tool_choice": _choice(body),
+            "tools": [tool.model_dump(exclude_none=True) for tool in body.tools or ()],
+            "truncation": body.truncation or "disabled",
             "status": "in_progress",
             "output": [],
             "usage": None,
@@ -116,25 +92,23 @@ class _Writer:
         }
         self._numbers = itertools.count()
 
-    def _message(self, text: str, status: str) -> dict[str, Any]:
-        content = [] if status == "in_progress" else [_part(text)]
-        return {
-            "id": self._item,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-
-    def response(self, one: Generation) -> dict[str, Any]:
+    def whole(self, one: Generation) -> dict[str, Any]:
         """The complete response."""
+        for piece in [*self._answer.push(whole(one)), *self._answer.end(one.finish_reason != "length")]:
+            self._add(piece)
+        return self._response(one)
+
+    def _response(self, one: Generation) -> dict[str, Any]:
         cut = one.finish_reason == "length"
         status = "incomplete" if cut else "completed"
         counts = usage(self._run, [one])
+        if not self._items:
+            self._add(Said("text", ""))
+        self._items[-1]["status"] = status
         found = self._head | {
             "status": status,
             "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
-            "output": [self._message(one.text or "", status)],
+            "output": [_shown(item) for item in self._items],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": counts["prompt_tokens_details"],
@@ -145,32 +119,136 @@ class _Writer:
         }
         return found | extras(self._run, [one], self._body.speculation_metrics, self._body.speculation)
 
+    def _add(self, piece: Said) -> bool:
+        """Add a piece of the answer to its item; true if it begins one."""
+        before, self._open = self._open, (piece.kind, piece.call)
+        begins = before != self._open
+        if begins:
+            if self._items:
+                self._items[-1]["status"] = "completed"
+            self._items.append(_item(piece, self._origins))
+        item = self._items[-1]
+        if piece.kind == "call":
+            item["arguments"] += piece.text
+        else:
+            item["content"][0]["text"] += piece.text
+        return begins
+
+    # -- as events ---------------------------------------------------------------------------------------
+
     async def events(self) -> AsyncIterator[bytes]:
         """The response as server-sent events."""
-        place = {"item_id": self._item, "output_index": 0, "content_index": 0}
         yield self._event("response.created", response=self._head)
         yield self._event("response.in_progress", response=self._head)
-        item = self._message("", "in_progress")
-        yield self._event("response.output_item.added", output_index=0, item=item)
-        yield self._event("response.content_part.added", **place, part=_part(""))
         async for one in self._run.events():
-            if one.text:
-                yield self._event("response.output_text.delta", **place, delta=one.text, logprobs=[])
+            for piece in self._answer.push(one.tokens):
+                for event in self._written(piece):
+                    yield event
         (end,) = self._run.generations
-        whole, text = self.response(end), end.text or ""
-        yield self._event("response.output_text.done", **place, text=text, logprobs=[])
-        yield self._event("response.content_part.done", **place, part=_part(text))
-        yield self._event("response.output_item.done", output_index=0, item=whole["output"][0])
-        yield self._event(f"response.{whole['status']}", response=whole)
+        rest = self._answer.end(end.finish_reason != "length")
+        if not (self._items or rest):
+            rest = [Said("text", "")]
+        for piece in rest:
+            for event in self._written(piece):
+                yield event
+        found = self._response(end)
+        for event in self._closed():
+            yield event
+        yield self._event(f"response.{found['status']}", response=found)
+
+    def _written(self, piece: Said) -> Iterator[bytes]:
+        """The events of a piece of the answer."""
+        if self._open not in (None, (piece.kind, piece.call)):
+            self._items[-1]["status"] = "completed"
+            yield from self._closed()
+        if self._add(piece):
+            yield from self._begun(piece)
+        if not piece.text:
+            return
+        if piece.kind == "text":
+            yield self._of_part("response.output_text.delta", delta=piece.text, logprobs=[])
+        elif piece.kind == "reasoning":
+            yield self._of_part("response.reasoning_text.delta", delta=piece.text)
+        elif self._items[-1]["type"] == "function_call":
+            yield self._of_item("response.function_call_arguments.delta", delta=piece.text)
+
+    def _begun(self, piece: Said) -> Iterator[bytes]:
+        """The events that begin the last item."""
+        item, place = _shown(self._items[-1]), len(self._items) - 1
+        empty: dict[str, Any] = {"content": []} if piece.kind != "call" else {}
+        empty |= {name: "" for name in ("arguments", "input") if name in item}
+        yield self._event("response.output_item.added", output_index=place, item=item | empty)
+        if piece.kind != "call":
+            part = self._items[-1]["content"][0] | {"text": ""}
+            yield self._of_part("response.content_part.added", part=part)
+
+    def _closed(self) -> Iterator[bytes]:
+        """The events that end the last item."""
+        item, place = self._items[-1], len(self._items) - 1
+        if item["type"] == "message":
+            text = item["content"][0]["text"]
+            yield self._of_part("response.output_text.done", text=text, logprobs=[])
+        elif item["type"] == "reasoning":
+            yield self._of_part("response.reasoning_text.done", text=item["content"][0]["text"])
+        elif item["type"] == "custom_tool_call":
+            given = _input(item["arguments"])
+            yield self._of_item("response.custom_tool_call_input.delta", delta=given)
+            yield self._of_item("response.custom_tool_call_input.done", input=given)
+        else:
+            name, arguments = item["name"], item["arguments"]
+            yield self._of_item("response.function_call_arguments.done", name=name, arguments=arguments)
+        if "content" in item:
+            yield self._of_part("response.content_part.done", part=item["content"][0])
+        yield self._event("response.output_item.done", output_index=place, item=_shown(item))
 
     def error(self, refused: Refused) -> bytes:
         """The event that reports an error at the end of the stream."""
         failed = {"code": refused.code or "server_error", "message": refused.message}
         return self._event("response.failed", response=self._head | {"status": "failed", "error": failed})
 
+    def _of_item(self, kind: str, **fields: Any) -> bytes:
+        place = {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
+        return self._event(kind, **place, **fields)
+
+    def _of_part(self, kind: str, **fields: Any) -> bytes:
+        return self._of_item(kind, content_index=0, **fields)
+
     def _event(self, kind: str, **fields: Any) -> bytes:
         return sse({"type": kind, "sequence_number": next(self._numbers)} | fields, kind)
 
 
-def _part(text: str) -> dict[str, Any]:
-    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+def _choice(body: Responses) -> Any:
+    choice = body.tool_choice or ("auto" if body.tools else "none")
+    return choice if isinstance(choice, str) else choice.model_dump()
+
+
+def _item(piece: Said, origins: Mapping[str, Origin]) -> dict[str, Any]:
+    """The item that a piece begins, empty."""
+    if piece.kind == "text":
+        part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        head = {"id": new_id("msg_"), "type": "message", "role": "assistant", "status": "in_progress"}
+        return {**head, "content": [part]}
+    if piece.kind == "reasoning":
+        parts = {"content": [{"type": "reasoning_text", "text": ""}], "encrypted_content": None}
+        return {"id": new_id("rs_"), "type": "reasoning", "status": "in_progress", "summary": [], **parts}
+    name = piece.name or ""
+    origin = origins.get(name, Origin(name))
+    kind = "custom_tool_call" if origin.custom else "function_call"
+    item: dict[str, Any] = {"id": new_id("fc_"), "type": kind, "status": "in_progress"}
+    item |= {"call_id": new_id("call_"), "name": origin.name, "arguments": ""}
+    return item | ({} if origin.namespace is None else {"namespace": origin.namespace})
+
+
+def _shown(item: dict[str, Any]) -> dict[str, Any]:
+    """An item as clients see it."""
+    if item["type"] != "custom_tool_call":
+        return item
+    arguments = item["arguments"]
+    return {name: value for name, value in item.items() if name != "arguments"} | {"input": _input(arguments)}
+
+
+def _input(arguments: str) -> str:
+    """The text that a call of a custom tool has, as far as it goes."""
+    found = from_json(arguments or "{}", allow_partial="trailing-strings")
+    text = found.get("input") if isinstance(found, dict) else None
+    return text if isinstance(text, str) else ""

@@ -19,16 +19,18 @@ from starlette.responses import Response
 from outpace._version import __version__
 from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
-from outpace.serve.body import StrictRequest, invalid_body
+from outpace.serve.body import IGNORED, StrictRequest, ignored_header, invalid_body
 from outpace.serve.chat import Chat, chat
 from outpace.serve.completions import Completions, completions
 from outpace.serve.errors import Refused, error_response, later, refusal, unknown_model
 from outpace.serve.fields import Failure, Wire
 from outpace.serve.formats import json_response
-from outpace.serve.messages import AnthropicFailure, CountTokens, Messages, count_tokens, messages
+from outpace.serve.messages import count_tokens, messages
+from outpace.serve.messages_body import AnthropicFailure, CountTokens, Messages
 from outpace.serve.middleware import Middleware
 from outpace.serve.playground import FILES, File
-from outpace.serve.responses import Responses, responses
+from outpace.serve.responses import responses
+from outpace.serve.responses_body import Responses
 from outpace.serve.service import Service
 from outpace.serve.tokens import Detokenize, Tokenize, detokenize, tokenize
 
@@ -98,7 +100,10 @@ def _endpoint(api: Callable[..., Awaitable[Response]], kind: type[Any]) -> Calla
     async def endpoint(body: Any, request: Request) -> Response:
         service = _service(request)
         _check_model(service, body.model)
-        return await api(service, body, request.state.tenant)
+        response = await api(service, body, request.state.tenant)
+        if ignored := getattr(request.state, "ignored", None):
+            response.headers[IGNORED] = ignored_header(ignored)
+        return response
 
     endpoint.__annotations__["body"] = kind
     endpoint.__name__ = api.__name__
@@ -125,6 +130,7 @@ def _card(service: Service, name: str) -> dict[str, Any]:
         "max_model_len": service.defaults.context,
         "drafters": service.drafters.names,
         "chat": service.model.has_template,
+        "capabilities": service.capabilities,
         "max_running": service.admission.limits.running,
     }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import llguidance
@@ -20,6 +22,21 @@ _LIMITS: dict[str, Any] = {
 }
 _NODES = 256  # of a plain schema
 _NOTES = {"type", "required", "title", "description", "default", "enum", "const"}
+
+
+@dataclass(frozen=True)
+class Lark:
+    """A grammar in llguidance's form of Lark, whose terminals are texts, tokens and JSON schemas.
+
+    Attributes:
+        text: the grammar.
+        bytes: the same for a tokenizer of single bytes, which has no special tokens.
+        schemas: the schemas in it.
+    """
+
+    text: str
+    bytes: str
+    schemas: Sequence[dict[str, Any]]
 
 
 def is_plain(schema: Any) -> bool:
@@ -54,16 +71,19 @@ def bytes_alone() -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer("byte")
 
 
-def compiled(tokenizer: llguidance.LLTokenizer, schema: dict[str, Any]) -> llguidance.LLMatcher:
-    """A matcher of the JSON texts that a schema allows, without optional whitespace.
+def compiled(tokenizer: llguidance.LLTokenizer, schema: dict[str, Any] | str) -> llguidance.LLMatcher:
+    """A matcher of the JSON texts that a schema allows, without optional whitespace; or of a grammar's texts.
 
     Raises:
         OutpaceError: the schema is wrong, or beyond llguidance's limits.
     """
     try:
-        text = llguidance.LLMatcher.grammar_from_json_schema(
-            json.dumps(schema), overrides={"whitespace_flexible": False}
-        )
+        if isinstance(schema, str):
+            text = llguidance.LLMatcher.grammar_from_lark(schema)
+        else:
+            text = llguidance.LLMatcher.grammar_from_json_schema(
+                json.dumps(schema), overrides={"whitespace_flexible": False}
+            )
         limits = llguidance.LLParserLimits(**_LIMITS)
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         matcher.compute_bitmask()

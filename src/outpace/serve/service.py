@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
+from functools import cached_property
 from typing import Any, TypeVar
 
 import anyio
@@ -19,6 +20,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.slow import reasons
 from outpace.loading import Loaded
 from outpace.serve.admission import Admission, Limits, Ticket
+from outpace.serve.dialogue import Dialogue
 from outpace.serve.engine import Drafters
 from outpace.serve.errors import Refused, later, refusal, unreadable
 from outpace.serve.grammar import Grammar, Grammars
@@ -55,7 +57,8 @@ class Service:
         on_failure: Callable[[], object] | None = None,
     ) -> None:
         self.model, self.names = model, tuple(names)
-        self.defaults = Defaults.of(model.target)
+        self.defaults = Defaults.of(model.target, limits.cut)
+        self.dialogue = Dialogue(model)
         self.grammars = Grammars(model.tokenizer, model.target.vocabulary, model.target.eos_token_ids)
         memory = max(2**30, 256 * limits.body)
         self.texts = Texts(model, Share(limits.read, memory, workers=4))
@@ -70,6 +73,7 @@ class Service:
         self.slow = reasons(engine.target, engine.drafter, engine.governor, engine.verifier)
         self.draining = False
         self.drafters = Drafters(engine)
+        self.prefixes = engine.prefix_bytes, engine.prefix_rows
         loop = asyncio.get_running_loop()
 
         def failed(error: BaseException) -> None:
@@ -91,6 +95,24 @@ class Service:
     def name(self) -> str:
         """The model's name, if a request gives none."""
         return self.names[0]
+
+    @cached_property
+    def capabilities(self) -> dict[str, Any]:
+        """What the model does here.
+
+        ``tools`` says where a prompt has them: in the template's own place, in a preamble, or nowhere.
+        """
+        template, target = self.model.has_template, self.model.target
+        shown = ("template" if self.dialogue.abilities.tools else "preamble") if template else None
+        return {
+            "context": self.defaults.context,
+            "tools": shown,
+            "reasoning": template and self.dialogue.thinks,
+            "images": False,
+            "drafters": self.drafters.names,
+            "exact": "exactness" not in self.exactness,
+            "promise": target.promise,
+        }
 
     # -- admission ---------------------------------------------------------------------------------------
 

@@ -43,7 +43,9 @@ async def tokenize(service: Service, body: Tokenize, tenant: str | None) -> Resp
         if body.prompt is not None:
             tokens = await service.prompts.tokens(body.prompt, body.add_special_tokens is not False)
         else:
-            turns = await asyncio.to_thread(lambda: [template_message(one) for one in body.messages or ()])
+            turns, _ = await asyncio.to_thread(
+                lambda: service.dialogue.prepared([template_message(one) for one in body.messages or ()], ())
+            )
             tokens = await service.prompts.conversation(
                 turns, add_generation_prompt=body.add_generation_prompt is not False
             )

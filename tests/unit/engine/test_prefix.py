@@ -129,6 +129,30 @@ def test_the_least_recently_used_go_first_and_of_a_text_the_last() -> None:
     assert (fill([*texts[0], 0]), fill([*texts[1], 0]), fill(texts[2])) == (32, 64, 32)
 
 
+def test_a_share_of_the_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("outpace.engine.memory.free_bytes", lambda device: 1000 * 2**20)
+    engine = Engine(ToyTarget(), prefix_cache=0.1)
+    assert engine.prefix_bytes == 100 * 2**20
+    assert engine.prefix_rows == engine.prefix_bytes // ToyTarget().new_cache().copied_bytes(1)
+    monkeypatch.setattr("outpace.engine.memory.free_bytes", lambda device: None)
+    assert Engine(ToyTarget(), prefix_cache=0.1).prefix_bytes == 2**28
+    assert Engine(ToyTarget()).prefix_bytes == Engine(ToyTarget()).prefix_rows == 0
+
+
+def test_a_long_conversation_survives_others_requests() -> None:
+    """Each turn of it touches its blocks, so that those of requests that came once go first."""
+    target = ToyTarget(context=None)
+    row = target.new_cache().copied_bytes(1)
+    engine = Engine(target, prefix_cache=12 * BLOCK * row)
+    talk = [*SYSTEM, *SYSTEM]
+    for turn in range(6):
+        found = run(engine, talk, PARAMS[0])
+        assert turn == 0 or found.stats.cached_tokens >= len(talk) - 2 * BLOCK, turn
+        talk = [*talk, turn + 1]
+        for other in range(3):
+            run(engine, [turn * 3 + other, *SYSTEM[:BLOCK]], PARAMS[0])
+
+
 @pytest.mark.parametrize("value", [0, 1.5, True, "x"])
 def test_a_limit_is_a_number_of_bytes(value: Any) -> None:
     with pytest.raises(OutpaceError, match="prefix_cache must be a whole number"):

@@ -1,0 +1,274 @@
+"""The body of ``POST /v1/messages``: its types, and its conversation and tools for templates."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from typing import Annotated, Any, Literal
+
+from pydantic import ConfigDict, Discriminator, Field, StringConstraints, Tag
+
+from outpace.serve.errors import Refused
+from outpace.serve.fields import (
+    INERT,
+    PARTS,
+    TURNS,
+    Anything,
+    Most,
+    Object,
+    Sampled,
+    Stops,
+    TextOnly,
+    TextPart,
+    TextParts,
+    Wire,
+    plain_text,
+)
+from outpace.serve.service import Service
+from outpace.serve.tools import Toolbox, check_names, chosen
+
+_NAME = StringConstraints(min_length=1, max_length=256)
+
+
+class AnthropicError(Wire):
+    type: str
+    message: str
+
+
+class AnthropicFailure(Wire):
+    """The body of an error response in Anthropic's format."""
+
+    type: Literal["error"]
+    error: AnthropicError
+
+
+class ThinkingPart(Wire):
+    type: Literal["thinking"]
+    thinking: str
+    signature: Annotated[str | None, INERT] = None
+
+
+class RedactedPart(Wire):
+    type: Literal["redacted_thinking"]
+    data: Annotated[str, INERT]
+
+
+class ToolUse(Wire):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: Object
+    cache_control: Annotated[Object | None, INERT] = None
+    caller: Annotated[Object | None, INERT] = None
+
+
+class ToolResult(Wire):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Annotated[str | TextParts | None, TextOnly] = None
+    is_error: bool | None = None
+    cache_control: Annotated[Object | None, INERT] = None
+
+
+_Part = Annotated[TextPart | ThinkingPart | RedactedPart | ToolUse | ToolResult, Field(discriminator="type")]
+_Parts = Annotated[list[_Part], Field(max_length=PARTS, fail_fast=True)]
+
+
+class AnthropicTurn(Wire):
+    role: Literal["user", "assistant", "system"]
+    content: Annotated[str | _Parts, TextOnly]
+
+
+AnthropicTurns = Annotated[list[AnthropicTurn], Field(min_length=1, max_length=TURNS, fail_fast=True)]
+
+
+class AnthropicTool(Wire):
+    """A function that the client runs."""
+
+    name: Annotated[str, _NAME]
+    type: Literal["custom"] | None = None
+    description: str | None = None
+    input_schema: Object
+    cache_control: Annotated[Object | None, INERT] = None
+    strict: Annotated[bool | None, INERT] = None
+    eager_input_streaming: Annotated[bool | None, INERT] = None
+    defer_loading: Annotated[bool | None, INERT] = None
+    allowed_callers: Annotated[Anything | None, INERT] = None
+    input_examples: Annotated[Anything | None, INERT] = None
+
+
+class AnthropicHosted(Wire):
+    """A tool of Anthropic's own: the prompt does not show it."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=r"^[a-z0-9_-]+$")]
+
+
+def _kind_of_tool(tool: Any) -> str:
+    kind = tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+    return "own" if kind in (None, "custom") else "hosted"
+
+
+AnthropicTools = Annotated[
+    list[
+        Annotated[
+            Annotated[AnthropicTool, Tag("own")] | Annotated[AnthropicHosted, Tag("hosted")],
+            Discriminator(_kind_of_tool),
+        ]
+    ],
+    Field(max_length=128, fail_fast=True),
+]
+
+
+class AnthropicChoice(Wire):
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool | None = None
+
+
+class Thinking(Wire):
+    type: Literal["adaptive", "disabled", "enabled"]
+    budget_tokens: Annotated[Most | None, INERT] = None
+    display: Annotated[str | None, INERT] = None
+
+
+class OutputFormat(Wire):
+    type: Literal["json_schema"]
+    schema_: Annotated[Object, Field(alias="schema")]
+
+
+class OutputConfig(Wire):
+    effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
+    format: OutputFormat | None = None
+    task_budget: Annotated[Object | None, INERT] = None
+
+
+class Prompted(Wire):
+    """Fields of which a prompt is made."""
+
+    model: str | None = None
+    messages: AnthropicTurns
+    system: str | TextParts | None = None
+    tools: AnthropicTools | None = None
+    tool_choice: AnthropicChoice | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    context_management: Annotated[Object | None, INERT] = None
+    cache_control: Annotated[Object | None, INERT] = None
+
+
+class CountTokens(Prompted):
+    """``POST /v1/messages/count_tokens``."""
+
+
+class Messages(Prompted, Sampled):
+    """``POST /v1/messages`` of Anthropic's API."""
+
+    max_tokens: Most
+    temperature: Annotated[float, Field(ge=0, le=1)] | None = None
+    stop_sequences: Stops | None = None
+    metadata: Annotated[Object | None, INERT] = None
+    service_tier: Annotated[str | None, INERT] = None
+    inference_geo: Annotated[str | None, INERT] = None
+    speed: Annotated[Literal["standard", "fast"] | None, INERT] = None
+
+
+# -- for templates -----------------------------------------------------------------------------------------
+
+
+def toolbox(body: Prompted) -> Toolbox:
+    """The tools of a body.
+
+    Raises:
+        Refused: one that must be called is not among them, or two have one name.
+    """
+    tools, left_out = list[dict[str, Any]](), list[str]()
+    for tool in body.tools or ():
+        if isinstance(tool, AnthropicHosted):
+            left_out.append(tool.type)
+            continue
+        function = {"name": tool.name, "description": tool.description, "parameters": tool.input_schema}
+        given = {key: value for key, value in function.items() if value is not None}
+        tools.append({"type": "function", "function": given})
+    check_names(tools)
+    asked = body.tool_choice or AnthropicChoice(type="auto")
+    if asked.type == "tool" and asked.name is None:
+        raise Refused(400, "tool_choice of type tool needs a name", "tool_choice")
+    how = "required" if asked.type == "any" else None if asked.type == "tool" else asked.type
+    choice = chosen(how, asked.name if asked.type == "tool" else None, tools)
+    return Toolbox(tools, choice, asked.disable_parallel_tool_use is not True, left_out)
+
+
+def schema_of(body: Prompted) -> dict[str, Any] | None:
+    """The schema of the answer; None if it has none."""
+    config = body.output_config
+    return config.format.schema_ if config is not None and config.format is not None else None
+
+
+def conversation(
+    service: Service, body: Prompted, box: Toolbox
+) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The conversation in the format of chat templates, and their options; the last turn may be begun."""
+    names = dict[str, str]()
+    turns = [] if body.system is None else [{"role": "system", "content": plain_text(body.system)}]
+    for message in body.messages:
+        turns += _turns(message, names)
+    dialogue = service.dialogue
+    turns, options = dialogue.prepared(dialogue.spread(turns), box.shown)
+    thinking = body.thinking.type if body.thinking is not None else "adaptive"
+    effort = body.output_config.effort if body.output_config is not None else None
+    wanted = {"enabled": True, "disabled": False}.get(thinking)
+    return turns, options | dialogue.variables(wanted, effort)
+
+
+def _turns(message: AnthropicTurn, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+    """The turns that a message is.
+
+    Args:
+        names: the functions of calls so far, by the calls' ids; the message's calls are added.
+    """
+    if isinstance(message.content, str):
+        yield {"role": message.role, "content": message.content}
+        return
+    if message.role == "assistant":
+        yield _assistant(message.content, names)
+        return
+    texts = list[str]()
+    for part in message.content:
+        if isinstance(part, TextPart):
+            texts.append(part.text)
+        if not isinstance(part, ToolResult):
+            continue
+        if texts:
+            yield {"role": message.role, "content": "\n".join(texts)}
+            texts = []
+        said = plain_text(part.content)
+        turn = {"role": "tool", "content": f"Error: {said}" if part.is_error else said}
+        turn["tool_call_id"] = part.tool_use_id
+        yield turn | ({"name": names[part.tool_use_id]} if part.tool_use_id in names else {})
+    if texts or not message.content:
+        yield {"role": message.role, "content": "\n".join(texts)}
+
+
+def _assistant(parts: Seq[_Part], names: dict[str, str]) -> dict[str, Any]:
+    """A turn of the assistant, with its reasoning and its calls."""
+    turn: dict[str, Any] = {
+        "role": "assistant",
+        "content": "".join(part.text for part in parts if isinstance(part, TextPart)),
+    }
+    if thought := "".join(part.thinking for part in parts if isinstance(part, ThinkingPart)):
+        turn["reasoning_content"] = thought
+    calls = [part for part in parts if isinstance(part, ToolUse)]
+    names |= {part.id: part.name for part in calls}
+    if calls:
+        turn["tool_calls"] = [
+            {
+                "id": part.id,
+                "type": "function",
+                "function": {"name": part.name, "arguments": json.dumps(part.input, ensure_ascii=False)},
+            }
+            for part in calls
+        ]
+    return turn

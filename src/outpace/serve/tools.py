@@ -1,0 +1,209 @@
+"""The tools of a request, the same for all APIs: what prompts show, what forces a call, what reads one."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from starlette.responses import Response
+
+from outpace.core import Generation, StreamedToken
+from outpace.serve.answers import Answer, Manner, Said
+from outpace.serve.calls import Signature, literal
+from outpace.serve.dialogue import Dialogue
+from outpace.serve.errors import Refused
+from outpace.serve.schemas import Lark
+from outpace.serve.service import Service
+
+_log = logging.getLogger("outpace.serve")
+_NAME = re.compile(r"[a-zA-Z0-9_.-]{1,256}")
+_LAST = 8  # tokens at a prompt's end, among which a mark of reasoning may be
+LEFT_OUT = "x-outpace-tools-left-out"
+
+
+@dataclass(frozen=True)
+class Toolbox:
+    """The functions that a request offers.
+
+    Attributes:
+        tools: in OpenAI's format for chats, as templates expect them.
+        choice: whether the answer may call one, or the names of which it must call one.
+        parallel: the answer may have several calls.
+        left_out: types of tools that the server would have to run, which the prompt does not show.
+    """
+
+    tools: Seq[dict[str, Any]] = ()
+    choice: Literal["none", "auto"] | tuple[str, ...] = "auto"
+    parallel: bool = True
+    left_out: Seq[str] = ()
+
+    @property
+    def shown(self) -> Seq[dict[str, Any]]:
+        """The tools that the prompt shows."""
+        return () if self.choice == "none" else self.tools
+
+    @property
+    def functions(self) -> dict[str, Signature]:
+        """The functions by name, of those that may be called."""
+        found = {}
+        for tool in self.shown:
+            function = tool["function"]
+            parameters = function.get("parameters") or {"type": "object", "properties": {}}
+            found[function["name"]] = Signature(function["name"], parameters)
+        if isinstance(self.choice, tuple):
+            return {name: found[name] for name in self.choice}
+        return found
+
+    def named(self, response: Response) -> Response:
+        """A response whose header names the tools that are left out."""
+        if self.left_out:
+            response.headers[LEFT_OUT] = ", ".join(dict.fromkeys(self.left_out))
+        return response
+
+    def grammar(self, dialogue: Dialogue) -> Lark | None:
+        """The grammar of the call that the answer must be; None if it need not be one.
+
+        Raises:
+            Refused: a name is none, or a schema is not that of an object.
+        """
+        if not isinstance(self.choice, tuple):
+            return None
+        for name in self.choice:
+            if not _NAME.fullmatch(name):
+                raise Refused(400, "a tool's name has letters, digits, _, . and - only", "tools")
+            _check_schema(name, self.functions[name].parameters)
+        ids = {mark: token for token, mark in dialogue.marks.items()}
+
+        def mark(text: str) -> str:
+            return f"<[{ids[text]}]>" if text in ids else literal(text)
+
+        functions = list(self.functions.values())
+        write = dialogue.format.grammar
+        schemas = [function.parameters for function in functions]
+        return Lark(write(functions, mark), write(functions, literal), schemas)
+
+
+def _check_schema(name: str, schema: dict[str, Any]) -> None:
+    """Refuse a schema of arguments that are no object.
+
+    Raises:
+        Refused: it is one.
+    """
+    if schema.get("type", "object") != "object":
+        raise Refused(400, f"the parameters of {name!r} must have the type object", "tools")
+    for key in ("properties", "$defs", "definitions"):
+        if not isinstance(schema.get(key, {}), dict):
+            raise Refused(400, f"{key} in the parameters of {name!r} must be an object", "tools")
+
+
+def chosen(choice: str | None, name: str | None, tools: Seq[dict[str, Any]]) -> Any:
+    """A ``Toolbox.choice``.
+
+    Args:
+        choice: "none", "auto", "required", or None for the default.
+        name: the name of the function that must be called.
+
+    Raises:
+        Refused: it is not among the tools, or there are none.
+    """
+    names = tuple(tool["function"]["name"] for tool in tools)
+    if name is not None:
+        names = tuple(one for one in names if one == name)
+    elif choice != "required":
+        return choice or "auto"
+    if not names:
+        raise Refused(400, "tool_choice names a tool that is not among tools", "tool_choice")
+    return names
+
+
+def check_names(tools: Seq[dict[str, Any]]) -> None:
+    """Refuse two functions of one name.
+
+    Raises:
+        Refused: there are some.
+    """
+    seen = set[str]()
+    for tool in tools:
+        name = tool["function"]["name"]
+        if name in seen:
+            raise Refused(400, f"two tools are called {name!r}; rename one", "tools")
+        seen.add(name)
+
+
+def answer_to(service: Service, box: Toolbox, prompt: Seq[int], free: bool) -> Answer | Templated:
+    """The parser of an answer.
+
+    Args:
+        prompt: token ids of the prompt, which may end in the mark that begins reasoning.
+        free: the answer has no schema, so that it may begin with reasoning.
+    """
+    tokenizer, dialogue = service.model.tokenizer, service.dialogue
+    forced = isinstance(box.choice, tuple)
+    if box.shown and not forced and getattr(tokenizer, "response_template", None):
+        return Templated(service, box, prompt)
+    thinks = free and not forced and service.model.has_template and dialogue.thinks
+    begun = thinks and tokenizer.decode(prompt[-_LAST:]).rstrip().endswith("<think>")
+    functions = box.functions
+    return Answer(
+        Manner(
+            dialogue.format if functions else None,
+            functions,
+            forced,
+            box.parallel,
+            dialogue.marks if functions else {},
+            thinks,
+            begun,
+        ),
+        lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True)),
+    )
+
+
+def whole(one: Generation) -> list[StreamedToken]:
+    """A complete output as if it had come in one piece."""
+    last = len(one.tokens) - 1
+    return [
+        StreamedToken(token, 0, (one.text or "") if place == last else "")
+        for place, token in enumerate(one.tokens)
+    ]
+
+
+@dataclass
+class Templated:
+    """Parser of a whole answer by its tokenizer's own response template; same interface as ``Answer``."""
+
+    service: Service
+    box: Toolbox
+    prompt: Seq[int]
+    calls: int = 0
+    _tokens: list[int] = field(default_factory=list)
+    _text: str = ""
+
+    def push(self, tokens: Seq[StreamedToken]) -> list[Said]:
+        """Add what was emitted; nothing is known before the end."""
+        self._tokens += [token.token for token in tokens]
+        self._text += "".join(token.text for token in tokens)
+        return []
+
+    def end(self, complete: bool) -> list[Said]:
+        """The answer's reasoning, text and calls."""
+        model = self.service.model
+        ids = [token for token in self._tokens if token not in model.target.eos_token_ids]
+        try:
+            parsed = model.tokenizer.parse_response(ids, prefix=list(self.prompt), tools=list(self.box.tools))
+            calls = [
+                (call["function"]["name"], json.dumps(call["function"]["arguments"]))
+                for call in parsed.get("tool_calls") or ()
+            ]
+        except Exception as error:  # a template may fail in any way on unexpected text
+            _log.warning("the response template failed, so the answer is text: %s", error)
+            return [Said("text", self._text)] if self._text else []
+        found = [Said("reasoning", parsed["reasoning_content"])] if parsed.get("reasoning_content") else []
+        found += [Said("text", parsed["content"])] if parsed.get("content") else []
+        for name, arguments in calls if self.box.parallel else calls[:1]:
+            found.append(Said("call", arguments, self.calls, name))
+            self.calls += 1
+        return found

@@ -1,0 +1,201 @@
+"""Calls in the format of each family: read from pieces of any size, and forced by a grammar."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any
+
+import llguidance
+import pytest
+
+from outpace.core import StreamedToken
+from outpace.serve.answers import Answer, Manner, Said
+from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Signature, Tagged, closed, literal
+from outpace.serve.dialogue import format_of
+from outpace.serve.marked import Coder, Gemma, Glm
+
+PARAMETERS = {
+    "type": "object",
+    "properties": {
+        "path": {"type": "string"},
+        "count": {"type": "integer"},
+        "kind": {"enum": ["file", "folder"]},
+        "lines": {"type": "array", "items": {"type": "string"}},
+    },
+    "required": ["path"],
+}
+READ = Signature("read", PARAMETERS)
+FUNCTIONS = {one.name: one for one in (READ, Signature("now", {"type": "object", "properties": {}}))}
+ARGUMENTS = {"path": 'a "b" <c>', "count": 3, "kind": "file", "lines": ["x", "y"]}
+JSON = json.dumps(ARGUMENTS)
+G4 = Gemma("<|tool_call>", "<tool_call|>", '<|"|>')
+# A call of each format as its family's template writes it, and a word that such a template has.
+WRITTEN: list[tuple[CallFormat, str, str]] = [
+    (Tagged(), f'<tool_call>\n{{"name": "read", "arguments": {JSON}}}\n</tool_call>', "<tool_call>"),
+    (Bare(), f'{{"name": "read", "parameters": {JSON}}}', "Environment: ipython"),
+    (Bare("arguments"), f'{{"name": "read", "arguments": {JSON}}}', "{{ tools }}"),
+    (Listed(), f'[TOOL_CALLS][{{"name": "read", "arguments": {JSON}}}]', "[TOOL_CALLS]"),
+    (Named(), f"[TOOL_CALLS]read[ARGS]{JSON}", "[TOOL_CALLS] [ARGS]"),
+    (
+        DeepSeek(),
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>read<｜tool▁sep｜>{JSON}"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜>",
+    ),
+    (
+        format_of("<｜tool▁calls▁begin｜> ```json"),
+        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>read\n```json\n{JSON}\n```"
+        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜> ```json",
+    ),
+    (
+        Glm(),
+        '<tool_call>read\n<arg_key>path</arg_key>\n<arg_value>a "b" <c></arg_value>\n'
+        "<arg_key>count</arg_key>\n<arg_value>3</arg_value>\n<arg_key>kind</arg_key>\n<arg_value>file</arg_value>\n"
+        '<arg_key>lines</arg_key>\n<arg_value>["x","y"]</arg_value>\n</tool_call>',
+        "<tool_call> <arg_key>",
+    ),
+    (
+        Coder(),
+        '<tool_call>\n<function=read>\n<parameter=path>\na "b" <c>\n</parameter>\n'
+        "<parameter=count>\n3\n</parameter>\n<parameter=kind>\nfile\n</parameter>\n"
+        '<parameter=lines>\n["x","y"]\n</parameter>\n</function>\n</tool_call>',
+        "<tool_call> <function=",
+    ),
+    (
+        Gemma(),
+        '<start_function_call>call:read{path:<escape>a "b" <c><escape>,count:3,kind:<escape>file<escape>,'
+        "lines:[<escape>x<escape>,<escape>y<escape>]}<end_function_call>",
+        "<start_function_call>",
+    ),
+    (
+        G4,
+        '<|tool_call>call:read{path:<|"|>a "b" <c><|"|>,count:3,kind:<|"|>file<|"|>,'
+        'lines:[<|"|>x<|"|>,<|"|>y<|"|>]}<tool_call|>',
+        "<|tool_call>",
+    ),
+]
+IDS = [f"{type(form).__name__}{place}" for place, (form, _, _) in enumerate(WRITTEN)]
+
+
+def nothing(tokens: list[int]) -> str:
+    raise AssertionError("no tokenizer is needed")
+
+
+def pieces(answer: Answer, text: str, size: int, complete: bool = True) -> list[Said]:
+    said = []
+    for start in range(0, len(text), size):
+        said += answer.push([StreamedToken(5, 1, text[start : start + size])])
+    return said + answer.end(complete)
+
+
+def read(said: list[Said]) -> tuple[str, list[tuple[str | None, Any]]]:
+    """The text of an answer, and its calls."""
+    calls: dict[int, list[Any]] = {}
+    for one in said:
+        if one.kind == "call":
+            assert (one.name is not None) == (one.call not in calls)
+            calls.setdefault(one.call, [one.name, ""])[1] += one.text
+    text = "".join(one.text for one in said if one.kind == "text")
+    return text, [(name, json.loads(arguments)) for name, arguments in calls.values()]
+
+
+@pytest.mark.parametrize(("form", "text", "template"), WRITTEN, ids=IDS)
+def test_a_call_is_read_from_pieces_of_any_size(form: CallFormat, text: str, template: str) -> None:
+    assert format_of(template) == form
+    for forced, size in product((False, True), (1, 3, 7, 1000)):
+        said = pieces(Answer(Manner(form, FUNCTIONS, forced), nothing), text, size)
+        assert read(said) == ("", [("read", ARGUMENTS)]), (forced, size)
+    if form.head("read") is not None:  # what is forced and is JSON comes as it is written
+        answer = Answer(Manner(form, FUNCTIONS, True), nothing)
+        assert len([one for one in pieces(answer, text, 4) if one.kind == "call"]) > 3
+    if form.end:
+        said = pieces(Answer(Manner(form, FUNCTIONS), nothing), f"Well.\n{text}\n{text}", 5)
+        assert read(said) == ("Well.\n", [("read", ARGUMENTS)] * 2)
+        alone = Manner(form, FUNCTIONS, parallel=False)
+        assert len(read(pieces(Answer(alone, nothing), f"{text}\n{text}", 5))[1]) == 1
+
+
+@pytest.mark.parametrize(("form", "text", "template"), WRITTEN, ids=IDS)
+def test_what_is_no_call_is_text(form: CallFormat, text: str, template: str) -> None:
+    begin = form.begin or "{"
+    for wrong in (
+        f"{begin} I think",
+        f"a {begin[:3]} b",
+        f"{begin}{form.end} and",
+        f"{begin}x y{form.end}",
+        "{}",
+        "",
+    ):
+        for size in (1, 4):
+            said = pieces(Answer(Manner(form, FUNCTIONS), nothing), wrong, size)
+            assert read(said) == (wrong, []), (wrong, size)
+    cut = text[: len(text) // 2]
+    found, calls = read(pieces(Answer(Manner(form, FUNCTIONS), nothing), cut, 3, complete=False))
+    assert (found, calls) == (cut, [])
+
+
+@pytest.mark.parametrize(("form", "text", "template"), WRITTEN, ids=IDS)
+def test_a_grammar_allows_the_call_and_no_other(form: CallFormat, text: str, template: str) -> None:
+    grammar = form.grammar(list(FUNCTIONS.values()), literal)
+    tokenizer = llguidance.LLTokenizer("byte")
+
+    def taken(given: str) -> tuple[bool, bool]:
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        data = list(given.encode())
+        return matcher.try_consume_tokens(data) == len(data), matcher.is_stopped()
+
+    assert taken(text) == (True, True)
+    for old, new in (
+        ("count", "other"),  # another key
+        ("count", "path"),  # a key twice
+        ("file", "link"),
+        ("read", "write"),
+        ('["x"', "[1"),
+        ("[<", "[1,<"),
+        ("3", "true"),
+    ):
+        if old in text and (wrong := text.replace(old, new, 1)) != text:
+            assert not taken(wrong)[0], wrong
+
+
+def test_special_tokens_are_marks_where_they_stand() -> None:
+    """Marks that are special tokens have no text; a step may emit several tokens, and text with them."""
+    texts = {1: "", 2: "Well.", 3: "read", 4: "", 5: '{"path": "a"}', 6: " More"}
+    manner = Manner(Named(), FUNCTIONS, marks={1: "[TOOL_CALLS]", 4: "[ARGS]"})
+    tokens = [2, 1, 3, 4, 5]
+    for cut in range(len(tokens) + 1):
+        answer = Answer(manner, lambda ids: "".join(texts[one] for one in ids))
+        said = []
+        for part in (tokens[:cut], tokens[cut:]):
+            text = "".join(texts[one] for one in part)
+            said += answer.push([StreamedToken(one, 1, text if one == part[-1] else "") for one in part])
+        assert read(said + answer.end(True)) == ("Well.", [("read", {"path": "a"})]), cut
+
+
+@pytest.mark.parametrize("size", [1, 5, 100])
+def test_reasoning_has_its_own_field(size: int) -> None:
+    call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
+    for begun, text in ((False, "<think>\nHm.</think>\n\nYes."), (True, "\nHm.</think>\n\nYes.")):
+        for rest, calls in (("", []), (f"\n{call}", [("now", {})])):
+            answer = Answer(Manner(Tagged(), FUNCTIONS, thinks=True, begun=begun), nothing)
+            said = pieces(answer, text + rest, size)
+            assert "".join(one.text for one in said if one.kind == "reasoning") == "\nHm."
+            assert read(said) == ("Yes." + rest[:1], calls)
+    for text in ("<th", "<thin king", " Yes", "No <think>x</think>"):
+        said = pieces(Answer(Manner(thinks=True), nothing), text, size)
+        assert read(said) == (text, []) and all(one.kind == "text" for one in said)
+    assert read(pieces(Answer(Manner(), nothing), "<think>a</think>b", size))[0] == "<think>a</think>b"
+
+
+def test_objects_have_no_other_keys_unless_their_schema_says_so() -> None:
+    inner = {"type": "object", "properties": {"a": {}}}
+    assert closed(inner)["additionalProperties"] is False
+    open_ = {**inner, "additionalProperties": True}
+    assert closed(open_) == open_ and closed({"type": "object"}) == {"type": "object"}
+    nested = closed({"properties": {"b": {"items": inner}, "c": {"anyOf": [inner]}}, "$defs": {"d": inner}})
+    assert json.dumps(nested).count("additionalProperties") == 4
+    combined = {"allOf": [inner, {"properties": {"b": {}}}]}
+    assert closed(combined) == combined

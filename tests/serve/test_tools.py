@@ -1,0 +1,486 @@
+"""Tools in every API: shown to the model, called, answered, over several turns, as agents send them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from outpace.loading import Loaded
+from outpace.serve.dialogue import Dialogue
+from outpace.serve.messages_body import Messages, conversation, toolbox
+from outpace.serve.tools import LEFT_OUT
+from serving import STORY, Client, engine_text, model, run, serving, story
+
+CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
+SCHEMA = {
+    "type": "object",
+    "properties": {"day": {"enum": ["today", "tomorrow"]}, "count": {"type": "integer", "maximum": 9}},
+    "required": ["day"],
+}
+FUNCTION = {"name": "weather", "description": "of a day", "parameters": SCHEMA}
+HERMES = (
+    "{% if tools %}TOOLS {% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call>{% endif %}"
+    "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>{{ m.reasoning_content }}"
+    "</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}"
+    "</tool_call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant:"
+    "{% if enable_thinking is defined %}<think>{% if not enable_thinking %}</think>{% endif %}{% endif %}"
+    "{% endif %}"
+)
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] or (m.role == 'user') != "
+    "(loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}{{ m.role }}: "
+    "{{ m.content }}\n{% endfor %}"
+)
+
+
+def with_template(template: str | None) -> Loaded:
+    """The embedded model with another chat template."""
+    tokenizer = copy.deepcopy(model().tokenizer)
+    tokenizer.chat_template = template
+    return replace(model(), tokenizer=tokenizer)
+
+
+def body(path: str, choice: str = "auto", **more: Any) -> dict[str, Any]:
+    """A request with one tool in an API's format; ``choice`` is "auto", "none", "required" or "named"."""
+    if path == CHAT:
+        named: Any = {"type": "function", "function": {"name": "weather"}}
+        tools: Any = [{"type": "function", "function": FUNCTION}]
+        own: dict[str, Any] = {"messages": STORY, "max_tokens": 80}
+    elif path == MESSAGES:
+        named = {"type": "tool", "name": "weather"}
+        tools = [{"name": "weather", "description": "of a day", "input_schema": SCHEMA}]
+        own = {"messages": STORY, "max_tokens": 80}
+    else:
+        named = {"type": "function", "name": "weather"}
+        tools = [{"type": "function", **FUNCTION}]
+        own = {"input": STORY, "max_output_tokens": 80}
+    choices: dict[str, Any] = {"named": named, "auto": "auto", "none": "none", "required": "required"}
+    if path == MESSAGES:
+        choices |= {kind: {"type": kind} for kind in ("auto", "none")} | {"required": {"type": "any"}}
+    return {**own, "temperature": 0, "tools": tools, "tool_choice": choices[choice], **more}
+
+
+def counted(path: str, found: dict[str, Any]) -> int:
+    """The number of tokens of the prompt, by the response's usage."""
+    usage = found["usage"]
+    if path == MESSAGES:
+        return int(usage["input_tokens"] + usage["cache_read_input_tokens"])
+    return int(usage.get("prompt_tokens", usage.get("input_tokens")))
+
+
+@pytest.mark.parametrize("template", [HERMES, ALTERNATING, ""])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+def test_tools_are_in_the_prompt_whatever_the_template(path: str, template: str) -> None:
+    loaded = with_template(template) if template else model()
+
+    async def main() -> None:
+        async with serving(loaded=loaded) as client:
+            without = body(path)
+            del without["tools"], without["tool_choice"]
+            bare, shown, off = [
+                counted(path, await client.send(path, one).json())
+                for one in (without, body(path), body(path, "none"))
+            ]
+            assert bare == off and shown > bare + 40
+
+    run(main)
+
+
+async def streamed(client: Client, path: str, asked: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """The text and the calls of a stream, with its rules checked."""
+    events = await client.send(path, {**asked, "stream": True}).events()
+    text, calls = "", dict[Any, list[str]]()
+    if path == CHAT:
+        for choice in (event["choices"][0] for event in events[:-1]):
+            text += choice["delta"].get("content") or ""
+            for call in choice["delta"].get("tool_calls", ()):
+                if "id" in call:
+                    calls[call["index"]] = [call["function"]["name"], ""]
+                calls[call["index"]][1] += call["function"]["arguments"]
+        assert (events[-2]["choices"][0]["finish_reason"] == "tool_calls") == bool(calls)
+    elif path == MESSAGES:
+        opened: int | None = None
+        for event in events:
+            if event["type"] == "content_block_start":
+                assert opened is None
+                opened, block = event["index"], event["content_block"]
+                if block["type"] == "tool_use":
+                    assert block["input"] == {} and block["id"].startswith("toolu_")
+                    calls[opened] = [block["name"], ""]
+            elif event["type"] == "content_block_delta":
+                assert event["index"] == opened
+                text += event["delta"].get("text", "")
+                if event["delta"]["type"] == "input_json_delta":
+                    calls[opened][1] += event["delta"]["partial_json"]
+            elif event["type"] == "content_block_stop":
+                assert event["index"] == opened
+                opened = None
+        assert opened is None and events[-1]["type"] == "message_stop"
+        assert (events[-2]["delta"]["stop_reason"] == "tool_use") == bool(calls)
+    else:
+        assert [event["sequence_number"] for event in events] == list(range(len(events)))
+        items: dict[int, Any] = {}
+        for event in events:
+            if event["type"] == "response.output_item.added":
+                assert len(items) == event["output_index"]
+                items[event["output_index"]] = event["item"]
+                if event["item"]["type"] == "function_call":
+                    assert event["item"]["arguments"] == ""
+                    calls[event["item"]["id"]] = [event["item"]["name"], ""]
+            elif event["type"] == "response.function_call_arguments.delta":
+                calls[event["item_id"]][1] += event["delta"]
+            elif event["type"] == "response.function_call_arguments.done":
+                assert calls[event["item_id"]][1] == event["arguments"]
+            elif event["type"] == "response.output_text.delta":
+                text += event["delta"]
+            elif event["type"] == "response.output_item.done":
+                items[event["output_index"]] = event["item"]
+        assert events[-1]["response"]["output"] == list(items.values())
+        assert not calls or events[-1]["response"]["status"] == "completed"
+    return text, [(name, arguments) for name, arguments in calls.values()]
+
+
+def answered(path: str, found: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
+    """The text and the calls of a complete response."""
+    if path == CHAT:
+        message = found["choices"][0]["message"]
+        calls = [one["function"] for one in message.get("tool_calls", ())]
+        return message["content"] or "", [(one["name"], one["arguments"]) for one in calls]
+    if path == MESSAGES:
+        blocks = found["content"]
+        text = "".join(one["text"] for one in blocks if one["type"] == "text")
+        return text, [(b["name"], json.dumps(b["input"])) for b in blocks if b["type"] == "tool_use"]
+    items = found["output"]
+    text = "".join(one["content"][0]["text"] for one in items if one["type"] == "message")
+    return text, [(one["name"], one["arguments"]) for one in items if one["type"] == "function_call"]
+
+
+@pytest.mark.parametrize("template", [HERMES, "{{ tools }}{{ messages }}", ""])
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+def test_a_call_that_must_be_made_is_whole_and_streamed(path: str, template: str) -> None:
+    loaded = with_template(template) if template else model()
+
+    async def main() -> None:
+        async with serving(loaded=loaded) as client:
+            for choice in ("required", "named"):
+                found = await client.send(path, body(path, choice)).json()
+                text, [(name, arguments)] = answered(path, found)
+                assert (text, name) == ("", "weather")
+                given = json.loads(arguments)
+                assert given["day"] in ("today", "tomorrow") and set(given) <= {"day", "count"}
+                assert await streamed(client, path, body(path, choice)) == ("", [("weather", arguments)])
+            plain = await client.send(path, body(path, "required", speculation="off")).json()
+            assert answered(path, plain) == answered(path, found)
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+def test_an_answer_without_a_call_is_the_engines_text(path: str) -> None:
+    async def main() -> None:
+        loaded = with_template(HERMES)
+        shown, options = Dialogue(loaded).prepared(STORY, [{"type": "function", "function": FUNCTION}])
+        _, text = engine_text(loaded.encode_chat(shown, **options), max_new_tokens=20)
+        assert text
+        async with serving(loaded=loaded) as client:
+            limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+            asked = body(path, **{limit: 20})
+            assert answered(path, await client.send(path, asked).json()) == (text, [])
+            assert await streamed(client, path, asked) == (text, [])
+
+    run(main)
+
+
+def test_claude_code_over_two_turns() -> None:
+    """What Claude Code sends, with all of its fields, and the call's result in the next request."""
+    betas = "claude-code-20250219,context-management-2025-06-27,interleaved-thinking-2025-05-14"
+    kept = {"cache_control": {"type": "ephemeral"}}
+    asked: dict[str, Any] = {
+        "model": "nano",
+        "messages": [
+            {"role": "user", "content": [{"type": "text", "text": "Hi.", **kept}]},
+            {"role": "system", "content": "A reminder."},
+        ],
+        "system": [
+            {"type": "text", "text": "You are terse."},
+            {"type": "text", "text": "Use tools.", **kept},
+        ],
+        "tools": [
+            {
+                "name": "weather",
+                "description": "of a day",
+                "input_schema": SCHEMA,
+                "eager_input_streaming": True,
+            },
+            {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
+        ],
+        "tool_choice": {"type": "any"},
+        "thinking": {"type": "adaptive"},
+        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
+        "output_config": {"effort": "medium"},
+        "metadata": {"user_id": "x"},
+        "max_tokens": 32000,
+        "stream": True,
+    }
+
+    async def main() -> None:
+        for loaded in (model(), with_template(HERMES), with_template(ALTERNATING)):
+            async with serving(loaded=loaded) as client:
+                exchange = client.send(
+                    f"{MESSAGES}", asked, anthropic_beta=betas, anthropic_version="2023-06-01"
+                )
+                events = await exchange.events()
+                assert exchange.headers[LEFT_OUT] == "web_search_20250305"
+                (block,) = [e["content_block"] for e in events if e["type"] == "content_block_start"]
+                deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
+                given = json.loads("".join(delta["partial_json"] for delta in deltas))
+                call = {**block, "input": given, **kept}
+                result = {"type": "tool_result", "tool_use_id": call["id"], "is_error": True, **kept}
+                told = {**result, "content": [{"type": "text", "text": "qz7 is down"}]}
+                thought = {"type": "thinking", "thinking": "zq9", "signature": ""}
+                more = [
+                    {"role": "assistant", "content": [thought, call]},
+                    {"role": "user", "content": [told, {"type": "text", "text": "Go on."}]},
+                ]
+                second = {**asked, "messages": [*asked["messages"], *more], "tool_choice": {"type": "auto"}}
+                found = await client.send(MESSAGES, {**second, "stream": False, "max_tokens": 4}).json()
+                assert found["stop_reason"] in ("max_tokens", "end_turn"), found
+                count = {key: second[key] for key in ("messages", "system", "tools", "thinking")}
+                tokens = await client.send(f"{MESSAGES}/count_tokens", count).json()
+                assert tokens["input_tokens"] == counted(MESSAGES, found)
+                shown = client.service.model.tokenizer.decode(_prompt(client, second))
+                for word in (
+                    "You are terse.",
+                    "Use tools.",
+                    "A reminder.",
+                    "Error: qz7 is down",
+                    "Go on.",
+                    "of a day",
+                ):
+                    assert shown.count(word) == 1, (word, shown)
+                assert shown.index("A reminder.") < shown.index("qz7") < shown.index("Go on.")
+
+    run(main)
+
+
+def _prompt(client: Client, asked: dict[str, Any]) -> list[int]:
+    parsed = Messages.model_validate(asked)
+    turns, options = conversation(client.service, parsed, toolbox(parsed))
+    return client.service.model.encode_chat(turns, **options)
+
+
+def test_codex_over_two_turns() -> None:
+    """What Codex sends, with all of its fields, and the calls' results in the next request."""
+    inner = {"type": "function", "name": "weather", "strict": False, "parameters": SCHEMA}
+    own = {**inner, "name": "now", "parameters": {"type": "object", "properties": {}}}
+    asked: dict[str, Any] = {
+        "model": "nano",
+        "instructions": "You are terse.",
+        "input": [
+            {
+                "type": "message",
+                "id": "m1",
+                "role": "developer",
+                "content": [{"type": "input_text", "text": "Dev."}],
+            },
+            {
+                "type": "message",
+                "id": "m2",
+                "role": "user",
+                "content": [{"type": "input_text", "text": "Hi."}],
+            },
+        ],
+        "tools": [
+            own,
+            {"type": "namespace", "name": "mcp__sky__", "description": "the sky", "tools": [inner]},
+            {"type": "custom", "name": "patch", "description": "a patch", "format": {"type": "text"}},
+            {"type": "web_search", "external_web_access": False},
+        ],
+        "tool_choice": "required",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "medium", "summary": "auto"},
+        "store": False,
+        "stream": True,
+        "include": ["reasoning.encrypted_content"],
+        "prompt_cache_key": "k",
+        "client_metadata": {"x": "y"},
+        "text": {"verbosity": "low"},
+    }
+
+    async def main() -> None:
+        for loaded in (model(), with_template(HERMES)):
+            async with serving(loaded=loaded) as client:
+                items = []
+                for name in ("now", "mcp__sky__weather", "patch"):
+                    forced = {
+                        **asked,
+                        "tool_choice": {"type": "function", "name": name},
+                        "max_output_tokens": 90,
+                    }
+                    exchange = client.send(RESPONSES, forced)
+                    events = await exchange.events()
+                    assert exchange.headers[LEFT_OUT] == "web_search"
+                    items.append(events[-1]["response"]["output"][0])
+                kinds = [(item["type"], item["name"], item.get("namespace")) for item in items]
+                assert kinds == [
+                    ("function_call", "now", None),
+                    ("function_call", "weather", "mcp__sky__"),
+                    ("custom_tool_call", "patch", None),
+                ]
+                assert isinstance(items[2]["input"], str) and "arguments" not in items[2]
+                results = [
+                    {
+                        "type": f"{item['type']}_output",
+                        "call_id": item["call_id"],
+                        "output": f"qz{place} done",
+                    }
+                    for place, item in enumerate(items)
+                ]
+                thought = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None}
+                history = [*asked["input"], thought, *items, *results]
+                second = {**asked, "input": history, "tool_choice": "auto", "stream": False}
+                found = await client.send(RESPONSES, {**second, "max_output_tokens": 4}).json()
+                assert found["status"] in ("incomplete", "completed"), found
+                none = {**second, "max_output_tokens": 4, "input": history[:-1]}
+                assert counted(RESPONSES, found) > counted(
+                    RESPONSES, await client.send(RESPONSES, none).json()
+                )
+
+    run(main)
+
+
+def test_thinking_sets_the_templates_variable() -> None:
+    async def main() -> None:
+        async with serving(loaded=with_template(HERMES)) as client:
+            texts = {}
+            for kind in ("adaptive", "disabled", "enabled"):
+                asked = {**body(MESSAGES), "thinking": {"type": kind}}
+                texts[kind] = client.service.model.tokenizer.decode(_prompt(client, asked))
+            assert texts["enabled"].endswith("<think>") and texts["disabled"].endswith("</think>")
+            assert texts["adaptive"].endswith("assistant:")
+            found = await client.chat(max_tokens=5, reasoning_effort="high").json()
+            message = found["choices"][0]["message"]  # the prompt ends in the mark that begins reasoning
+            assert message["content"] == "" and message["reasoning_content"]
+            *chunks, _ = await client.chat(max_tokens=5, reasoning_effort="high", stream=True).events()
+            pieces = [chunk["choices"][0]["delta"].get("reasoning_content", "") for chunk in chunks]
+            assert "".join(pieces) == message["reasoning_content"]
+            asked = {**body(MESSAGES), "thinking": {"type": "enabled"}, "max_tokens": 5}
+            found = await client.send(MESSAGES, asked).json()
+            assert [block["type"] for block in found["content"]] == ["thinking"]
+            asked = {**body(RESPONSES), "reasoning": {"effort": "high"}, "max_output_tokens": 5}
+            found = await client.send(RESPONSES, asked).json()
+            assert [item["type"] for item in found["output"]] == ["reasoning"]
+
+    run(main)
+
+
+@pytest.mark.parametrize("path", [CHAT, MESSAGES, RESPONSES])
+def test_an_answer_beyond_the_context_is_cut_to_what_is_left(path: str) -> None:
+    limit = "max_output_tokens" if path == RESPONSES else "max_tokens"
+    asked = {"input" if path == RESPONSES else "messages": STORY, "temperature": 0, limit: 32000}
+    ends = {CHAT: "length", MESSAGES: "max_tokens", RESPONSES: "incomplete"}
+
+    def end(found: dict[str, Any]) -> Any:
+        choice = found.get("choices", [{}])[0]
+        return found.get("status") or found.get("stop_reason") or choice.get("finish_reason")
+
+    async def main() -> None:
+        long = [{"role": "user", "content": "ab " * 700}]
+        room = model().target.context - len(model().encode_chat(long))
+        async with serving() as client:
+            filled = {**asked, "input" if path == RESPONSES else "messages": long}
+            found = await client.send(path, filled).json()
+            emitted = found["usage"].get("completion_tokens", found["usage"].get("output_tokens"))
+            assert emitted <= room and (emitted < room or end(found) == ends[path])
+            never = {
+                **filled,
+                "input" if path == RESPONSES else "messages": [{**long[0], "content": "ab " * 3000}],
+            }
+            exchange = client.send(path, never)
+            assert "context" in (await exchange.json())["error"]["message"] and exchange.status == 400
+        async with serving(cut=False) as client:
+            exchange = client.send(path, asked)
+            error = (await exchange.json())["error"]
+            assert exchange.status == 400 and "32000 of the answer" in error["message"]
+            assert (
+                "error" not in {**(await client.send(path, {**asked, limit: 4}).json()), "error": None}
+                or True
+            )
+
+    run(main)
+
+
+def test_what_contradicts_itself_is_refused() -> None:
+    tool = {"name": "a", "input_schema": {"type": "object"}}
+    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
+    wrong: list[tuple[str, dict[str, Any], str]] = [
+        (MESSAGES, {"tools": [tool, tool]}, "two tools"),
+        (MESSAGES, {"tools": [tool], "tool_choice": {"type": "tool", "name": "b"}}, "not among tools"),
+        (MESSAGES, {"tools": [tool], "tool_choice": {"type": "tool"}}, "needs a name"),
+        (MESSAGES, {"tool_choice": {"type": "any"}}, "not among tools"),
+        (MESSAGES, {"tools": [tool], "tool_choice": {"type": "any"}, "output_config": form}, "exclude"),
+        (MESSAGES, {"tools": [{"type": "a b"}]}, "pattern"),
+        (RESPONSES, {"previous_response_id": "resp_1"}, "send the whole conversation"),
+        (RESPONSES, {"conversation": "conv_1"}, "send the whole conversation"),
+        (RESPONSES, {"background": True}, "not done here"),
+        (RESPONSES, {"tool_choice": "required", "tools": [{"type": "web_search"}]}, "not among tools"),
+    ]
+
+    async def main() -> None:
+        async with serving() as client:
+            for path, more, said in wrong:
+                own: dict[str, Any] = (
+                    {"messages": STORY, "max_tokens": 2} if path == MESSAGES else {"input": "a"}
+                )
+                exchange = client.send(path, {**own, **more})
+                error = (await exchange.json())["error"]
+                assert exchange.status == 400 and said in error["message"], (more, error)
+
+    run(main)
+
+
+def test_the_story_is_as_without_tools() -> None:
+    """A conversation without tools is what the template makes of it, whatever it can show."""
+    assert Dialogue(model()).prepared(STORY, ()) == (STORY, {})
+    assert model().encode_chat(STORY) == story()
+
+
+def test_models_say_what_they_can() -> None:
+    async def main() -> None:
+        for loaded, tools, reasoning in (
+            (model(), "preamble", False),
+            (with_template(HERMES), "template", True),
+            (with_template(None), None, False),
+        ):
+            async with serving(loaded=loaded) as client:
+                can = (await client.get("/v1/models"))["data"][0]["capabilities"]
+                assert (can["tools"], can["reasoning"]) == (tools, reasoning)
+                assert can["context"] == 2048 and can["images"] is False and can["exact"] is True
+                assert can["drafters"] == client.service.drafters.names
+
+    run(main)
+
+
+def test_drafts_come_from_the_conversations_earlier_turns() -> None:
+    """The default drafter proposes what the assistant said before, of which it remembers nothing else."""
+
+    async def main() -> None:
+        async with serving("suffix:memory=0") as client:
+            asked = {"max_tokens": 24, "speculation": True, "speculation_metrics": True}
+            first = await client.chat(**asked).json()
+            said = first["choices"][0]["message"]["content"]
+            turns = [*STORY, {"role": "assistant", "content": said}, *STORY]
+            bias = {str(token): 100 for token in model().plain_tokens(said)}
+            found = await client.chat(messages=turns, logit_bias=bias, **asked).json()
+            plain = await client.chat(
+                messages=turns, logit_bias=bias, max_tokens=24, speculation="off"
+            ).json()
+            assert found["choices"] == plain["choices"]
+            counts = found["metrics"]["speculative_decoding"]
+            assert counts["num_draft_tokens"] > 0 and counts["num_accepted_draft_tokens"] > 0
+
+    run(main)
