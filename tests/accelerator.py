@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,20 +31,47 @@ _KINDS = ("cuda", "mps")
 # Operations that launch no kernel: they allocate, or look at a tensor in another way. (Views are found by schema.)
 _FREE = {
     f"aten::{name}"
-    for name in (
-        "empty empty_like new_empty empty_strided new_empty_strided empty_permuted detach is_same_size lift_fresh "
-        "alias _unsafe_view _reshape_alias is_pinned equal _local_scalar_dense"
-    ).split()
+    for name in [
+        "empty",
+        "empty_like",
+        "new_empty",
+        "empty_strided",
+        "new_empty_strided",
+        "empty_permuted",
+        "detach",
+        "is_same_size",
+        "lift_fresh",
+        "alias",
+        "_unsafe_view",
+        "_reshape_alias",
+        "is_pinned",
+        "equal",
+        "_local_scalar_dense",
+    ]
 }
 # Operations whose result has a size that the host must know, so that it waits.
 _READS = {
     f"aten::{name}"
-    for name in (
-        "_local_scalar_dense equal nonzero masked_select _unique _unique2 unique_dim unique_consecutive bincount "
-        "repeat_interleave"
-    ).split()
+    for name in [
+        "_local_scalar_dense",
+        "equal",
+        "nonzero",
+        "masked_select",
+        "_unique",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "bincount",
+        "repeat_interleave",
+    ]
 }
-_INDEXING = {"aten::index", "aten::index_put", "aten::index_put_", "aten::_index_put_impl_", "aten::_unsafe_index"}
+_INDEXING = {
+    "aten::index",
+    "aten::index_put",
+    "aten::index_put_",
+    "aten::_index_put_impl_",
+    "aten::_unsafe_index",
+}
 _COPIES = {"aten::_to_copy", "aten::copy_", "aten::_copy_from"}
 _WIDE = (torch.float64, torch.complex128)
 
@@ -78,7 +105,9 @@ class Counts:
     def lines(self, name: str, steps: int, most: int = 8) -> str:
         """The lines that most of a count comes from, for a message."""
         counter: Counter[Place] = getattr(self, name)
-        return "\n".join(f"  {count / steps:6.2f} {_named(place)}" for place, count in counter.most_common(most))
+        return "\n".join(
+            f"  {count / steps:6.2f} {_named(place)}" for place, count in counter.most_common(most)
+        )
 
 
 class Refused(RuntimeError):
@@ -142,14 +171,15 @@ class Placed(Tensor):
 
     @staticmethod
     def __new__(cls, inner: Tensor, device: torch.device, on: Accelerator) -> Placed:
-        return torch.Tensor._make_wrapper_subclass(
-            cls,
-            inner.shape,
-            strides=inner.stride(),
-            storage_offset=inner.storage_offset(),
-            dtype=inner.dtype,
-            device=device,
-        )
+        with torch.inference_mode(inner.is_inference()):  # a view of a weight is none of inference mode
+            return torch.Tensor._make_wrapper_subclass(
+                cls,
+                inner.shape,
+                strides=inner.stride(),
+                storage_offset=inner.storage_offset(),
+                dtype=inner.dtype,
+                device=device,
+            )
 
     def __init__(self, inner: Tensor, device: torch.device, on: Accelerator) -> None:
         self.inner, self.on = inner, on
@@ -311,7 +341,9 @@ class Accelerator:
     def __enter__(self) -> Accelerator:
         overwrites = torch.__future__.get_overwrite_module_params_on_conversion()
         self._stack.callback(torch.__future__.set_overwrite_module_params_on_conversion, overwrites)
-        torch.__future__.set_overwrite_module_params_on_conversion(True)  # or a moved weight forgets its class
+        torch.__future__.set_overwrite_module_params_on_conversion(
+            True
+        )  # or a moved weight forgets its class
         for patch in _patches(self):
             self._stack.enter_context(patch)
         self._stack.enter_context(_Mode(self))
@@ -429,7 +461,9 @@ class Accelerator:
             if not isinstance(part, Tensor):
                 self.upload(f"an index of {len(part)}", waits=True)
         tensors = [part for part in arrays if isinstance(part, Tensor) and part.dim()]
-        self._check_indices("indexing", (tensor, tensors, *([] if value is None else [torch.as_tensor(value)])))
+        self._check_indices(
+            "indexing", (tensor, tensors, *([] if value is None else [torch.as_tensor(value)]))
+        )
         with _Launches(self):
             yield
 
@@ -437,7 +471,9 @@ class Accelerator:
         indices = [index for index in args[1] if index is not None]
         if not isinstance(args[0], Placed):
             if any(isinstance(index, Placed) for index in indices):
-                raise Refused(f"{name} has indices on {self.kind} of a tensor on the cpu, at {line_of_ours()}")
+                raise Refused(
+                    f"{name} has indices on {self.kind} of a tensor on the cpu, at {line_of_ours()}"
+                )
             return
         others = {index.device for index in indices if isinstance(index, Placed)} - {args[0].device}
         if others:

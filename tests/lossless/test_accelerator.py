@@ -5,9 +5,7 @@ The accelerator is emulated (``accelerator.py``): "cuda", "mps", and a model on 
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import lru_cache
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -53,19 +51,26 @@ def plain(kind: str, sampling: str) -> list[list[int]]:
 def target_on(kind: str, static: bool) -> CausalTarget:
     """The embedded model on an accelerator; to be called within its context."""
     name, count = KINDS[kind]
-    model: Any = embedded(dtype_on(kind)).to(f"{name}:0")
-    if count == 2:
+    model: Any = embedded(dtype_on(kind))
+    if count == 1:
+        model.to(f"{name}:0")
+    else:
         spread(model)
     return CausalTarget(model, static=static, check=False)
 
 
 def spread(model: Any) -> None:
     """Move the layers from the third on, the norm and the head to another device, as a device map does."""
-    from accelerate import dispatch_model
-
-    names = ["model.embed_tokens", "model.rotary_emb", *(f"model.layers.{i}" for i in range(len(model.model.layers)))]
-    places = {name: 0 if place < 2 + _SPREAD else 1 for place, name in enumerate(names)}
-    dispatch_model(model, {**places, "model.norm": 1, "lm_head": 1})
+    accelerate = pytest.importorskip("accelerate")
+    layers = {f"model.layers.{layer}": int(layer >= _SPREAD) for layer in range(len(model.model.layers))}
+    places = {"model.embed_tokens": 0, "model.rotary_emb": 0, **layers, "model.norm": 1, "lm_head": 1}
+    accelerate.dispatch_model(
+        model,
+        {name: f"cuda:{place}" for name, place in places.items()},
+        main_device="cuda:0",
+        force_hooks=True,
+        skip_keys=model._skip_keys_device_placement,
+    )
 
 
 def decoded(kind: str, drafter: str, sampling: str, static: bool) -> list[list[int]]:

@@ -26,6 +26,7 @@ from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
+from outpace.transfer import upload
 from outpace.tree import ancestor_mask
 
 _CHUNK = 512  # rows of a prompt in one forward
@@ -243,7 +244,7 @@ def _forward(
     """Run one forward for all sequences and return the outputs of each one's rows, [w, ...]."""
     shared = active[0].shared
     forward = shared.cache.begin(feeds)
-    ids = forward.pad([torch.tensor(own, device=forward.positions.device) for own in tokens])
+    ids = forward.pad([upload(own, forward.positions.device) for own in tokens])
     outputs = shared.run(forward, ids, forward.pad(read), depth)
     forward.keep([len(own) for own in tokens])
     return forward.rows(outputs)

@@ -13,6 +13,7 @@ from outpace.core import NoTokenLeft, OutpaceError
 from outpace.draws.sampling import Stream, noisy_argmax, noisy_top, warp
 from outpace.native import layers
 from outpace.sequence import Sequence
+from outpace.transfer import widened
 
 Noise = Literal["coupled", "independent", "greedy"]
 
@@ -127,7 +128,7 @@ class Draws:
             first: node index of the first candidate.
             ids: the token of each score, [n]; None if they are the vocabulary's.
         """
-        scores = warp(scores, sequence.params).double()
+        scores = widened(warp(scores, sequence.params))
         root = sequence.output_length
         shares = self._shares(sequence)
         word = sequence.key.target(root + depth) if shares else sequence.key.node(Stream.DRAFT, root, first)

@@ -31,6 +31,7 @@ from outpace.targets.step.reference import SHORT, Imprecise, Stock, Texts, dtype
 from outpace.targets.step.replay import Replay, layers_of, wider
 from outpace.targets.step.tame import tame
 from outpace.targets.step.tree_test import checked_subtree
+from outpace.transfer import widened
 
 _log = logging.getLogger(__name__)
 
@@ -218,11 +219,11 @@ def _worst(
     for layer, (stocks, exacts) in enumerate(zip(narrow, wide, strict=True)):
         errors, stock_errors = [], []
         for trace, stock, exact in zip(traces, stocks, exacts, strict=True):
-            right = exact.to(dtype).double()
+            right = widened(exact.to(dtype))
             size = _size(right).clamp(min=1e-30)
             rows = trace.states[layer] if layer < len(trace.states) else trace.logits
-            errors.append(_size(rows.double() - right) / size)
-            stock_errors.append(_size(stock.double() - right) / size)
+            errors.append(_size(widened(rows) - right) / size)
+            stock_errors.append(_size(widened(stock) - right) / size)
         error, rounding = torch.cat(errors), torch.cat(stock_errors).clamp(min=least)
         middle = float(rounding.median())
         row = int((error / rounding.clamp(min=middle)).nan_to_num(torch.inf).argmax())
@@ -271,7 +272,7 @@ def _compare_logits(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -
     """Compare logits of plain steps and a tree with stock's, by what rounded embeddings change in those."""
     half = len(traces) // 2
     pairs = zip(traces[:half], traces[half:], strict=True)
-    spread = max(difference(step.logits.double(), tree.logits.double()) for step, tree in pairs)
+    spread = max(difference(widened(step.logits), widened(tree.logits)) for step, tree in pairs)
     full = target.dtype not in (torch.float16, torch.bfloat16)
     if full and _quantised(stock.model) and not spread <= largest_difference(target.dtype, 0.0):
         raise UnsupportedModel(
@@ -282,7 +283,7 @@ def _compare_logits(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -
     with shaken(stock.model):
         (others,) = _replayed(stock, [], traces, None)
     off, apart = (
-        max(difference(row.double(), other.double()) for row, other in zip(expected, rows, strict=True))
+        max(difference(widened(row), widened(other)) for row, other in zip(expected, rows, strict=True))
         for rows in ([trace.logits for trace in traces], others)
     )
     if not off <= (limit := largest_difference(target.dtype, apart)):
