@@ -24,6 +24,7 @@ from outpace.cache import Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
+from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Output, Rows
 from outpace.targets.step.agreement import difference, hooks_restored, largest_difference, shaken
@@ -157,9 +158,8 @@ def _replayed(
         numbers = [number for number, trace in enumerate(traces) if trace.prompt == prompt]
         texts = [traces[number].text for number in numbers]
         longest = max(map(len, texts))
-        ids = torch.tensor(
-            [text + [0] * (longest - len(text)) for text in texts], device=traces[0].logits.device
-        )
+        device = device_of(stock.model.get_input_embeddings())  # logits may be elsewhere
+        ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
         inputs = [
             torch.stack([_filled(traces[number].states[layer], longest) for number in numbers])
             for layer in range(len(layers))

@@ -22,6 +22,7 @@ from outpace.cache import Cache, Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
+from outpace.targets.inputs.forward import device_of
 from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import difference, largest_difference
 from outpace.targets.step.reference import CHANGED, PAST_WINDOW, Stock, Texts, dtype_name
@@ -136,7 +137,7 @@ def checked_subtree(target: TargetModel, cache: Cache, slots: Sequence[Slot], te
 
 def _same_path(stock: Stock, model: Any, source: Source | None, text: list[int], found: Tensor) -> None:
     """Compare the logits of the last rows of a text with a stock forward of a copy with random weights."""
-    ids = torch.tensor([text], device=found.device)
+    ids = torch.tensor([text], device=device_of(model.get_input_embeddings()))
     expected = stock.run(model, source, ids).logits[0]
     off = difference(widened(expected[-len(found) :]), widened(found))
     if not off <= (limit := largest_difference(found.dtype, 0.0)):
