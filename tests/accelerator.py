@@ -1,10 +1,11 @@
 """An emulated accelerator: tensors that say cuda or mps, hold data of the CPU, and are counted.
 
-Within ``Accelerator("cuda")`` a model moves to ``cuda:0`` and runs there as it would on a GPU, computed by the
-CPU. What a GPU refuses is refused: operations on tensors of two devices, float64 on mps, host reads and uploads
-while a graph is captured, an upload on mps that reads memory after its tensor is gone. What costs time there is
-counted by the line of ours that asked for it: launches of kernels, host reads (the host waits for the device),
-and copies from the host, which may block. A graph is a record of operations, which is played again.
+Within ``Accelerator("cuda")`` a model moves to ``cuda:0`` and runs there as on a GPU, computed by the CPU.
+What a GPU refuses is refused: operations on tensors of two devices, float64 on mps, host reads and uploads
+while a graph is captured, an upload on mps that reads memory after its tensor is gone. What costs time
+there is counted by the line of ours that asked for it: launches of kernels, host reads (the host waits for
+the device), and copies from the host, which may block. A graph is a record of operations, which is played
+again.
 
 What it does not show: times, rounding of another device's kernels, and races between streams.
 """
@@ -28,7 +29,7 @@ ROOT = Path(__file__).parents[1]
 _OURS = (str(ROOT / "src"), str(ROOT / "lab" / "src"))
 _KINDS = ("cuda", "mps")
 
-# Operations that launch no kernel: they allocate, or look at a tensor in another way. (Views are found by schema.)
+# Operations that launch no kernel, besides views, which are found by schema.
 _FREE = {
     f"aten::{name}"
     for name in [
@@ -142,7 +143,7 @@ def line_of_ours() -> str:
 
 
 def _leaves(values: Any) -> Iterator[Any]:
-    """What is in nested tuples, lists and the values of dictionaries: torch's own walk takes most of a test."""
+    """What is in nested tuples, lists and dictionaries; torch's own walk takes most of a test's time."""
     for value in values.values() if isinstance(values, dict) else values:
         if isinstance(value, tuple | list | dict):
             yield from _leaves(value)
@@ -161,8 +162,8 @@ def _map(change: Callable[[Any], Any], value: Any) -> Any:
 class Placed(Tensor):
     """A tensor that says it is on a device, and holds its data on the CPU.
 
-    Methods that torch binds by hand want to switch to the device, which a build for the CPU cannot, so they are
-    overridden.
+    Methods that torch binds by hand want to switch to the device, which a build for the CPU cannot, so
+    they are overridden.
     """
 
     inner: Tensor

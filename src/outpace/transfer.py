@@ -1,6 +1,6 @@
 """Data on their way between the host and a device.
 
-No upload waits for the device: an accelerator has work of earlier steps queued, for which the host would stop.
+No upload waits for CUDA, which has work of earlier steps queued for which the host would stop.
 """
 
 from __future__ import annotations

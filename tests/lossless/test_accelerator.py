@@ -141,5 +141,5 @@ def test_a_budget_names_the_line() -> None:
         rows = torch.zeros(3).to("cuda:0")
         on.counts.clear()
         best_tokens(rows[None])
-    with pytest.raises(AssertionError, match=r"reads: 0\.5 per step.*\n.*src/outpace/draws/sampling\.py:\d+ best"):
+    with pytest.raises(AssertionError, match=r"reads: 0\.5 .*\n.*draws/sampling\.py:\d+ best_tokens"):
         check(on.counts, Budget(launches=9, reads=0, copies=0, blocking=0), 2)
