@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"core"},
     {"plugins", "spec_text"},
     {"embedded", "tree", "text", "spec", "files", "hub", "outline"},
-    {"native", "reading", "names"},
+    {"native", "reading", "names", "transfer"},
     {"cache", "draws"},
     {"sequence"},
     {"verify", "targets", "policy"},

@@ -37,6 +37,7 @@ import outpace
 from outpace.bench.machine import machine
 from outpace.core import Speculation
 from outpace.drafters.models.draft_model import DraftModel
+from outpace.files import replace_text
 from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.surgery import exchange
 from outpace_lab.bench.llama_shapes import SHAPES, Shape
@@ -139,7 +140,7 @@ class Decoders:
         self._prompts = torch.randint(1, options.vocabulary, size, generator=generator)
         self._tokens, self._device, self._model = options.tokens, options.device, model
         target = outpace.Target(model, static=True, check=False)
-        drafts = outpace.Target(draft, static=batch == 1, check=False)
+        drafts = outpace.Target(draft, static=True, check=False)
         length = options.context + options.tokens + 2 * max(WIDTHS)
         self.all: dict[str, Callable[[], list[list[int]]]] = {"transformers": self._stock}
         named: dict[str, Any] = {name: name for name in options.drafters}
@@ -244,9 +245,9 @@ def main() -> None:
                 rows.append(
                     {"shape": name, "dtype": given, "batch": batch, "steps": found, "decoding": decoders}
                 )
-    if options.out:
-        result = {"command": " ".join(sys.argv), "machine": machine(options.device), "rows": rows}
-        options.out.write_text(json.dumps(result, indent=1) + "\n", "utf-8")
+                if options.out:  # after each row, since a later one may run out of memory or time
+                    result = {"command": " ".join(sys.argv), "machine": machine(options.device), "rows": rows}
+                    replace_text(options.out, json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ from outpace.draws.sampling import (
     warp,
 )
 from outpace.text import TextStream
+from outpace.transfer import widened
 from outpace.tree import depths
 
 
@@ -278,7 +279,7 @@ class KeyedDraw:
         scores = warp(sequence.processor.adjust(row, guessed), sequence.params)
         if sequence.params.greedy:
             return int(scores.argmax()), None
-        scores = scores.double()
+        scores = widened(scores)
         if coupled and sequence.key.coupled:
             word = sequence.key.target(self.root + len(guessed))
         else:
@@ -291,7 +292,7 @@ class KeyedDraw:
 
     def choose(self, distribution: Tensor, node: int) -> int:
         """A token drawn from a distribution or from non-negative weights, shape [vocabulary]."""
-        weights = distribution.double()
+        weights = widened(distribution)
         left = weights.nonzero().squeeze(1)  # the logarithm of a whole vocabulary takes long
         if not len(left):
             raise NoTokenLeft(NO_TOKEN_LEFT)

@@ -128,6 +128,21 @@ def test_a_draft_model_of_fixed_shapes(branching: str, verifier: str, device: st
     assert found == plain
 
 
+def test_a_draft_models_fixed_shapes_grow() -> None:
+    """By slots, by the texts, and in the middle of a draft: 255 tokens and a draft are more than 256 rows."""
+    model, draft = (tiny_llama(vocabulary=32, context=1024, seed=seed) for seed in range(2))
+    prompts = [[1 + number % 31 for number in range(size)] for size in (254, 600, 3)]
+    params = SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=0.8, seed=3)
+    found = []
+    for static in (False, True):
+        drafter = DraftModel(CausalTarget(draft, static=static, check=False), 4)
+        engine = Engine(CausalTarget(model, check=False), drafter, adaptive=False)
+        found.append(
+            [(one.tokens, one.stats.accepted, one.stats.drafted) for one in engine.generate(prompts, params)]
+        )
+    assert found[1] == found[0]
+
+
 @pytest.mark.parametrize("name", BY_KIND)
 def test_families(name: str) -> None:
     """Windows, soft caps, sinks, experts: what a family does in a forward is the same when it is replayed."""

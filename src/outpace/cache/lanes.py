@@ -25,6 +25,7 @@ from torch import Tensor
 from outpace.cache.base import Slot
 from outpace.native import move
 from outpace.native.pointers import address, check, pointer
+from outpace.transfer import upload
 
 _LARGE = 1 << 20  # bytes of a buffer that is not written when it is made
 _TOGETHER = 16  # keys and values per buffer: one copy moves all, and buffers are resized one at a time
@@ -165,7 +166,7 @@ class Lane:
                 functions.move_rows(start, layers, heads, *strides, len(places), *given)
             return
         made = torch.tensor([places, sources, targets])
-        indices = {device: made.to(device, non_blocking=True) for device in devices}
+        indices = {device: upload(made, device) for device in devices}
         for layout, buffer in zip(self._layouts, self.buffers, strict=True):
             place, source, target = indices[layout.shape.device].unbind()
             buffer[:, place, :, target] = buffer[:, place, :, source]
@@ -299,7 +300,7 @@ class Window:
             places, sequences = torch.tensor(rows), torch.arange(len(rows))[:, None]
             if self._cells is not None:
                 places, sequences = places.flatten()[self._cells], self._cells // self.width
-            self._written[device] = sequences.to(device), places.to(device, non_blocking=True)
+            self._written[device] = upload(sequences, device), upload(places, device)
         return self._written[device]
 
 

@@ -31,6 +31,7 @@ from outpace.draws.sampling import (
 from outpace.native import draw
 from outpace.native.draw import DrawStruct
 from outpace.native.pointers import check, pointer
+from outpace.transfer import gather, upload
 
 # Returned for a row in which every token is excluded, or a logit is NaN.
 NO_TOKEN = -1
@@ -122,11 +123,11 @@ def _heated(scores: Tensor, params: Seq[SamplingParams]) -> Tensor:
     tiny = [[own < TINY_TEMPERATURE] for own in temperatures]
     if any(own for (own,) in tiny):
         peaks = scores.amax(dim=-1, keepdim=True)
-        scores = torch.where(torch.tensor(tiny, device=scores.device), scores - peaks, scores)
+        scores = torch.where(upload(tiny, scores.device), scores - peaks, scores)
     if all(own == 1 for own in temperatures):
         return scores
     divisors = np.array([[max(own, 1e-30)] for own in temperatures], np.float32)
-    return scores / torch.from_numpy(divisors).to(scores.device)
+    return scores / upload(divisors, scores.device)
 
 
 def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
@@ -150,10 +151,7 @@ def _draw_whole(scores: Tensor, words: Seq[int]) -> list[int]:
     """
     device = scores.device
     noisy = (
-        noise_of(
-            token_words(scores.shape[-1], device) ^ torch.from_numpy(_host_keys(words)[:, None]).to(device)
-        )
-        + scores
+        noise_of(token_words(scores.shape[-1], device) ^ upload(_host_keys(words)[:, None], device)) + scores
     )
     # Rows with infinite or NaN scores are left to the reference.
     noisy.masked_fill_(~scores.amax(dim=-1, keepdim=True).isfinite(), -torch.inf)
@@ -312,11 +310,3 @@ def put(found: list[int], places: Seq[int], tokens: Seq[int]) -> None:
     """Write tokens to places of a list."""
     for place, token in zip(places, tokens, strict=True):
         found[place] = token
-
-
-def gather(rows: Tensor, indices: Seq[int]) -> Tensor:
-    """The rows at these indices; a view if the indices are consecutive."""
-    first = indices[0]
-    if list(indices) == list(range(first, first + len(indices))):
-        return rows[first : first + len(indices)]
-    return rows[torch.tensor(indices, device=rows.device)]

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.core import Draft, SamplingParams
-from outpace.draws.many_rows import NO_TOKEN, gather, put, sample
+from outpace.draws.many_rows import NO_TOKEN, put, sample
 from outpace.draws.sampling import Key, Processor, best_tokens, penalised
+from outpace.transfer import gather, upload
 from outpace.tree import children, path_to
 
 # Up to this many logits an accelerator computes all nodes in one pass, including rows that no walk reaches;
@@ -207,7 +208,7 @@ def _adjusted(rows: Tensor, asks: Seq[Ask]) -> Tensor:
     flat, vocabulary = scores.view(-1), scores.shape[-1]
 
     def send(arrays: Seq[np.ndarray]) -> Tensor:
-        return torch.from_numpy(np.concatenate(arrays)).to(scores.device)
+        return upload(np.concatenate(arrays), scores.device)
 
     biased = [(row, *ask.processor.bias) for row, ask in enumerate(asks) if len(ask.processor.bias[0])]
     if biased:
@@ -234,5 +235,5 @@ def _adjusted(rows: Tensor, asks: Seq[Ask]) -> Tensor:
         ],
         axis=1,
     )
-    flat[places] = penalised(flat[places], *torch.from_numpy(columns).to(scores.device))
+    flat[places] = penalised(flat[places], *upload(columns, scores.device))
     return scores

@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.core import LogitsProcessor, NoTokenLeft, SamplingParams
+from outpace.transfer import upload, widened
 
 NO_TOKEN_LEFT = "every token is excluded, or a logit is NaN: check the logits processors and the model"
 # Below this temperature the division could overflow, or the divisor underflow to 0 in float32.
@@ -120,7 +121,7 @@ def _perturbed(scores: Tensor, word: int, ids: Tensor | None) -> tuple[Tensor, T
     Args:
         ids: the token of each score; None if it is the score's place.
     """
-    scores = scores.double()
+    scores = widened(scores)
     peak = float(scores.max())
     if not peak > -math.inf:
         raise NoTokenLeft(NO_TOKEN_LEFT)
@@ -309,7 +310,7 @@ class Processor:
         """Processed scores, shape [vocabulary], of the row of logits after ``prefix`` (prompt and output)."""
         scores = self.adjust(row)
         if self.params.logits_processors:
-            input_ids = torch.tensor([prefix], device=row.device)
+            input_ids = upload([prefix], row.device)
             scores = _run(self.params.logits_processors, input_ids, scores)
         return warp(scores, self.params)
 
@@ -322,10 +323,10 @@ class Processor:
         params, device = self.params, row.device
         scores = row.to(torch.float32, copy=True)
         if len(self.bias[0]):
-            ids, values = (torch.from_numpy(array).to(device) for array in self.bias)
+            ids, values = (upload(array, device) for array in self.bias)
             scores[ids] += values
         if self.penalises:
-            ids, times = (torch.from_numpy(array).to(device) for array in self.counts(more))
+            ids, times = (upload(array, device) for array in self.counts(more))
             scores[ids] = penalised(
                 scores[ids],
                 times,
@@ -368,7 +369,7 @@ class NoEnd:
         """Scores [1, vocabulary] after input_ids [1, n]."""
         if input_ids.shape[-1] - self.start >= self.least:
             return scores
-        return scores.index_fill(-1, torch.tensor(self.ends, device=scores.device), -torch.inf)
+        return scores.index_fill(-1, upload(self.ends, scores.device), -torch.inf)
 
 
 def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from outpace.engine.observer import Observer
 from outpace.engine.parts import check_draft
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Output, Rows, TargetModel
+from outpace.transfer import upload
 from outpace.tree import few_leaves, trim
 from outpace.verify import Verifier
 
@@ -310,4 +311,5 @@ def _rows_kept(step: Step, ahead: int) -> list[int]:
 def _committed(hidden: Mapping[int, Tensor], path: Seq[int]) -> dict[int, Tensor]:
     """Select the root's and a path's rows of hidden states, shape [1 + nodes, size]."""
     rows = [0, *(node + 1 for node in path)]
-    return {layer: states[rows] for layer, states in hidden.items()}
+    places = {device: upload(rows, device) for device in {states.device for states in hidden.values()}}
+    return {layer: states[places[states.device]] for layer, states in hidden.items()}

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
+from outpace.transfer import upload
 
 _DEVIATION = 0.02  # of a matrix's initial entries
 
@@ -122,7 +123,7 @@ class Rotary:
 
     def __call__(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, 1, width, head size] of positions [B, width], in the dtype of ``like``."""
-        angles = positions[..., None].float() * self._frequencies.to(positions.device)
+        angles = positions[..., None].float() * upload(self._frequencies, positions.device)
         angles = torch.cat([angles, angles], dim=-1)[:, None]
         return (angles.cos() * self._scale).to(like), (angles.sin() * self._scale).to(like)
 

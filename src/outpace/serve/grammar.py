@@ -20,6 +20,7 @@ from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
 from outpace.serve.pool import Pool, Share
 from outpace.serve.schemas import Lark, compiled, is_plain
+from outpace.transfer import upload
 from outpace.tree import chain
 
 _SHARE = Share(seconds=2.0, memory=2**28, workers=8)  # of compiling a schema
@@ -123,7 +124,7 @@ class Grammar:
             raise OutpaceError(f"the schema is too complex here: {self._matcher.get_error().strip()}")
         bits = np.frombuffer(mask, np.uint8)
         allowed = np.unpackbits(bits, count=scores.shape[-1], bitorder="little").astype(np.bool_)
-        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -torch.inf)
+        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)
 
     def ended(self, tokens: list[int]) -> bool:
         """True if the text is complete and nothing may follow it."""

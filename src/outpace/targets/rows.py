@@ -155,8 +155,7 @@ class Output:
         # One slot's rows need no copy, nor do those of all slots without padding.
         whole = end == logits.shape[0] * logits.shape[1]
         line = parts[0] if len(parts) == 1 else logits.flatten(0, 1) if whole else torch.cat(parts)
-        # Draws are made in float64, which MPS lacks.
-        return cls(line.cpu() if line.device.type == "mps" else line, spans, states)
+        return cls(_drawn_from(line), spans, states)
 
     @classmethod
     def in_line(
@@ -181,7 +180,7 @@ class Output:
                 states[slot] = {layer: rows[0, row : row + size] for layer, rows in hidden.items()}
             row += size
             spans[slot] = slice(end, end := end + size - unread)
-        return cls(None, {}, states) if logits is None else cls(logits, spans, states)
+        return cls(None, {}, states) if logits is None else cls(_drawn_from(logits), spans, states)
 
     @classmethod
     def join(cls, outputs: Sequence[Output]) -> Output:
@@ -197,6 +196,11 @@ class Output:
             offset += 0 if output.logits is None else len(output.logits)
         hidden = {slot: states for output in outputs for slot, states in output.hidden.items()}
         return cls(torch.cat(logits) if logits else None, spans, hidden)
+
+
+def _drawn_from(logits: Tensor) -> Tensor:
+    """Logits where draws can be made, in float64, which MPS lacks."""
+    return logits.cpu() if logits.device.type == "mps" else logits
 
 
 class Reading(NamedTuple):

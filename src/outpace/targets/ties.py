@@ -8,6 +8,7 @@ from typing import Any
 from outpace.core import OutpaceError
 from outpace.targets.base import TargetModel
 from outpace.targets.rows import Rows
+from outpace.transfer import widened
 
 _CHUNK = 512  # tokens fed in one forward
 
@@ -37,7 +38,7 @@ def margin(target: TargetModel, text: Seq[int], source: Any = None) -> float:
         cache.keep({slot: range(len(chunk))})
     if rows is None:
         raise OutpaceError("the prompt is empty: it needs at least one token")
-    best, second = rows[-1].double().topk(2).values.tolist()
+    best, second = widened(rows[-1]).topk(2).values.tolist()
     return float(best - second)
 
 

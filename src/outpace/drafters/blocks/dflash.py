@@ -42,6 +42,7 @@ from outpace.learned.vocabulary import DraftVocabulary
 from outpace.sequence import Step
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
+from outpace.transfer import upload
 
 _CHUNK = 512  # places of a text in one forward
 
@@ -264,7 +265,7 @@ def _fill(active: Seq[BlockState]) -> Tensor:
     width = 1 + module.config.tokens
     sees = np.ones((width, width), dtype=np.bool_)
     feeds = [Feed(state.slot, range(state.rows, state.rows + width), sees) for state in active]
-    roots = torch.tensor([state.sequence.tokens[-1] for state in active], device=module.mask.device)
+    roots = upload([state.sequence.tokens[-1] for state in active], module.mask.device)
     rows = run_layers(active, feeds, list(module.masked(roots)), keep=[0] * len(active))
     logits: Tensor = module.drafted.spread(module.logits(torch.stack(rows)[:, 1:]))
     return logits

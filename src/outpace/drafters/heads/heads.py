@@ -28,6 +28,7 @@ from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
+from outpace.transfer import upload
 
 MOST_NODES = 1024  # of the tree that a configuration asks for
 RANKS = 10  # guesses per head at most; it sizes the accuracies that folders of heads store
@@ -248,7 +249,7 @@ def _rows(active: Seq[HeadState]) -> Tensor:
             owners.append(place)
             paths.append([state.sequence.tokens[-1], *state.tree.guessed(node)])
     device, heads = before.device, active[0].shared.heads
-    return heads.rows(before, torch.tensor(owners, device=device), torch.tensor(paths, device=device))
+    return heads.rows(before, upload(owners, device), upload(paths, device))
 
 
 class Residual(nn.Module):

@@ -69,7 +69,8 @@ class StateHeads(Heads):
         """Logits [B, drafted ids] of the head of a depth, from states [B, hidden size]."""
 
     def rows(self, states: Tensor, owners: Tensor, paths: Tensor) -> Tensor:
-        return self.guess(states.to(self.accuracies.dtype), paths.shape[1] - 1)[owners]
+        logits = self.guess(states.to(self.accuracies.dtype), paths.shape[1] - 1)
+        return logits[owners.to(logits.device)]  # the target's head may be on another device
 
 
 class MedusaHeads(StateHeads):

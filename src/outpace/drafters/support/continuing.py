@@ -26,6 +26,7 @@ from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
+from outpace.transfer import gather, upload
 from outpace.tree import ancestor_mask
 
 _CHUNK = 512  # rows of a prompt in one forward
@@ -186,7 +187,7 @@ class ContinuingDrafter(Drafter[ContinuedState]):
 
 def _front(state: ContinuedState) -> Tensor:
     """Outputs of the rows of a tree's front, [n, ...]."""
-    return state.outputs[[1 + state.tree.fed[node] for node in state.tree.front]]
+    return gather(state.outputs, [1 + state.tree.fed[node] for node in state.tree.front])
 
 
 def _catch_up(behind: Seq[ContinuedState]) -> None:
@@ -232,7 +233,7 @@ def _feed_fronts(active: Seq[ContinuedState]) -> None:
         sees = ancestor_mask(state.parents)[before:]
         feeds.append(Feed(state.slot, [state.rows - 1 + tree.depth] * len(above), np.asarray(sees)))
         tokens.append([tree.tokens[node] for node in tree.front])
-        features.append(state.outputs[[1 + row for row in above]])
+        features.append(gather(state.outputs, [1 + row for row in above]))
     for state, rows in zip(active, _forward(active, feeds, tokens, features, depth), strict=True):
         state.outputs = torch.cat([state.outputs, rows])
 
@@ -243,7 +244,7 @@ def _forward(
     """Run one forward for all sequences and return the outputs of each one's rows, [w, ...]."""
     shared = active[0].shared
     forward = shared.cache.begin(feeds)
-    ids = forward.pad([torch.tensor(own, device=forward.positions.device) for own in tokens])
+    ids = forward.pad([upload(own, forward.positions.device) for own in tokens])
     outputs = shared.run(forward, ids, forward.pad(read), depth)
     forward.keep([len(own) for own in tokens])
     return forward.rows(outputs)

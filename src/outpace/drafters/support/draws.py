@@ -13,6 +13,7 @@ from outpace.core import NoTokenLeft, OutpaceError
 from outpace.draws.sampling import Stream, noisy_argmax, noisy_top, warp
 from outpace.native import layers
 from outpace.sequence import Sequence
+from outpace.transfer import gather, widened
 
 Noise = Literal["coupled", "independent", "greedy"]
 
@@ -127,7 +128,7 @@ class Draws:
             first: node index of the first candidate.
             ids: the token of each score, [n]; None if they are the vocabulary's.
         """
-        scores = warp(scores, sequence.params).double()
+        scores = widened(warp(scores, sequence.params))
         root = sequence.output_length
         shares = self._shares(sequence)
         word = sequence.key.target(root + depth) if shares else sequence.key.node(Stream.DRAFT, root, first)
@@ -143,7 +144,7 @@ class Draws:
             return NOTHING
         p = scores.softmax(dim=-1)
         # A probability may round to 0; verifiers do not accept such a token, since p never draws it.
-        chances = p[places].tolist()
+        chances = gather(p, places).tolist()
         kept = [rank for rank, chance in enumerate(chances) if chance > 0]
         tokens = [places[rank] for rank in kept] if ids is None else ids[places][kept].tolist()
         if not self.weigh:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from outpace.cache import KVCache, LayerShape, RowShape, Slot
 from outpace.learned.layers import LayerConfig, Store
+from outpace.transfer import upload
 from outpace.tree import chain_mask
 
 __all__ = ["Feed", "Forward", "LayerCache", "Slot"]
@@ -64,8 +65,8 @@ class Forward:
             positions[place, :width] = feed.positions
             mask[place, 0, :width, : end - own] = True
             mask[place, 0, :width, end - own : end] = feed.sees
-        self.positions = torch.from_numpy(positions).to(device)
-        self.mask = torch.from_numpy(mask).to(device)
+        self.positions = upload(positions, device)
+        self.mask = upload(mask, device)
 
     def store(self, layer: int) -> Store:
         """The function that stores a layer's new keys and values."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Slot
+from outpace.cache.lanes import power_of_two
 from outpace.core import OutpaceError
 from outpace.learned.head import PartialHead
 from outpace.targets.base import TargetModel
@@ -83,6 +84,7 @@ class Runner:
                 "another draft model"
             )
         self._ids = ids
+        self._tracks: list[Track] = []
         # Forwards of fixed shapes return all logits, or run outside these.
         self._head = None if ids is None or self.cache.static else PartialHead(model, ids)
 
@@ -92,10 +94,27 @@ class Runner:
 
     def open(self) -> Track:
         """Allocate an empty track."""
-        return Track(self.cache.allocate())
+        self._make_room(len(self._tracks) + 1, 0)
+        self._tracks.append(Track(self.cache.allocate()))
+        return self._tracks[-1]
 
     def close(self, track: Track) -> None:
+        self._tracks.remove(track)
         self.cache.free(track.slot)
+
+    def _make_room(self, slots: int, rows: int) -> None:
+        """Copy all tracks to a larger cache, if this one cannot grow and has not so many slots and rows."""
+        most, longest = self.cache.max_slots, self.cache.max_length
+        if most is None or longest is None or (slots <= most and rows <= longest):
+            return
+        cache = self.model.new_cache(max(power_of_two(slots), most), max(power_of_two(rows), longest))
+        moved = [cache.allocate() for _ in self._tracks]
+        for track, slot in zip(self._tracks, moved, strict=True):
+            if track.tokens:
+                cache.write_rows(slot, self.cache.read_rows(track.slot, 0, len(track.tokens)))
+        for track, slot in zip(self._tracks, moved, strict=True):
+            track.slot = slot
+        self.cache = cache
 
     def rewind(self, track: Track, text: Seq[int], unchanged: int = 0) -> None:
         """Cut a track back to the rows that agree with a text, excluding its last token, the next root.
@@ -132,7 +151,10 @@ class Runner:
             Logits [n, drafted ids], text after text: those after the last fed token of the text, if any, then
             those after each node.
         """
-        rows = {track.slot: feed.rows(track.parents) for track, feed in zip(tracks, feeds, strict=True)}
+        fed = [feed.rows(track.parents) for track, feed in zip(tracks, feeds, strict=True)]
+        longest = max(len(track.tokens) + len(row.tokens) for track, row in zip(tracks, fed, strict=True))
+        self._make_room(len(self._tracks), longest)
+        rows = {track.slot: row for track, row in zip(tracks, fed, strict=True)}
         part = logits and self._head is not None
         output = self.model.forward(
             self.cache, rows, 0 if logits and not part else None, (-1,) if part else ()

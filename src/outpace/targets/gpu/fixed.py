@@ -15,6 +15,7 @@ from outpace.cache.lanes import power_of_two
 from outpace.targets.gpu.graphs import Made, Runner
 from outpace.targets.inputs.device_rows import row_numbers
 from outpace.targets.rows import HiddenStates, Rows
+from outpace.transfer import upload_into
 
 # Forwards with more rows are bound by arithmetic, so that a graph gains nothing.
 _MOST_ROWS = 512
@@ -49,9 +50,7 @@ class FixedInputs:
 
     def fill(self, rows: Sequence[Rows], window: FixedWindow, states: Mapping[Slot, Tensor] | None) -> None:
         """Write a forward's rows, and the states given for them, [n, size] by slot."""
-        numbers = torch.from_numpy(row_numbers(rows, window.offsets, self.width, self.nodes))
-        # Memory that is not pinned has been read when this returns, and nothing waits for the device.
-        self.numbers.copy_(numbers, non_blocking=True)
+        upload_into(self.numbers, row_numbers(rows, window.offsets, self.width, self.nodes))
         if self.states is not None:
             for sequence, slot in enumerate(window.slots):
                 if slot is not None and states is not None and slot in states:

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from outpace.targets.gpu.tiles import Tiles, shared_bytes
 from outpace.targets.gpu.tree_kernel import device_of, multiplies_bits
 
 _ROWS = 16  # rows of a tile: the fewest that tensor cores multiply
@@ -20,6 +21,9 @@ _OUTPUTS = 32
 _INPUTS = 128
 _POSITIONS = 32
 _SPLIT = 512  # positions of a stretch, a multiple of those of a tile
+# Whether a product and a sum may round once: the compiler would choose by how a kernel is specialised, and a
+# row's bits would follow. Triton's default differs by version.
+_FUSES = False
 _LAUNCHED = 128  # rows of a sequence in one launch, which limits the memory for stretches
 
 
@@ -53,11 +57,13 @@ def linear(rows: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     rows, weight = (part if part.stride(1) == 1 else part.contiguous() for part in (rows, weight))
     out = rows.new_empty((len(rows), len(weight)))
     grid = triton.cdiv(len(rows), _ROWS), triton.cdiv(len(weight), _OUTPUTS)
+    stage = (_ROWS + _OUTPUTS) * _INPUTS * rows.itemsize
     with device_of(rows):
         _linear[grid](
             rows, weight, weight if bias is None else bias, out, len(rows), *weight.shape,
             rows.stride(0), weight.stride(0),
             BM=_ROWS, BN=_OUTPUTS, BK=_INPUTS, BIAS=bias is not None, WIDE=multiplies_bits(rows),
+            num_stages=max(1, min(3, shared_bytes(rows.device) // stage)), enable_fp_fusion=_FUSES,
         )  # fmt: skip
     return out
 
@@ -97,7 +103,7 @@ def norm(states: Tensor, weight: Tensor, epsilon: float, adds_one: bool, rounds:
     with device_of(rows):
         _norm[(len(rows),)](
             rows, weight, out, size, epsilon, rows.stride(0),
-            BLOCK=triton.next_power_of_2(size), ONE=adds_one, ROUND=rounds,
+            BLOCK=triton.next_power_of_2(size), ONE=adds_one, ROUND=rounds, enable_fp_fusion=_FUSES,
         )  # fmt: skip
     return out.view(states.shape)
 
@@ -231,7 +237,9 @@ def attend(
     paths = paths.expand(batch, -1, -1, -1).contiguous()
     blocks, stretches = triton.cdiv(groups * width, _ROWS), triton.cdiv(columns, _SPLIT)
     partial = batch * kv * stretches * blocks * _ROWS
-    padded = max(16, triton.next_power_of_2(wide))
+    deep, padded = (max(16, triton.next_power_of_2(each)) for each in (size, wide))
+    item, shared = query.itemsize, shared_bytes(query.device)
+    stages = next((n for n in (3, 2) if Tiles(_ROWS, _POSITIONS, n).shared(deep, padded, item) <= shared), 1)
     like: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
     acc, top, total = torch.empty((partial, padded), **like), *torch.empty((2, partial), **like)
     out = torch.empty((batch, width, heads, wide), dtype=query.dtype, device=query.device)
@@ -239,11 +247,12 @@ def attend(
         _stretch[(batch * kv, blocks, stretches)](
             query, key, value, paths, acc, top, total, scale, softcap or 0.0,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3], kv, width, paths.shape[3],
-            D=size, BD=max(16, triton.next_power_of_2(size)), DV=wide, BV=padded, BM=_ROWS, BN=_POSITIONS,
+            D=size, BD=deep, DV=wide, BV=padded, BM=_ROWS, BN=_POSITIONS,
             SPLIT=_SPLIT, GROUPS=groups, CAP=softcap is not None, WIDE=multiplies_bits(query),
+            num_stages=stages, enable_fp_fusion=_FUSES,
         )  # fmt: skip
         _merge[(batch * kv, blocks)](
             acc, top, total, acc if sinks is None else sinks, out, kv, width, stretches,
-            DV=wide, BV=padded, BM=_ROWS, GROUPS=groups, SINKS=sinks is not None,
+            DV=wide, BV=padded, BM=_ROWS, GROUPS=groups, SINKS=sinks is not None, enable_fp_fusion=_FUSES,
         )  # fmt: skip
     return out

@@ -7,6 +7,8 @@ grouped queries, sliding windows, soft caps and sinks.
 
 from __future__ import annotations
 
+import logging
+from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
@@ -20,6 +22,7 @@ from outpace.targets.inputs.device_rows import WORD
 from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.surgery import exchange
 
+_log = logging.getLogger(__name__)
 _TRITON = find_spec("triton") is not None
 
 
@@ -63,12 +66,23 @@ def tree_attention(
     elif attention_mask.dtype == torch.bool:
         seen = attention_mask
     elif query.device.type == "cuda" and query.dtype != torch.float64 and _TRITON:
+        from outpace.targets.gpu.tree_kernel import Refused
         from outpace.targets.gpu.tree_kernel import tree_attention as run
 
-        return run(query, key, value, attention_mask, scale, softcap, s_aux), None
+        try:
+            return run(query, key, value, attention_mask, scale, softcap, s_aux), None
+        except Refused as error:
+            _warn_of_refusal(str(error))
+        seen = visible(attention_mask, columns)
     else:
         seen = visible(attention_mask, columns)
     return reference(query, key, value, seen, scale, softcap, s_aux), None
+
+
+@cache
+def _warn_of_refusal(reason: str) -> None:
+    """Warn of a kernel that a GPU cannot run, once for each reason."""
+    _log.warning("attention over trees runs on torch's operations, which is slower: %s", reason)
 
 
 def visible(mask: Tensor, columns: int) -> Tensor:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outpace.cache import Window
 from outpace.targets.rows import Rows
+from outpace.transfer import upload
 
 WORD = 64  # nodes in a word of a compact mask
 
@@ -24,8 +25,8 @@ WORD = 64  # nodes in a word of a compact mask
 def to_device(rows: Sequence[Rows], window: Window, device: torch.device) -> DeviceRows:
     """A forward's rows on a device, to which only tokens, lengths and parents are copied."""
     nodes = window.width + max(len(row.fed) for row in rows)
-    numbers = torch.from_numpy(row_numbers(rows, window.offsets, window.width, nodes))
-    return read_numbers(numbers.to(device, non_blocking=True), window.width)
+    numbers = row_numbers(rows, window.offsets, window.width, nodes)
+    return read_numbers(upload(numbers, device), window.width)
 
 
 def row_numbers(rows: Sequence[Rows], offsets: Sequence[int], width: int, nodes: int) -> NDArray[np.int64]:

@@ -23,6 +23,7 @@ from outpace.cache import Window
 from outpace.core import in_progress
 from outpace.targets.inputs.masks import Mask, column_positions
 from outpace.targets.rows import Rows
+from outpace.transfer import upload
 
 _ARGUMENT = "decoder_position_ids"
 # Names of a table's argument for the number of rows in the cache, from which it counts, by version.
@@ -218,7 +219,7 @@ class ByBias(Positioning):
                 max_distance=attention.relative_attention_max_distance,
             )
         ).to(device)
-        bias: Tensor = table[torch.from_numpy(distances).to(device)]
+        bias: Tensor = table[upload(distances, device)]
         return bias.movedim(-1, 1)
 
 

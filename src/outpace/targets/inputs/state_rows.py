@@ -18,6 +18,7 @@ from outpace.targets.inputs.forward import CacheAdapter
 from outpace.targets.inputs.scans import Scan, convolved, taps_of
 from outpace.targets.inputs.states import Key, StatesOfLayers
 from outpace.targets.rows import Rows
+from outpace.transfer import upload
 from outpace.tree import is_chain
 
 
@@ -167,9 +168,9 @@ def _level(nodes: Sequence[tuple[int, int, int]], before: int, sequences: int, d
     even = at == tuple(range(sequences)) and len({*rows}) == 1
     index: Index = (slice(None), rows[0])
     if not even:
-        index = torch.tensor(at, device=device), torch.tensor(rows, device=device)
+        index = upload(at, device), upload(rows, device)
     same = parents == tuple(range(before))
-    return Level(index, None if same else torch.tensor(parents, device=device))
+    return Level(index, None if same else upload(parents, device))
 
 
 @dataclass
@@ -189,7 +190,7 @@ class ConvolvedRows(NextStates):
         if path[-1] == count - 1:
             return self.seen[sequence, :, count : count + self.before]
         columns = [*range(self.before), *(self.before + row for row in path)][count:]
-        return self.seen[sequence][:, torch.tensor(columns, device=self.seen.device)]
+        return self.seen[sequence][:, upload(columns, self.seen.device)]
 
 
 @dataclass
@@ -259,7 +260,7 @@ def _columns(rows: Sequence[Rows], width: int, size: int, device: torch.device) 
             paths.append([*above, size - 1 + node][-size:])
         paths += [list(range(size))] * (width - len(paths))
         seen.append(paths)
-    return torch.tensor(seen, device=device).transpose(1, 2)
+    return upload(seen, device).transpose(1, 2)
 
 
 def _joined(outputs: Sequence[tuple[Index, Tensor]], shape: tuple[int, int]) -> Tensor:

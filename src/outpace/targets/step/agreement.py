@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.inputs.forward import embeddings_of
+from outpace.transfer import widened
 
 _SHAPES_DIFFER = 8  # times that computations of the same logits may differ by more than two known ones do
 
@@ -60,7 +61,7 @@ def agree(found: Tensor, expected: Tensor, again: Tensor) -> bool:
     Args:
         again: ``expected`` computed in another plain way, of which rounding is all the difference.
     """
-    off, apart = (difference(expected.double(), logits.double()) for logits in (found, again))
+    off, apart = (difference(widened(expected), widened(logits)) for logits in (found, again))
     return off <= largest_difference(expected.dtype, apart)
 
 

@@ -24,6 +24,7 @@ from outpace.cache import Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
+from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Output, Rows
 from outpace.targets.step.agreement import difference, hooks_restored, largest_difference, shaken
@@ -31,6 +32,7 @@ from outpace.targets.step.reference import SHORT, Imprecise, Stock, Texts, dtype
 from outpace.targets.step.replay import Replay, layers_of, wider
 from outpace.targets.step.tame import tame
 from outpace.targets.step.tree_test import checked_subtree
+from outpace.transfer import widened
 
 _log = logging.getLogger(__name__)
 
@@ -156,9 +158,8 @@ def _replayed(
         numbers = [number for number, trace in enumerate(traces) if trace.prompt == prompt]
         texts = [traces[number].text for number in numbers]
         longest = max(map(len, texts))
-        ids = torch.tensor(
-            [text + [0] * (longest - len(text)) for text in texts], device=traces[0].logits.device
-        )
+        device = device_of(stock.model.get_input_embeddings())  # logits may be elsewhere
+        ids = torch.tensor([text + [0] * (longest - len(text)) for text in texts], device=device)
         inputs = [
             torch.stack([_filled(traces[number].states[layer], longest) for number in numbers])
             for layer in range(len(layers))
@@ -218,11 +219,11 @@ def _worst(
     for layer, (stocks, exacts) in enumerate(zip(narrow, wide, strict=True)):
         errors, stock_errors = [], []
         for trace, stock, exact in zip(traces, stocks, exacts, strict=True):
-            right = exact.to(dtype).double()
+            right = widened(exact.to(dtype))
             size = _size(right).clamp(min=1e-30)
             rows = trace.states[layer] if layer < len(trace.states) else trace.logits
-            errors.append(_size(rows.double() - right) / size)
-            stock_errors.append(_size(stock.double() - right) / size)
+            errors.append(_size(widened(rows) - right) / size)
+            stock_errors.append(_size(widened(stock) - right) / size)
         error, rounding = torch.cat(errors), torch.cat(stock_errors).clamp(min=least)
         middle = float(rounding.median())
         row = int((error / rounding.clamp(min=middle)).nan_to_num(torch.inf).argmax())
@@ -271,7 +272,7 @@ def _compare_logits(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -
     """Compare logits of plain steps and a tree with stock's, by what rounded embeddings change in those."""
     half = len(traces) // 2
     pairs = zip(traces[:half], traces[half:], strict=True)
-    spread = max(difference(step.logits.double(), tree.logits.double()) for step, tree in pairs)
+    spread = max(difference(widened(step.logits), widened(tree.logits)) for step, tree in pairs)
     full = target.dtype not in (torch.float16, torch.bfloat16)
     if full and _quantised(stock.model) and not spread <= largest_difference(target.dtype, 0.0):
         raise UnsupportedModel(
@@ -282,7 +283,7 @@ def _compare_logits(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -
     with shaken(stock.model):
         (others,) = _replayed(stock, [], traces, None)
     off, apart = (
-        max(difference(row.double(), other.double()) for row, other in zip(expected, rows, strict=True))
+        max(difference(widened(row), widened(other)) for row, other in zip(expected, rows, strict=True))
         for rows in ([trace.logits for trace in traces], others)
     )
     if not off <= (limit := largest_difference(target.dtype, apart)):

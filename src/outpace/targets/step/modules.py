@@ -181,7 +181,9 @@ class Modules:
         logits = output.logits
         if isinstance(wanted, Tensor) and not self.keeps_logits:
             logits = logits[:, wanted]
-        return Made(logits, {layer: output.hidden_states[layer] for layer in hidden_layers})
+        # Layers may be on several devices; who reads them is given all on the one of the tokens.
+        device = next(iter(inputs.values())).device
+        return Made(logits, {layer: output.hidden_states[layer].to(device) for layer in hidden_layers})
 
     def mask_arguments(self, mask: Mask, positions: Tensor) -> dict[str, Any]:
         """Arguments of the step for the rows' mask and positions."""

@@ -22,10 +22,12 @@ from outpace.cache import Cache, Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
+from outpace.targets.inputs.forward import device_of
 from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import difference, largest_difference
 from outpace.targets.step.reference import CHANGED, PAST_WINDOW, Stock, Texts, dtype_name
 from outpace.targets.step.tame import ROWS, tame
+from outpace.transfer import widened
 
 _log = logging.getLogger(__name__)
 
@@ -107,7 +109,7 @@ def _last_of(
         output = target.forward(cache, {slot: Rows(text[start : start + width])})
         cache.keep({slot: range(width)})
         start += width
-    return output.logits_of(slot)[-1:].double()
+    return widened(output.logits_of(slot)[-1:])
 
 
 def checked_subtree(target: TargetModel, cache: Cache, slots: Sequence[Slot], texts: Texts) -> list[Tensor]:
@@ -122,8 +124,8 @@ def checked_subtree(target: TargetModel, cache: Cache, slots: Sequence[Slot], te
     before = others.logits_of(slots[0]).clone()
     output = target.forward(cache, texts.feeds(slots))
     rows = output.logits_of(slots[0])
-    leak = difference(rows[shape.blind].double(), before[shape.blind].double())
-    effect = difference(rows[[shape.sees]].double(), before[[shape.sees]].double())
+    leak = difference(widened(rows[shape.blind]), widened(before[shape.blind]))
+    effect = difference(widened(rows[[shape.sees]]), widened(before[[shape.sees]]))
     if not leak <= effect / 4:
         why = "its attention is not causal" if target.chains_only else "it honours no 4-D mask"
         raise UnsupportedModel(
@@ -135,9 +137,9 @@ def checked_subtree(target: TargetModel, cache: Cache, slots: Sequence[Slot], te
 
 def _same_path(stock: Stock, model: Any, source: Source | None, text: list[int], found: Tensor) -> None:
     """Compare the logits of the last rows of a text with a stock forward of a copy with random weights."""
-    ids = torch.tensor([text], device=found.device)
+    ids = torch.tensor([text], device=device_of(model.get_input_embeddings()))
     expected = stock.run(model, source, ids).logits[0]
-    off = difference(expected[-len(found) :].double(), found.double())
+    off = difference(widened(expected[-len(found) :]), widened(found))
     if not off <= (limit := largest_difference(found.dtype, 0.0)):
         other = stock.target(model)
         what = "a tree of tokens than for its paths"
@@ -164,7 +166,7 @@ def _cause(
     for start, stop in ((0, 1), (1, len(text))):
         found.append(target.forward(cache, {slot: Rows(text[start:stop])}).logits_of(slot).clone())
         cache.keep({slot: range(stop - start)})
-    rows = zip(torch.cat(found).double(), expected.double(), strict=True)
+    rows = zip(widened(torch.cat(found)), widened(expected), strict=True)
     wrong = [row for row, pair in enumerate(rows) if not difference(pair[1][None], pair[0][None]) <= limit]
     if not wrong:
         return (

@@ -44,6 +44,7 @@ from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested
 from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
 from outpace.targets.stock.uncached import UncachedForwards, scale_of
+from outpace.transfer import upload
 
 
 class CausalTarget(UncachedForwards):
@@ -374,7 +375,7 @@ class CausalTarget(UncachedForwards):
         """Inputs of the first layer by slot, [rows, hidden size]; None if all are the tokens' embeddings."""
         if not self.extra or all(token < self.vocabulary for row in feeds.values() for token in row.tokens):
             return None
-        ids = torch.tensor([token for row in feeds.values() for token in row.tokens], device=self.device)
+        ids = upload([token for row in feeds.values() for token in row.tokens], self.device)
         past = ids >= self.vocabulary
         states = self.embed(ids.masked_fill(past, 0))
         states[past] = self._table.to(states)[ids[past] - self.vocabulary]

@@ -26,6 +26,7 @@ from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.rows import Output, Rows
 from outpace.targets.step.agreement import agree
+from outpace.transfer import upload
 
 if TYPE_CHECKING:
     from outpace.targets.stock.causal import CausalTarget
@@ -116,7 +117,7 @@ def _compute_padded(target: CausalTarget, call: Call, window: Window) -> Output:
     """A forward of the model over one window."""
     modules = target._modules
     both, mask = modules.inputs(window, call.feeds, target.device)
-    ids, positions = both.to(target.device, non_blocking=True).unbind()
+    ids, positions = upload(both, target.device).unbind()
     wanted = 0 if call.logits_from is None else max(window.width - call.logits_from, 0)
     states = call.states
     inputs = {"input_ids": ids} if states is None else {"inputs_embeds": padded_states(window, states)}

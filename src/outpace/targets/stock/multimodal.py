@@ -25,6 +25,7 @@ from outpace.targets.inputs.refusals import refuse_training
 from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import agree, shaken
 from outpace.targets.stock.causal import CausalTarget
+from outpace.transfer import upload
 
 # Arguments of a language model for a prompt, besides flags; it must not need any others.
 _KNOWN = {"inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache", "cache_position"}
@@ -190,11 +191,11 @@ class MultimodalTarget(CausalTarget):
             return states
         if states is None:
             widths = [len(row.tokens) for row in feeds.values()]
-            ids = torch.tensor([token for row in feeds.values() for token in row.tokens], device=self.device)
+            ids = upload([token for row in feeds.values() for token in row.tokens], self.device)
             states = dict(zip(feeds, self.embed(ids).split(widths), strict=True))
         for slot, prompt in read.items():
             row = feeds[slot]
-            at = torch.tensor(positions_of(row, cache.length(slot), len(row.tokens)), device=self.device)
+            at = upload(positions_of(row, cache.length(slot), len(row.tokens)), self.device)
             inside = at < len(prompt.states)
             states[slot][inside] = prompt.states[at[inside]].to(states[slot])
         return states

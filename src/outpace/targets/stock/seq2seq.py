@@ -34,6 +34,7 @@ from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested
 from outpace.targets.stock.encoder import TEXT, EncodedStates, Encoder, refuse_unread
 from outpace.targets.stock.seq2seq_cache import CrossRows, Seq2SeqCache
+from outpace.transfer import upload
 
 _TEST_LENGTHS = (7, 4)  # lengths of the self-test's two sources
 
@@ -276,7 +277,7 @@ class Seq2SeqTarget(TargetModel):
         """A forward of the model over one window."""
         rows = rows_of(window, feeds)
         tokens, positions = inputs_of(rows, window)
-        ids, position_ids = torch.tensor([tokens, positions], device=self.device).unbind()
+        ids, position_ids = upload([tokens, positions], self.device).unbind()
         mask = self._masks(rows, window, positions, self.device)
         if not isinstance(mask, dict):  # one per kind of layer is right as it is
             mask = self._positioning.mask(mask, rows, window, positions)
@@ -301,7 +302,7 @@ class Seq2SeqTarget(TargetModel):
         sizes = [cache.sources.length(cache.beside[slot]) for slot in window.slots if slot is not None]
         if not all(sizes):
             raise OutpaceError("a slot has no source: take slots of this target with open(cache, source)")
-        count, lengths, longest = len(sizes), torch.tensor(sizes, device=self.device), max(sizes)
+        count, lengths, longest = len(sizes), upload(sizes, self.device), max(sizes)
         # Only the shape of these states is used, since their keys and values are in the cache.
         states = torch.zeros((), dtype=self.model.dtype, device=self.device).expand(
             count, longest, self._encoder.size
