@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.errors import OutOfResources as Refused  # noqa: F401
 
 from outpace.targets.gpu.tiles import shared_bytes, tiles_for
 
