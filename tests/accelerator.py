@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -567,6 +568,9 @@ def _patches(on: Accelerator) -> Iterator[Any]:
             "mem_get_info": lambda device=None: (70 << 30, 80 << 30),
             "get_device_name": lambda device=None: "emulated",
             "get_device_capability": lambda device=None: (9, 0),
+            "get_device_properties": lambda device=None: SimpleNamespace(
+                shared_memory_per_block_optin=99 << 10
+            ),
             "synchronize": lambda device=None: on.read("synchronize"),
             "empty_cache": lambda: None,
             "Stream": lambda *args: _Stream(on),

@@ -93,7 +93,7 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
             while engine.sequences:
                 engine.step()
                 steps += 1
-    return [sequence.output for sequence in sequences], steps
+    return [sequence.output for sequence in sequences], max(steps, 1)
 
 
 # Each drafter with each sampling on cuda, and once elsewhere, in turns; all others are slow.

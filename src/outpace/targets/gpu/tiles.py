@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -64,4 +64,5 @@ def shared_bytes(device: torch.device) -> int:
     """Shared memory that a program of a GPU may take, in bytes."""
     if device.type != "cuda":
         return _LEAST_SHARED
-    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
+    properties: Any = torch.cuda.get_device_properties(device)
+    return int(properties.shared_memory_per_block_optin)

@@ -66,12 +66,13 @@ def tree_attention(
     elif attention_mask.dtype == torch.bool:
         seen = attention_mask
     elif query.device.type == "cuda" and query.dtype != torch.float64 and _TRITON:
-        from outpace.targets.gpu.tree_kernel import Refused
+        from triton.runtime.errors import OutOfResources
+
         from outpace.targets.gpu.tree_kernel import tree_attention as run
 
         try:
             return run(query, key, value, attention_mask, scale, softcap, s_aux), None
-        except Refused as error:
+        except OutOfResources as error:
             _warn_of_refusal(str(error))
         seen = visible(attention_mask, columns)
     else:

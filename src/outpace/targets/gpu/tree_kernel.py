@@ -13,7 +13,6 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
-from triton.runtime.errors import OutOfResources as Refused  # noqa: F401
 
 from outpace.targets.gpu.tiles import shared_bytes, tiles_for
 
@@ -140,28 +139,28 @@ def tree_attention(
     kv, columns, wide = key.shape[1], key.shape[2], value.shape[3]
     groups = heads // kv
     query, key, value = (part if part.stride(3) == 1 else part.contiguous() for part in (query, key, value))
-    sizes = [max(16, triton.next_power_of_2(each)) for each in (size, wide)]
+    deep, padded = (max(16, triton.next_power_of_2(each)) for each in (size, wide))
     most_rows = max(triton.next_power_of_2(groups * width), _ROWS)
-    tiles = tiles_for(most_rows, *sizes, query.itemsize, shared_bytes(query.device))
+    tiles = tiles_for(most_rows, deep, padded, query.itemsize, shared_bytes(query.device))
     rows = tiles.rows
     blocks = triton.cdiv(groups * width, rows)
     most = min(_STRETCHES, triton.cdiv(columns, 4 * _COLUMNS))
     stretches = max(1, min(most, _PROGRAMS // (batch * kv * blocks)))
     places = batch * kv * stretches * blocks * rows
     like: dict[str, Any] = {"dtype": torch.float32, "device": query.device}
-    acc, top, total = torch.empty((places, sizes[1]), **like), *torch.empty((2, places), **like)
+    acc, top, total = torch.empty((places, padded), **like), *torch.empty((2, places), **like)
     out = torch.empty((batch, width, heads, wide), dtype=query.dtype, device=query.device)
     with device_of(query):
         _stretch[(batch * kv, blocks, stretches)](
             query, key, value, mask.contiguous(), acc, top, total, scale, softcap or 0.0,
             *query.stride()[:3], *key.stride()[:3], *value.stride()[:3],
             kv, width, columns, mask.shape[3] - 2,
-            D=size, BD=sizes[0], DV=wide, BV=sizes[1],
+            D=size, BD=deep, DV=wide, BV=padded,
             BM=rows, BN=tiles.columns, GROUPS=groups, CAP=softcap is not None, WIDE=multiplies_bits(query),
             num_stages=tiles.stages,
         )  # fmt: skip
         _merge[(batch * kv, blocks)](
             acc, top, total, acc if sinks is None else sinks, out, kv, width,
-            DV=wide, BV=sizes[1], BM=rows, STRETCHES=stretches, GROUPS=groups, SINKS=sinks is not None,
+            DV=wide, BV=padded, BM=rows, STRETCHES=stretches, GROUPS=groups, SINKS=sinks is not None,
         )  # fmt: skip
     return out
