@@ -61,7 +61,7 @@ HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 # drafter with a model of its own is read by.
 DRAFTERS_MAY_IMPORT = {
     "core", "plugins", "tree", "draws", "native", "sequence", "spec", "text", "cache", "embedded", "files",
-    "learned", "targets",
+    "learned", "targets", "transfer",
 }  # fmt: skip
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
 
