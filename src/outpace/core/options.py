@@ -53,10 +53,11 @@ class TargetOptions:
             bfloat16 on a CPU. True refuses a model or a machine that does not support it; "auto" does it
             where it is supported, unless ``pack`` is False.
         quantise: round the weights of linear layers of a bfloat16 model on a CPU, in a copy: "int8" to 8
-            bits with a scale per output; "int4" to 4 bits with a scale and a zero per output and 32 inputs
-            (to 8 bits in the head, and if the inputs are not a multiple of 32 or the outputs not one of 16).
-            Activations stay bfloat16. This changes tokens: they are those of plain decoding with the rounded
-            weights.
+            bits with a scale per output and 32 inputs; "int4" to 4 bits with a zero as well (to 8 bits in
+            the head, and if the inputs are not a multiple of 32). A product's rows are rounded to 8 bits with
+            a scale per 32 numbers. This changes tokens: they are those of plain decoding with the rounded
+            weights. Without compiled functions, torch's kernels do not round rows, "int8" has a scale per
+            output, and "int4" takes a multiple of 16 outputs.
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
             The model can then neither be run nor trained, only decoded through this target. True refuses a
             model without such layers; "auto" frees what there is; see ``released``.
