@@ -500,7 +500,7 @@ def test_a_bad_line_is_named_before_anything_is_decoded(
 def test_files_that_are_no_text(run: Run, tmp_path: Path) -> None:
     (tmp_path / "latin.txt").write_bytes(b"caf\xe9")
     refused(run("generate", "--file", tmp_path / "latin.txt"), "is not UTF-8 text")
-    refused(run("generate", "--file", tmp_path), "cannot read")
+    refused(run("generate", "--file", tmp_path), "is a folder; give a file")
     (tmp_path / "none.jsonl").write_text("\n\n", "utf-8")
     refused(run("generate", "--file", tmp_path / "none.jsonl"), "contains no prompt")
 
