@@ -20,9 +20,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gguf_types import Ours, Own, smollm2
+from gguf_types import Own, smollm2
 from outpace import Engine, Target
 from outpace.embedded import smollm2_path
+from outpace.targets import Rows
 from outpace.targets.hardware import processor
 from outpace.testing.gguf import quantise
 
@@ -36,6 +37,19 @@ def loss(target: Any, tokens: list[int]) -> float:
         for chunk in engine.score(tokens[start : start + _WINDOW], 0):
             found += [one.logprob for one in chunk]
     return -sum(found) / len(found)
+
+
+def step_of(target: Any) -> Callable[[], None]:
+    """A plain step of greedy decoding."""
+    cache = target.new_cache(1, 512)
+    slot, token = cache.allocate(), [1]
+
+    def step() -> None:
+        output = target.forward(cache, {slot: Rows(token)})
+        token[0] = int(output.logits[0].argmax())
+        cache.keep({slot: [0]})
+
+    return step
 
 
 def seconds(step: Callable[[], None]) -> float:
@@ -53,7 +67,7 @@ def main(text: Path) -> None:
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
     targets = {"bfloat16": Target(model)}
     targets |= {f"`{name}`": Target(model, quantise=name) for name in ("int8", "int4")}
-    steps = {name: Ours(target).step for name, target in targets.items()}
+    steps = {name: step_of(target) for name, target in targets.items()}
     with TemporaryDirectory() as scratch:
         source = smollm2(Path(scratch) / "smollm2.gguf")
         for kind in ("q8_0", "q4_0"):

@@ -1610,8 +1610,8 @@ SERVE = [
     Mutant(
         "tokens that a grammar excludes stay possible",
         "outpace/serve/grammar.py",
-        "        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -torch.inf)\n",
-        "        return scores.masked_fill(~torch.from_numpy(allowed).to(scores.device), -1.0)\n",
+        "        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)\n",
+        "        return scores.masked_fill(~upload(allowed, scores.device), -1.0)\n",
         ("tests/serve/test_adapters.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
     ),
     Mutant(
