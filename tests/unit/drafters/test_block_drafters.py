@@ -92,7 +92,7 @@ def test_layers_that_the_target_has_not_are_refused(tmp_path: Path) -> None:
         ({"heads": "x"}, "config.json is not one of dflash"),
         ({"rope": 3}, "config.json is not one of dflash"),
         ({"layers": 1}, "config.json is not one of dflash"),
-        ({"intermediate_size": -8}, "config.json is not one of dflash: RuntimeError.*negative"),
+        ({"intermediate_size": -8}, "config.json is not one of dflash: .*negative"),
         ({"intermediate_size": 8}, r"tensor 'layers.0.mlp.gate_proj.weight' has shape \[88, 32\]"),
         ({"tokens": 0}, "dflash: tokens must be at least 1"),
     ],

@@ -226,8 +226,8 @@ def test_a_foreign_file(tmp_path: Path, content: bytes) -> None:
 
 
 def test_no_file_and_a_folder(tmp_path: Path) -> None:
-    for path in (tmp_path / "nothing", tmp_path):
-        with pytest.raises(OutpaceError, match="cannot read the datastore"):
+    for path, words in ((tmp_path / "nothing", "cannot read the datastore"), (tmp_path, "is a folder")):
+        with pytest.raises(OutpaceError, match=words):
             Datastore(path)
 
 
