@@ -90,7 +90,7 @@ def test_what_is_not_in_the_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(OutpaceError, match="no such folder"):
         load_suite("gsm8k", tmp_path / "missing")
     write(tmp_path / "gsm8k_test.jsonl", [{"text": "no question"}])
-    with pytest.raises(OutpaceError, match="is not gsm8k as it is published: 'question'"):
+    with pytest.raises(OutpaceError, match="is not gsm8k as it is published: there is no entry 'question'"):
         load_suite("gsm8k", tmp_path)
     write(tmp_path / "speed_bench.jsonl", SPEED_BENCH[1:])
     with pytest.raises(OutpaceError, match="the script of its makers"):
