@@ -337,15 +337,16 @@ static void round_row(const real *row, long inputs, const struct rounded_row *to
         }
         float top = most[0];
         for (int lane = 1; lane < LANES; lane++) top = most[lane] > top ? most[lane] : top;
-        const float inverse = top > 0 ? 127.0f / top : 0;
+        const float inverse = top > 1e-30f ? 127.0f / top : 0, spoilt = total(wrong); /* 0, or not a number */
         for (int i = 0; i < SHARE; i += LANES) { /* the sum with a large number rounds to an integer */
-            const ints number = __builtin_convertvector((load(part + i) * inverse + 12582912.0f) - 12582912.0f, ints);
+            const lanes scaled = spoilt == 0 ? load(part + i) * inverse : zero;
+            const ints number = __builtin_convertvector((scaled + 12582912.0f) - 12582912.0f, ints);
             *(few *)(to->numbers + block * SHARE + i) = __builtin_convertvector(number, few);
             sum += number;
         }
         int32_t whole = 0;
         for (int lane = 0; lane < LANES; lane++) whole += sum[lane];
-        to->scales[block] = top / 127.0f + total(wrong);
+        to->scales[block] = top / 127.0f + spoilt;
         to->sums[block] = to->scales[block] * (float)whole;
     }
 }
