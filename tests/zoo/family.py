@@ -12,7 +12,7 @@ from transformers import PretrainedConfig, PreTrainedModel
 VOCABULARY = 96
 WINDOW = 8  # of sliding attention: well below the prompts' length
 
-_COMMON: dict[str, Any] = {
+COMMON: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
     "intermediate_size": 48,
@@ -54,7 +54,7 @@ class Family:
         return model
 
     def _config(self) -> PretrainedConfig:
-        options = {**(_COMMON if self.common else {}), **self.options}
+        options = {**(COMMON if self.common else {}), **self.options}
         config: PretrainedConfig = getattr(transformers, self.config)(**options)
         return config
 

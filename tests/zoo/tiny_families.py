@@ -14,24 +14,10 @@ from transformers.models.auto import modeling_auto
 
 from zoo.chain_families import CHAINS
 from zoo.families import FAMILIES
-from zoo.family import VOCABULARY
+from zoo.family import COMMON
 from zoo.image_families import IMAGE_FAMILIES
 from zoo.recurrent_families import RECURRENT
 from zoo.seq2seq_families import CHAIN_FAMILIES, COUNTING_FAMILIES, SEQ2SEQ_FAMILIES
-
-_USUAL: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    "tie_word_embeddings": False,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
 
 
 def _each(types: str, value: Any) -> dict[str, Any]:
@@ -59,7 +45,7 @@ TINY: dict[str, Mapping[str, Any]] = {
     "deepseek_v2": {"topk_method": "greedy", "n_routed_experts": 4, "num_experts_per_tok": 2},
     "gemma4_text": {
         "only": {
-            **_USUAL,
+            **COMMON,
             "num_hidden_layers": 4,
             "head_dim": 8,
             "global_head_dim": 16,
@@ -75,7 +61,7 @@ TINY: dict[str, Mapping[str, Any]] = {
     "hunyuan_v1_moe": {"head_dim": 8},
     "longcat_flash": {
         "only": {
-            **_USUAL,
+            **COMMON,
             "num_key_value_heads": 4,
             "ffn_hidden_size": 48,
             "expert_ffn_hidden_size": 16,

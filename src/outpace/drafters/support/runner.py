@@ -103,7 +103,7 @@ class Runner:
         self.cache.free(track.slot)
 
     def _make_room(self, slots: int, rows: int) -> None:
-        """Copy all tracks to a larger cache, if this one cannot grow and has not so many slots and rows."""
+        """Copy all tracks to a larger cache if this one has too few slots or rows and cannot grow."""
         most, longest = self.cache.max_slots, self.cache.max_length
         if most is None or longest is None or (slots <= most and rows <= longest):
             return
