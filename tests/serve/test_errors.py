@@ -364,8 +364,9 @@ def test_metrics_while_one_runs() -> None:
     async def main() -> None:
         async with serving(running=1) as client:
             with client.paced():
-                first, second = client.send(CHAT, LONG), client.send(CHAT, LONG)
+                first = client.send(CHAT, LONG)
                 await first.chunk()
+                second = client.send(CHAT, LONG)
                 waiting = 'outpace:num_requests_waiting{model_name="nano"} 1.0'
                 while waiting not in (text := await client.send("/metrics").text()):
                     await asyncio.sleep(0.01)  # the second is being tokenised
