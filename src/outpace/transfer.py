@@ -50,6 +50,15 @@ def gather(rows: Tensor, indices: Seq[int]) -> Tensor:
     return rows[upload(indices, rows.device)]
 
 
+def scatter(target: Tensor, indices: Seq[int], rows: Tensor) -> None:
+    """Write rows to these indices of a tensor; one copy if the indices are consecutive."""
+    first = indices[0]
+    if list(indices) == list(range(first, first + len(indices))):
+        target[first : first + len(indices)] = rows
+    else:
+        target[upload(indices, target.device)] = rows
+
+
 def widened(rows: Tensor) -> Tensor:
     """Rows in float64; on the CPU if they are on mps, which has no float64."""
     return (rows.cpu() if rows.device.type == "mps" else rows).double()

@@ -27,6 +27,7 @@ from outpace.draws.sampling import (
     noisy_argmax,
     token_words,
     warp,
+    words_of,
 )
 from outpace.native import draw
 from outpace.native.draw import DrawStruct
@@ -65,6 +66,23 @@ def sample(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list
         if token == _UNDECIDED:
             found[place] = _draw_alone(scores[place], params[place], words[place])
     return found
+
+
+def draw_rows(scores: Tensor, words: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Keyed draws from rows of warped scores, [n, m], which stay on their device: places, [n].
+
+    Those of ``noisy_argmax``; ``NO_TOKEN`` for a row in which every token is excluded, or a score is NaN.
+
+    Args:
+        words: the rows' keys, int64 [n].
+        ids: the token of each score, [m]; None if it is the score's place.
+    """
+    known = token_words(scores.shape[-1], scores.device) if ids is None else words_of(ids)
+    wide, noise = scores.double(), noise_of(known ^ words[:, None])
+    peaks = wide.amax(dim=-1, keepdim=True)
+    certain = torch.where(wide == peaks, noise, -torch.inf)  # an infinite score excludes all others
+    noisy = torch.where(peaks == torch.inf, certain, wide + noise)
+    return noisy.argmax(dim=-1).masked_fill(~(peaks[:, 0] > -torch.inf), NO_TOKEN)
 
 
 def _draw_compiled(

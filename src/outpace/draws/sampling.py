@@ -73,14 +73,15 @@ def _mix_words(words: Words) -> Words:
     return words ^ (words >> 31 & (1 << 33) - 1)
 
 
-def _words_of(tokens: Tensor) -> Tensor:
+def words_of(tokens: Tensor) -> Tensor:
+    """A mixed word for each of these token ids, of the same shape."""
     return _mix_words((tokens + 1) * signed(_WEYL))
 
 
 @lru_cache(maxsize=8)
 def token_words(vocabulary: int, device: torch.device) -> Tensor:
     """A mixed word for each token id, shape [vocabulary]."""
-    return _words_of(torch.arange(vocabulary, device=device))
+    return words_of(torch.arange(vocabulary, device=device))
 
 
 def _unit(words: Tensor) -> Tensor:
@@ -129,7 +130,7 @@ def _perturbed(scores: Tensor, word: int, ids: Tensor | None) -> tuple[Tensor, T
     if ids is None:
         noise = gumbel(word, len(scores), scores.device, left)
     else:
-        noise = noise_of(_words_of(ids[left]) ^ signed(word))
+        noise = noise_of(words_of(ids[left]) ^ signed(word))
     return left, noise if peak == math.inf else scores[left] + noise
 
 

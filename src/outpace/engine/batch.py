@@ -190,6 +190,13 @@ class Batch:
                     active.observed = True
                     self._observer.joined(active.sequence, hidden.get(active, {}))
 
+    def warm(self) -> None:
+        """Prepare the target and the drafters, with no sequence in the batch."""
+        slots, _ = self.memory.room
+        self._target.warm(self.cache, slots, self._layers)
+        for drafting in self._draftings.values():
+            drafting.drafter.warm(drafting.shared, slots)
+
     # -- a forward ---------------------------------------------------------------------------------------
 
     def forward(self, feeds: dict[Active, Rows], logits_from: int | None) -> Output | None:

@@ -408,6 +408,16 @@ class Engine:
 
     # -- memory ------------------------------------------------------------------------------------------
 
+    def warm(self) -> None:
+        """Prepare usual steps, so that the first requests do not wait for it: captures, on a GPU.
+
+        For as many sequences as ``slots``. Elsewhere there is nothing to prepare. No effect while sequences
+        are being decoded.
+        """
+        with self._turn:
+            if not self._batch.active:
+                self._batch.warm()
+
     def make_room(self, slots: int, length: int) -> None:
         """Replace the cache by a larger or smaller one; the drafters keep their data.
 

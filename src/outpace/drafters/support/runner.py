@@ -13,6 +13,7 @@ from outpace.cache.lanes import power_of_two
 from outpace.core import OutpaceError
 from outpace.learned.head import PartialHead
 from outpace.targets.base import TargetModel
+from outpace.targets.gpu.fixed import width_of
 from outpace.targets.rows import Rows
 
 _CHUNK = 512  # tokens of a text fed in one forward
@@ -86,11 +87,16 @@ class Runner:
         self._ids = ids
         self._tracks: list[Track] = []
         # Forwards of fixed shapes return all logits, or run outside these.
-        self._head = None if ids is None or self.cache.static else PartialHead(model, ids)
+        self._head = None if ids is None or self.cache.fixed else PartialHead(model, ids)
 
     def renewed(self) -> Runner:
         """A runner of the same draft model with a cache of its own, which is empty."""
         return Runner(self.model, self.late, self._ids)
+
+    def warm(self, slots: int) -> None:
+        """Prepare forwards for up to this number of texts; there must be none yet."""
+        self._make_room(slots, 0)
+        self.model.warm(self.cache, slots, ())
 
     def open(self) -> Track:
         """Allocate an empty track."""
@@ -102,6 +108,10 @@ class Runner:
         self._tracks.remove(track)
         self.cache.free(track.slot)
 
+    def drawn_together(self, count: int) -> bool:
+        """True if one forward takes the tokens of this number of texts from the device."""
+        return self.model.takes_drawn and bool(width_of(count, 1))
+
     def _make_room(self, slots: int, rows: int) -> None:
         """Copy all tracks to a larger cache if this one has too few slots or rows and cannot grow."""
         most, longest = self.cache.max_slots, self.cache.max_length
@@ -110,8 +120,8 @@ class Runner:
         cache = self.model.new_cache(max(power_of_two(slots), most), max(power_of_two(rows), longest))
         moved = [cache.allocate() for _ in self._tracks]
         for track, slot in zip(self._tracks, moved, strict=True):
-            if track.tokens:
-                cache.write_rows(slot, self.cache.read_rows(track.slot, 0, len(track.tokens)))
+            if length := self.cache.length(track.slot):
+                cache.write_rows(slot, self.cache.read_rows(track.slot, 0, length))
         for track, slot in zip(self._tracks, moved, strict=True):
             track.slot = slot
         self.cache = cache
@@ -176,6 +186,29 @@ class Runner:
         if self._head is not None:
             return self._head(found)
         return found if self._ids is None else found[:, self._ids]
+
+    @torch.inference_mode()
+    def feed_drawn(self, tracks: Seq[Track], ids: Tensor) -> Tensor:
+        """Run one forward over a token of each text that is on the device; ``fed`` tells them later.
+
+        Args:
+            ids: the tokens, [n], each after the last row of its track.
+
+        Returns:
+            Logits [n, drafted ids] after them.
+        """
+        self._make_room(len(self._tracks), max(self.cache.length(track.slot) for track in tracks) + 1)
+        drawn = ids.split(1)
+        rows = {track.slot: Rows((0,), drawn=own) for track, own in zip(tracks, drawn, strict=True)}
+        output = self.model.forward(self.cache, rows)
+        self.cache.keep(dict.fromkeys(rows, (0,)))
+        found = torch.cat([output.logits_of(slot) for slot in rows])
+        return found if self._ids is None else found[:, self._ids]
+
+    def fed(self, track: Track, tokens: Seq[int]) -> None:
+        """Take note of the chain of tokens that ``feed_drawn`` has fed."""
+        track.parents += range(len(track.parents) - 1, len(track.parents) - 1 + len(tokens))
+        track.tokens += tokens
 
 
 def _follow(tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> list[int]:
