@@ -207,7 +207,6 @@ class Runner:
 
     def fed(self, track: Track, tokens: Seq[int]) -> None:
         """Take note of the chain of tokens that ``feed_drawn`` has fed."""
-        track.parents += range(len(track.parents) - 1, len(track.parents) - 1 + len(tokens))
         track.tokens += tokens
 
 
