@@ -17,8 +17,8 @@ from outpace.drafters.support.draws import Draws
 from outpace.drafters.support.growth import G
 from outpace.drafters.support.shapes import Static
 from outpace.drafters.support.vocabulary import Subset, Vocabulary
-from outpace.draws.many_rows import draw_rows
-from outpace.draws.sampling import warp
+from outpace.draws.many_rows import draw_rows, has_kernels, is_cut, keys_of
+from outpace.draws.sampling import TINY_TEMPERATURE, warp
 from outpace.sequence import Sequence
 from outpace.transfer import gather, upload
 
@@ -40,11 +40,12 @@ class Chains(Generic[G]):
         self._vocabulary: Vocabulary = states[0].shared.vocabulary
         self._drawn: list[tuple[list[G], Tensor, Tensor | None]] = []
         self._plain = all(not self._draws.draws_from(state.sequence) for state in states)
-        self._words = torch.empty(0)
+        self._keys = torch.empty(0)
         if not self._plain:
+            params = [state.sequence.params for state in states]
             layers = range(max(state.tree.layers for state in states))
             words = [[self._word(state, depth) for state in states] for depth in layers]
-            self._words = upload(np.array(words, np.uint64).view(np.int64), device)
+            self._keys = upload(np.stack([keys_of(params, own) for own in words]), device)
 
     @property
     def depth(self) -> int:
@@ -73,21 +74,24 @@ class Chains(Generic[G]):
             self.active = [self.active[place] for place in going]
             tokens = gather(tokens, going) if going else tokens[:0]
             if going and not self._plain:
-                self._words = gather(self._words.T, going).T
+                self._keys = self._keys.index_select(1, upload(going, tokens.device))
         return tokens.clamp(min=0)
 
     def _sampled(self, scores: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Draws from rows of logits, and the distributions that independent ones came from."""
         params = [state.sequence.params for state in self.active]
-        words = self._words[self.depth]
+        keys = self._keys[self.depth]
+        shared = all(self._draws.shares(state.sequence) for state in self.active)
+        fused = has_kernels(scores.device) and not any(is_cut(own) for own in params)
+        if shared and fused and all(own.temperature >= TINY_TEMPERATURE for own in params):
+            from outpace.draws.draw_kernel import draw
+
+            return draw(scores, keys, ids, sure=False), None
         if len({(own.temperature, own.top_k, own.top_p, own.min_p) for own in params}) == 1:
             warped = warp(scores, params[0])
         else:
             warped = torch.stack([warp(row, own) for row, own in zip(scores, params, strict=True)])
-        tokens = draw_rows(warped, words, ids)
-        if all(self._draws.shares(state.sequence) for state in self.active):
-            return tokens, None
-        return tokens, warped.double().softmax(dim=-1)
+        return draw_rows(warped, keys[:, 0], ids), None if shared else warped.double().softmax(dim=-1)
 
     def finish(self) -> list[list[int]]:
         """Hang the tokens on the trees, after one transfer: up to a token that ends the text, or to a gap.
