@@ -42,6 +42,24 @@ def _reads_at_once(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def last_device(model: Any) -> torch.device | None:
+    """Device of a model's last weights, which its last layers run on; None without a model."""
+    weights = [] if model is None else list(model.parameters())
+    return weights[-1].device if weights and not weights[-1].is_meta else None
+
+
+def finish(device: torch.device, last: torch.device | None = None) -> None:
+    """Wait until a device has done what was asked of it, so that it can be timed.
+
+    Args:
+        last: the device of a model's last layer, if it is another.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(last or device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def gather(rows: Tensor, indices: Seq[int]) -> Tensor:
     """The rows at these indices; a view if the indices are consecutive."""
     first = indices[0]

@@ -294,3 +294,20 @@ def test_where_it_is_chosen(devices: set[str], given: dict[str, Any], reason: st
     options, why = resolved(TargetOptions(**given), set(map(torch.device, devices)), "")
     assert why == reason and options.static == (False if reason else "auto")
     assert resolved(TargetOptions(static=False), {torch.device("cuda", 0)}, "")[0].static is False
+
+
+def test_prompt_chunks_are_timed_after_the_device_has_finished(
+    target: CausalTarget, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+
+    def finished(device: Any = None) -> None:
+        now[0] += 1
+
+    monkeypatch.setattr(torch.cuda, "synchronize", finished)
+    assert Engine(target).prefill_chunk == 2048
+    engine = Engine(target, clock=lambda: now[0], prefill_chunk=4)
+    seen = []
+    monkeypatch.setattr(engine._batch.scheduler.pace, "measured", lambda *given: seen.append(given))
+    engine.generate([PROMPTS[0]], replace(PARAMS, max_new_tokens=1))
+    assert seen[0] == (0, 0, 2, 1.0)

@@ -44,7 +44,6 @@ class TargetModel(ABC):
         tells: it returns the target's own tokens at ``Rows.asked`` instead of logits.
         mixes: rows of prompts in a forward of other sequences' drafts cost little more than alone, and
             ``Rows.unread`` is obeyed.
-        takes_drawn: ``Rows.drawn`` is obeyed: tokens on the device are fed without a read on the host.
         prompts_differ: a row has other bits as a row of a prompt than in a step. So that no token depends on
             chunks, preemption or shared prefixes, ``Rows.prompt`` is obeyed, rows of prompts are fed in
             forwards without drafts, and only they are shared.
@@ -75,7 +74,6 @@ class TargetModel(ABC):
     shares_ids: bool = True
     tells: bool = False
     mixes: bool = False
-    takes_drawn: bool = False
     prompts_differ: bool = False
     prompt_step: int = 1
     state_bytes: int = 0
@@ -324,6 +322,13 @@ class TargetModel(ABC):
         raise UnsupportedModel(
             f"a {type(self).__name__} takes no embeddings in place of token ids; use another drafter"
         )
+
+    def takes_drawn(self, count: int) -> bool:
+        """True if ``Rows.drawn`` is obeyed in a forward over this number of slots.
+
+        Tokens on the device are then fed without a read on the host.
+        """
+        return False
 
     def warm(self, cache: Cache, slots: int, layers: Sequence[int]) -> None:
         """Prepare steps, so that no request waits for it; by default there is nothing to prepare.

@@ -208,7 +208,7 @@ class DraftModel(Drafter[Drafting]):
             runner = active[0].shared.runner
             runner.catch_up([state.track for state in active], [state.text for state in active])
         feeds = [Feed(state.text[state.track.stem :]) for state in active]
-        if drawn_together(active) and runner.drawn_together(len(active)):
+        if drawn_together(active) and runner.model.takes_drawn(len(active)):
             _draw_together(active, feeds)
             active = []
         while active:

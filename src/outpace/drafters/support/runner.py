@@ -13,7 +13,6 @@ from outpace.cache.lanes import power_of_two
 from outpace.core import OutpaceError
 from outpace.learned.head import PartialHead
 from outpace.targets.base import TargetModel
-from outpace.targets.gpu.fixed import width_of
 from outpace.targets.rows import Rows
 
 _CHUNK = 512  # tokens of a text fed in one forward
@@ -107,10 +106,6 @@ class Runner:
     def close(self, track: Track) -> None:
         self._tracks.remove(track)
         self.cache.free(track.slot)
-
-    def drawn_together(self, count: int) -> bool:
-        """True if one forward takes the tokens of this number of texts from the device."""
-        return self.model.takes_drawn and bool(width_of(count, 1))
 
     def _make_room(self, slots: int, rows: int) -> None:
         """Copy all tracks to a larger cache if this one has too few slots or rows and cannot grow."""

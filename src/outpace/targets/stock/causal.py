@@ -314,9 +314,8 @@ class CausalTarget(UncachedForwards):
             windows = windows[taken.windows :]
         return Output.join(outputs)
 
-    @property
-    def takes_drawn(self) -> bool:  # type: ignore[override]
-        return self._fixed is not None
+    def takes_drawn(self, count: int) -> bool:
+        return self._fixed is not None and width_of(count, 1) > 0
 
     def warm(self, cache: Cache, slots: int, layers: Sequence[int]) -> None:
         if self._fixed is not None and isinstance(cache, FixedCache):
