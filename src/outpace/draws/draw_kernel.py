@@ -22,7 +22,7 @@ _WEYL = tl.constexpr(signed(WEYL))
 _CLOSE = tl.constexpr(1e-9)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _mixed(words):  # type: ignore[no-untyped-def]
     """``sampling.mix``; the masks turn arithmetic shifts into logical ones."""
     words = (words ^ ((words >> 30) & 0x3FFFFFFFF)) * _FIRST

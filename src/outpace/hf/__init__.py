@@ -100,10 +100,10 @@ def accelerate(
             the fastest for calls with as many rows as the ``--batch`` it was tuned with.
         learner: a ``Learner`` made with this model, as ``Online`` of outpace-lab: its drafter is used, and
             learns from all calls, which then wait for each other.
-        options: exact, pack, fuse, quantise and stock, and static=False, as for ``TargetOptions``.
-            exact=True: even in half precision no near-tie differs from ``accelerate(model, "none")``.
-            quantise="int8": the tokens are those of ``accelerate(model, "none", quantise="int8")``, and not
-            those of the stock generate(). stock=True: with drafter "none" a prompt alone has the tokens of
+        options: exact, pack, fuse, quantise, stock and static=False, as for ``TargetOptions``. exact=True:
+            even in half precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8":
+            the tokens are those of ``accelerate(model, "none", quantise="int8")``, and
+            not those of the stock generate(). stock=True: with drafter "none" a prompt alone has the tokens of
             the stock generate(), as with stock=True in docs/concepts/exactness.md; with drafts near-ties may
             differ in half precision.
             Slower.
