@@ -103,9 +103,9 @@ def accelerate(
         options: exact, pack, fuse, quantise, stock and static=False, as for ``TargetOptions``. exact=True:
             even in half precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8":
             the tokens are those of ``accelerate(model, "none", quantise="int8")``, and
-            not those of the stock generate(). stock=True: with drafter "none" a prompt alone has the tokens of
-            the stock generate(), as with stock=True in docs/concepts/exactness.md; with drafts near-ties may
-            differ in half precision.
+            not those of the stock generate(). stock=True: with drafter "none" a prompt alone has the tokens
+            of the stock generate(), as with stock=True in docs/concepts/exactness.md; with drafts near-ties
+            may differ in half precision.
             Slower.
 
     Warns:
