@@ -214,6 +214,9 @@ class Placed(Tensor):
         self.on.run(torch.ops.aten.copy_.default, (self, other, non_blocking), {})
         return self
 
+    def contiguous(self, **options: Any) -> Tensor:
+        return self if self.is_contiguous() else self.clone(memory_format=torch.contiguous_format)
+
     def nonzero(self, *, as_tuple: bool = False) -> Any:
         self.on.read("nonzero")
         found = self.inner.nonzero(as_tuple=as_tuple)

@@ -88,7 +88,7 @@ OPTIONAL: dict[str, set[str]] = {
     "opentelemetry": set(),
     "peft": set(),
     "pydivsufsort": set(),
-    "triton": {"targets"},
+    "triton": {"draws", "targets"},
 }
 
 FUNCTION_LINES = 60
@@ -226,6 +226,31 @@ def at_import_time(body: list[ast.stmt]) -> Iterator[ast.stmt]:
             yield from at_import_time(handler.body)
 
 
+# Where steps run. Self-tests and what loads weights may wait for a device.
+STEPS = ("engine", "drafters", "draws", "cache", "verify", "targets")
+NOT_STEPS = ("targets.step", "targets.weights")
+MAKES = {"tensor", "as_tensor", "asarray", "scalar_tensor"}
+
+
+def check_uploads(name: str, source: str) -> list[str]:
+    """Calls in a module of steps that bring data to a device other than by ``transfer.upload``."""
+    if not name.startswith(STEPS) or name.startswith(NOT_STEPS):
+        return []
+    return [
+        f"{name}:{node.lineno} {ast.unparse(node)}: use transfer.upload, which does not wait for CUDA"
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Call) and uploads(node)
+    ]
+
+
+def uploads(call: ast.Call) -> bool:
+    given = {keyword.arg for keyword in call.keywords}
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else ""
+    moved = call.func.value if isinstance(call.func, ast.Attribute) and name == "to" else None
+    made = isinstance(moved, ast.Call) and getattr(moved.func, "attr", "") in {*MAKES, "from_numpy"}
+    return made or "non_blocking" in given or (name in MAKES and "device" in given) or name == "pin_memory"
+
+
 def check_size(name: str, source: str) -> list[str]:
     """Functions over the size budget. A docstring costs nothing."""
     found = []
@@ -315,6 +340,10 @@ def test_outpaces_tests_do_not_import_the_laboratory() -> None:
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             roots = {name.partition(".")[0] for name in names}
             assert not roots & {"outpace_lab", *scripts}, file
+
+
+def test_data_go_to_a_device_by_one_way() -> None:
+    assert not offences(check_uploads)
 
 
 def test_size_budget() -> None:
@@ -430,6 +459,20 @@ def test_checker_catches_an_optional_import(name: str, source: str) -> None:
 )
 def test_checker_allows_an_optional_import(name: str, source: str) -> None:
     assert check_optional(name, source) == []
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "torch.tensor([1], device=device)",
+        "rows.to(device, non_blocking=True)",
+        "torch.from_numpy(rows).to(device)",
+        "torch.tensor(ids).to(device)",
+        "rows.pin_memory()",
+    ],
+)
+def test_checker_catches_an_upload(call: str) -> None:
+    assert check_uploads("engine.step", call) and not check_uploads("targets.step.record", call)
 
 
 def test_checker_catches_a_long_function() -> None:

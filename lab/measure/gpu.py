@@ -99,7 +99,7 @@ def kinds_of_target(model: Any, exact: bool, options: argparse.Namespace) -> dic
     """Ways to run a model's forwards, by name; ``exact`` adds bit-exact ones."""
     on_trees = exchange(model, lambda _: None, TREE)
     kinds: dict[str, Callable[[], Any]] = {
-        "dynamic": lambda: outpace.Target(model, check=False),
+        "dynamic": lambda: outpace.Target(model, static=False, check=False),
         "static": lambda: outpace.Target(model, static=True, check=False),
         "tree": lambda: outpace.Target(on_trees, static=True, check=False),
     }

@@ -42,12 +42,39 @@ def _reads_at_once(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
+def last_device(model: Any) -> torch.device | None:
+    """Device of a model's last weights, which its last layers run on; None without a model."""
+    weights = [] if model is None else list(model.parameters())
+    return weights[-1].device if weights and not weights[-1].is_meta else None
+
+
+def finish(device: torch.device, last: torch.device | None = None) -> None:
+    """Wait until a device has done what was asked of it, so that it can be timed.
+
+    Args:
+        last: the device of a model's last layer, if it is another.
+    """
+    if device.type == "cuda":
+        torch.cuda.synchronize(last or device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
 def gather(rows: Tensor, indices: Seq[int]) -> Tensor:
     """The rows at these indices; a view if the indices are consecutive."""
     first = indices[0]
     if list(indices) == list(range(first, first + len(indices))):
         return rows[first : first + len(indices)]
     return rows[upload(indices, rows.device)]
+
+
+def scatter(target: Tensor, indices: Seq[int], rows: Tensor) -> None:
+    """Write rows to these indices of a tensor; one copy if the indices are consecutive."""
+    first = indices[0]
+    if list(indices) == list(range(first, first + len(indices))):
+        target[first : first + len(indices)] = rows
+    else:
+        target[upload(indices, target.device)] = rows
 
 
 def widened(rows: Tensor) -> Tensor:

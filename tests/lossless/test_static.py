@@ -251,11 +251,11 @@ def test_what_is_kept_goes_with_the_cache() -> None:
     target = fixed("cpu")
     cache = target.new_cache(1, 32)
     target.forward(cache, {cache.allocate(): Rows([1, 2])})
-    ((inputs, _),) = target._fixed.known[cache].values()
-    gone = weakref.ref(inputs)
+    ((captured,),) = (shapes.values() for shapes in target._fixed.known.values())
+    gone = weakref.ref(captured.inputs)
     gc.disable()
     try:
-        del cache, inputs
+        del cache, captured
         assert gone() is None and not target._fixed.known
     finally:
         gc.enable()

@@ -138,9 +138,23 @@ CACHE = [
     Mutant(
         "a cache reserves more rows than its capacity",
         "outpace/cache/kv.py",
-        "others + self._rows_of(places, wide) <= self.capacity:",
-        "others + self._rows_of(places, wide) <= 2 * self.capacity:",
+        "self.capacity is None or needed <= self.capacity)",
+        "self.capacity is None or needed <= 2 * self.capacity)",
         (f"{_CACHE}::test_capacity",),
+    ),
+    Mutant(
+        "what was captured over a lane's memory outlives it",
+        "outpace/cache/lanes.py",
+        "        self.memory = Memory()  # first: what was captured holds the old buffers\n",
+        "",
+        ("tests/lossless/test_graphs.py::test_lanes_grow",),
+    ),
+    Mutant(
+        "the old rows of a lane that is widened are not counted",
+        "outpace/cache/kv.py",
+        " + self._peak(lane, places, wide)\n",
+        "\n",
+        ("tests/lossless/test_graphs.py::test_growth_is_counted_with_its_peak",),
     ),
     Mutant(
         "rows that were written provisionally stay",

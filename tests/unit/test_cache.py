@@ -483,7 +483,7 @@ def test_static_shapes(device: torch.device) -> None:
         while len(slots) < count:
             slots.append(cache.allocate())
         for first in range(count):
-            window = cache.begin_fixed(dict.fromkeys(slots[first:], 1), 2)
+            (window,) = cache.begin_fixed(dict.fromkeys(slots[first:], 1), 2)
             assert window.span is None
             sequences, places = window.written(device)
             seen.add((len(window.slots), window.width, window.columns, sequences.shape, places.shape))
@@ -497,7 +497,7 @@ def test_columns_of_fixed_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
     slot = cache.allocate()
     seen = []
     for _ in range(20):
-        window = cache.begin_fixed({slot: 1}, 1)
+        (window,) = cache.begin_fixed({slot: 1}, 1)
         seen.append(window.columns)
         cache.keep({slot: [0]})
     assert seen == [4] * 4 + [8] * 4 + [16] * 8 + [20] * 4

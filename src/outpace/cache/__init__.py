@@ -4,11 +4,12 @@ from outpace.cache.base import Cache, CacheFull, Place, Slot
 from outpace.cache.kv import KVCache
 from outpace.cache.lanes import LayerShape, RowShape, Window
 from outpace.cache.states import NextStates, StateCache, StateShape, StateWindow
-from outpace.cache.static import FixedRows, FixedWindow, StaticCache
+from outpace.cache.static import FixedCache, FixedRows, FixedWindow, StaticCache
 
 __all__ = [
     "Cache",
     "CacheFull",
+    "FixedCache",
     "FixedRows",
     "FixedWindow",
     "KVCache",

@@ -42,7 +42,8 @@ class Cache(ABC):
     A target's forward adds rows after a slot's committed ones; ``keep`` closes the forward and commits some.
 
     Attributes:
-        static: fixed shapes; the cache does not grow.
+        static: the cache does not grow.
+        fixed: forwards over it may have fixed shapes.
         copies_rows: True if ``read_rows`` and ``write_rows`` are supported.
         state_bytes: bytes of what a slot has beside its rows, for ``read_state`` and ``write_state``; 0 if
             nothing. Where there is a state, committed rows cannot be dropped (``truncate``).
@@ -52,6 +53,7 @@ class Cache(ABC):
     """
 
     static: bool = False
+    fixed: bool = False
     copies_rows: bool = False
     state_bytes: int = 0
     max_slots: int | None = None

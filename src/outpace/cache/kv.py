@@ -46,6 +46,7 @@ class KVCache(Cache):
     """
 
     copies_rows = True
+    _least_room = _LEAST_ROOM
 
     def __init__(
         self,
@@ -94,7 +95,7 @@ class KVCache(Cache):
 
     def _room_for(self, rows: int) -> int:
         """The room of a lane for a slot of this number of rows."""
-        room = max(_LEAST_ROOM, power_of_two(rows))
+        room = max(self._least_room, power_of_two(rows))
         if self.capacity is not None and self._rows_of(1, room) > self.capacity:
             room = self.capacity - self._rows_of(1, 0)
         return max(room, rows)
@@ -111,7 +112,7 @@ class KVCache(Cache):
             beside = [seat.need for seat in lane.seats if seat is not own]
             wide = lane.room if need <= lane.room else room
             if wide > self.spread * self._room_for(min([need, *beside])):
-                if beside:
+                if beside or not self._narrows(lane):
                     continue
                 wide = room
             options.append((wide, len(beside) + 1, lane))
@@ -122,12 +123,25 @@ class KVCache(Cache):
         for wide, count, lane in options:
             for places in (lane.places if count <= lane.places else max(count, 2 * lane.places), count):
                 others = self.reserved - self._rows_of(lane.places, lane.room)
-                if self.capacity is None or others + self._rows_of(places, wide) <= self.capacity:
-                    lane.resize(places, wide)
+                needed = others + self._rows_of(places, wide) + self._peak(lane, places, wide)
+                if (self.capacity is None or needed <= self.capacity) and self._resized(lane, places, wide):
                     if lane not in self._lanes:
                         self._lanes.append(lane)
                     return lane
         return None
+
+    def _narrows(self, lane: Lane) -> bool:
+        """True if a lane without slots may be made narrower for a shorter one."""
+        return True
+
+    def _peak(self, lane: Lane, places: int, room: int) -> int:
+        """Number of rows to count, besides those that are reserved, while a lane is resized."""
+        return 0
+
+    def _resized(self, lane: Lane, places: int, room: int) -> bool:
+        """Resize a lane; False if there is too little memory, and the lane is as before."""
+        lane.resize(places, room)
+        return True
 
     def _make_room(self, need: int, own: Seat | None = None) -> Lane:
         lane = self._lane_for(need, own)

@@ -74,12 +74,17 @@ class Seat:
     written: int = 0
 
 
+class Memory:
+    """The memory of a lane until it moves: the key of what is captured over it, which goes with it."""
+
+
 class Lane:
     """Slots with the same room, side by side: those at places 0 .. len(seats) - 1 are in use.
 
     Attributes:
         places: number of slots that there is room for.
         room: rows per slot.
+        memory: another one once the buffers have moved.
     """
 
     def __init__(self, layouts: list[BufferLayout], places: int, room: int) -> None:
@@ -88,12 +93,14 @@ class Lane:
         self.room = room
         self._layouts = layouts
         self.buffers = [_zeros(layout, places, room) for layout in layouts]
+        self.memory = Memory()
 
     def resize(self, places: int, room: int) -> None:
         """Change the places, the room, or both, one buffer at a time to limit peak memory; all or none."""
         before = self.places, self.room
         if (places, room) == before:
             return
+        self.memory = Memory()  # first: what was captured holds the old buffers
         try:
             for index in range(len(self.buffers)):
                 self._resize(index, places, room)

@@ -1,4 +1,4 @@
-"""The tensor cache of fixed shapes: buffers that never move, and windows of few different sizes."""
+"""The tensor caches of fixed shapes: windows of few sizes, over buffers that seldom or never move."""
 
 from __future__ import annotations
 
@@ -9,12 +9,69 @@ from torch import Tensor
 
 from outpace.cache.base import CacheFull, Slot
 from outpace.cache.kv import KVCache
-from outpace.cache.lanes import Lane, LayerShape, Seat, Window, power_of_two
+from outpace.cache.lanes import Lane, LayerShape, Memory, Seat, Window, power_of_two
+from outpace.core import out_of_memory
 
 _LEAST_COLUMNS = 1024  # minimum columns of a forward of fixed shapes, if the lane has that many: fewer shapes
 
 
-class StaticCache(KVCache):
+class FixedCache(KVCache):
+    """A cache that grows as ``KVCache`` does, but keeps its memory: what was captured over it stays of use.
+
+    A lane's memory is released only if others need its rows. While a lane is widened, memory contains the
+    new rows and the old ones of a buffer; the capacity counts both. If memory runs out nevertheless, the rows
+    do not fit.
+    """
+
+    fixed = True
+    _least_room = _LEAST_COLUMNS
+
+    @property
+    def usual_rows(self) -> int:
+        """Rows of a slot of a usual request: those that its first lane has, but at least the least room."""
+        return self.max_length or self._room_for(self._first[1])
+
+    def begin_fixed(self, widths: Mapping[Slot, int], least: int) -> list[FixedWindow]:
+        """Open a forward of fixed shapes, with a window per lane.
+
+        Args:
+            widths: number of rows that each slot feeds, above 0 for at least one slot.
+            least: minimum width of the forward.
+
+        Raises:
+            CacheFull: there is no room for the rows.
+        """
+        windows = [FixedWindow(lane, places, least) for lane, places in self._fed(widths).items()]
+        self._windows = windows
+        return windows
+
+    def __del__(self) -> None:
+        for lane in vars(self).get("_lanes", ()):  # they and their seats hold each other
+            lane.memory = Memory()
+
+    def _left(self, lane: Lane) -> None:
+        """Keep the memory."""
+
+    def _narrows(self, lane: Lane) -> bool:
+        return False
+
+    def _peak(self, lane: Lane, places: int, room: int) -> int:
+        if (places, room) == (lane.places, lane.room):
+            return 0
+        old = self._rows_of(lane.places, lane.room)
+        largest = max((buffer.nbytes for buffer in lane.buffers), default=0)
+        return -(-old * largest // max(sum(buffer.nbytes for buffer in lane.buffers), 1))
+
+    def _resized(self, lane: Lane, places: int, room: int) -> bool:
+        try:
+            return super()._resized(lane, places, room)
+        except Exception as error:
+            if not out_of_memory(error):
+                raise
+            return False
+
+
+class StaticCache(FixedCache):
     """Keys and values in one lane that never moves, for forwards of fixed shapes; outgrowing it is an error.
 
     Args:
@@ -46,24 +103,6 @@ class StaticCache(KVCache):
                 f"slots >= {len(self) + (own is None)} and length >= {max(need, self._first[1])}"
             )
         return lane
-
-    def _left(self, lane: Lane) -> None:
-        """Keep the memory."""
-
-    def begin_fixed(self, widths: Mapping[Slot, int], least: int) -> FixedWindow:
-        """Open a forward of fixed shapes.
-
-        Args:
-            widths: number of rows that each slot feeds, above 0 for at least one slot.
-            least: minimum width of the forward.
-
-        Raises:
-            CacheFull: there is no room for the rows.
-        """
-        ((lane, places),) = self._fed(widths).items()
-        window = FixedWindow(lane, places, least)
-        self._windows = [window]
-        return window
 
 
 class FixedWindow(Window):

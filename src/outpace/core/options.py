@@ -29,10 +29,12 @@ class TargetOptions:
     the reason.
 
     Attributes:
-        static: fixed shapes, in a cache that does not grow: a forward with logits covers a power of two of
-            slots, rows per slot and columns, up to 128 rows per slot and 512 in total; wider ones and those
-            without logits (chunks of prompts) have only the width they need. On a CUDA device each shape is
-            captured as a graph on first use, and then replayed.
+        static: fixed shapes: a forward with logits covers a power of two of slots, rows per slot and columns,
+            up to 128 rows per slot and 512 in total; wider ones and those without logits (chunks of prompts)
+            have only the width they need. On a CUDA device each shape is captured as a graph on first use,
+            and then replayed. "auto" does this for a model on one CUDA device, in a cache that grows, over
+            which shapes are captured anew; if they cannot be captured, forwards run one kernel at a time, and
+            a warning says why. True uses a cache that does not grow, on any device.
         check: run the self-test. "auto" does not repeat it where the user's cache has the answer for this
             model, these options and this machine (``step/record.py``); True always runs it. Disable it only
             for a model that has passed it.
@@ -69,7 +71,7 @@ class TargetOptions:
         OutpaceError: an unknown value; or options that do not go together.
     """
 
-    static: bool = False
+    static: bool | Literal["auto"] = "auto"
     check: bool | Literal["auto"] = "auto"
     runner: Any = None
     compiled: Mapping[str, Any] | None = None
@@ -81,18 +83,17 @@ class TargetOptions:
     stock: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("exact", "fuse", "release", "check"):
+        for name in ("static", "exact", "fuse", "release", "check"):
             if not isinstance(value := getattr(self, name), bool) and value != "auto":
                 raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
-        for name in ("static", "stock"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise OutpaceError(f"{name} must be True or False, not {value!r}")
+        if not isinstance(self.stock, bool):
+            raise OutpaceError(f"stock must be True or False, not {self.stock!r}")
         if self.quantise not in (None, *ROUNDINGS):
             hint = near(str(self.quantise), ROUNDINGS)
             raise OutpaceError(
                 f"quantise must be {' or '.join(ROUNDINGS)}, not {self.quantise!r}.{hint}".rstrip(".")
             )
-        if not self.static and (self.runner is not None or self.compiled is not None):
+        if self.static is not True and (self.runner is not None or self.compiled is not None):
             raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
         if self.stock and (names := [name for name in self.named if name not in ("check", "stock")]):
             raise OutpaceError(f"stock=True runs the model's own modules: leave {names[0]} or stock out")

@@ -151,6 +151,14 @@ class Drafter(ABC, Generic[State]):
         del shared
         return self.prepare(target)
 
+    def warm(self, shared: Any, slots: int) -> None:
+        """Prepare drafts for up to ``slots`` sequences, so that no request waits for it; by default nothing.
+
+        Args:
+            shared: what ``prepare`` returned, with no sequence.
+        """
+        del shared, slots
+
     def hidden_layers(self, shared: Any) -> tuple[int, ...]:
         """The target's layers whose hidden states it reads, numbered as in ``Output.hidden``.
 

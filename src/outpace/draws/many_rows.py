@@ -11,6 +11,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from ctypes import CDLL
+from functools import cache
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,7 @@ from outpace.draws.sampling import (
     noisy_argmax,
     token_words,
     warp,
+    words_of,
 )
 from outpace.native import draw
 from outpace.native.draw import DrawStruct
@@ -67,6 +70,23 @@ def sample(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list
     return found
 
 
+def draw_rows(scores: Tensor, words: Tensor, ids: Tensor | None = None) -> Tensor:
+    """Keyed draws from rows of warped scores, [n, m], which stay on their device: places, [n].
+
+    Those of ``noisy_argmax``; ``NO_TOKEN`` for a row in which every token is excluded, or a score is NaN.
+
+    Args:
+        words: the rows' keys, int64 [n].
+        ids: the token of each score, [m]; None if it is the score's place.
+    """
+    known = token_words(scores.shape[-1], scores.device) if ids is None else words_of(ids)
+    wide, noise = scores.double(), noise_of(known ^ words[:, None])
+    peaks = wide.amax(dim=-1, keepdim=True)
+    certain = torch.where(wide == peaks, noise, -torch.inf)  # an infinite score excludes all others
+    noisy = torch.where(peaks == torch.inf, certain, wide + noise)
+    return noisy.argmax(dim=-1).masked_fill(~(peaks[:, 0] > -torch.inf), NO_TOKEN)
+
+
 def _draw_compiled(
     functions: CDLL, scores: Tensor, params: Seq[SamplingParams], words: Seq[int]
 ) -> list[int]:
@@ -98,11 +118,35 @@ def _draw_compiled(
     return [draw.token for draw in draws]
 
 
+@cache
+def has_kernels(device: torch.device) -> bool:
+    """True if ``draw_kernel`` runs on a device."""
+    return device.type == "cuda" and find_spec("triton") is not None
+
+
+def is_cut(own: SamplingParams) -> bool:
+    """True if top-k, top-p or min-p exclude tokens."""
+    return own.top_k > 0 or own.top_p < 1 or own.min_p > 0
+
+
+def keys_of(params: Seq[SamplingParams], words: Seq[int]) -> NDArray[np.int64]:
+    """The argument ``keys`` of ``draw_kernel.draw``, [n, 2]."""
+    temperatures = np.array([own.temperature for own in params], np.float64)
+    return np.stack([_host_keys(words), temperatures.view(np.int64)], axis=1)
+
+
 def _draw_listed(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list[int]:
     """Draws from rows of scores, float32 [n, vocabulary]; ``_UNDECIDED`` if no list decides."""
-    scores, found = _heated(scores, params), [_UNDECIDED] * len(params)
-    cut = [own.top_k > 0 or own.top_p < 1 or own.min_p > 0 for own in params]
+    found, cut = [_UNDECIDED] * len(params), [is_cut(own) for own in params]
     whole = [place for place in range(len(params)) if not cut[place]]
+    if has_kernels(scores.device) and all(params[place].temperature >= TINY_TEMPERATURE for place in whole):
+        if whole:
+            keys = keys_of([params[place] for place in whole], [words[place] for place in whole])
+            put(found, whole, _draw_fused(gather(scores, whole), keys))
+        if not any(cut):
+            return found
+        whole = []
+    scores = _heated(scores, params)
     step = max(1, _CHUNK // scores.shape[-1]) if scores.device.type == "cpu" else len(params)
     for start in range(0, len(whole), step):
         places = whole[start : start + step]
@@ -115,6 +159,14 @@ def _draw_listed(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -
         own_words = [words[place] for place in places]
         put(found, places, _draw_cut(gather(scores, places), own_words, limits, size))
     return found
+
+
+def _draw_fused(scores: Tensor, keys: NDArray[np.int64]) -> list[int]:
+    """Draws from all tokens of rows of scores, float32 [n, vocabulary], on a GPU."""
+    from outpace.draws.draw_kernel import draw
+
+    tokens: list[int] = draw(scores, upload(keys, scores.device)).tolist()
+    return tokens
 
 
 def _heated(scores: Tensor, params: Seq[SamplingParams]) -> Tensor:

@@ -30,8 +30,8 @@ NO_TOKEN_LEFT = "every token is excluded, or a logit is NaN: check the logits pr
 # Below this temperature the division could overflow, or the divisor underflow to 0 in float32.
 TINY_TEMPERATURE = 1e-3
 _MASK = (1 << 64) - 1
-_WEYL = 0x9E3779B97F4A7C15
-_MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+WEYL = 0x9E3779B97F4A7C15
+MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 
 class Stream(IntEnum):
@@ -45,16 +45,16 @@ class Stream(IntEnum):
 
 def mix(value: int) -> int:
     """The finaliser of splitmix64 (Steele, Lea, Flood 2014), on a 64-bit word."""
-    value = (value ^ value >> 30) * _MULTIPLIERS[0] & _MASK
-    value = (value ^ value >> 27) * _MULTIPLIERS[1] & _MASK
+    value = (value ^ value >> 30) * MULTIPLIERS[0] & _MASK
+    value = (value ^ value >> 27) * MULTIPLIERS[1] & _MASK
     return value ^ value >> 31
 
 
 def key(seed: int, *words: int) -> int:
     """A 64-bit key from a seed and words. Each word is mixed in turn; words are never added up."""
-    state = mix(seed & _MASK ^ _WEYL)
+    state = mix(seed & _MASK ^ WEYL)
     for word in words:
-        state = mix(state ^ mix((word & _MASK) * _WEYL + 1 & _MASK))
+        state = mix(state ^ mix((word & _MASK) * WEYL + 1 & _MASK))
     return state
 
 
@@ -68,19 +68,20 @@ Words = TypeVar("Words", Tensor, NDArray[np.int64])
 
 def _mix_words(words: Words) -> Words:
     """``mix`` on int64 words; the masks turn arithmetic shifts into logical ones."""
-    words = (words ^ (words >> 30 & (1 << 34) - 1)) * signed(_MULTIPLIERS[0])
-    words = (words ^ (words >> 27 & (1 << 37) - 1)) * signed(_MULTIPLIERS[1])
+    words = (words ^ (words >> 30 & (1 << 34) - 1)) * signed(MULTIPLIERS[0])
+    words = (words ^ (words >> 27 & (1 << 37) - 1)) * signed(MULTIPLIERS[1])
     return words ^ (words >> 31 & (1 << 33) - 1)
 
 
-def _words_of(tokens: Tensor) -> Tensor:
-    return _mix_words((tokens + 1) * signed(_WEYL))
+def words_of(tokens: Tensor) -> Tensor:
+    """A mixed word for each of these token ids, of the same shape."""
+    return _mix_words((tokens + 1) * signed(WEYL))
 
 
 @lru_cache(maxsize=8)
 def token_words(vocabulary: int, device: torch.device) -> Tensor:
     """A mixed word for each token id, shape [vocabulary]."""
-    return _words_of(torch.arange(vocabulary, device=device))
+    return words_of(torch.arange(vocabulary, device=device))
 
 
 def _unit(words: Tensor) -> Tensor:
@@ -129,7 +130,7 @@ def _perturbed(scores: Tensor, word: int, ids: Tensor | None) -> tuple[Tensor, T
     if ids is None:
         noise = gumbel(word, len(scores), scores.device, left)
     else:
-        noise = noise_of(_words_of(ids[left]) ^ signed(word))
+        noise = noise_of(words_of(ids[left]) ^ signed(word))
     return left, noise if peak == math.inf else scores[left] + noise
 
 

@@ -244,6 +244,7 @@ class AsyncEngine:
         torch.set_num_threads(self._torch_threads)  # OpenMP counts them per thread
         try:
             engine = self._made if isinstance(self._made, Engine) else self._made()
+            engine.warm()
             while not self._served(engine):
                 pass
         except BaseException as error:

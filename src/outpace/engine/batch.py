@@ -19,6 +19,7 @@ from outpace.engine.scheduler import Scheduler
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.targets.rows import Output, Rows
+from outpace.transfer import finish, last_device
 
 
 class Batch:
@@ -53,6 +54,7 @@ class Batch:
         self._layers = layers
         self._observer = observer
         self._clock = clock
+        self._last = last_device(target.model)
         self.leaving: Callable[[Sequence, Cache, Slot], None] | None = None
 
     @property
@@ -114,6 +116,7 @@ class Batch:
         fed = {a: chunk[a] for a in chunk if a.sequence.error is None}
         self.cache.keep({a.slot: range(rows) for a, rows in fed.items()})
         self._take(fed, output)
+        finish(self._target.device, self._last)
         self.scheduler.pace.measured(0, 0, sum(fed.values()), self._clock() - began)
 
     def next_rows(self, active: Active, rows: int, unread: int = 0) -> Rows:
@@ -189,6 +192,13 @@ class Batch:
                 if active.started:
                     active.observed = True
                     self._observer.joined(active.sequence, hidden.get(active, {}))
+
+    def warm(self) -> None:
+        """Prepare the target and the drafters, with no sequence in the batch."""
+        slots, _ = self.memory.room
+        self._target.warm(self.cache, slots, self._layers)
+        for drafting in self._draftings.values():
+            drafting.drafter.warm(drafting.shared, slots)
 
     # -- a forward ---------------------------------------------------------------------------------------
 

@@ -43,7 +43,7 @@ from outpace.text import Tokenizer
 from outpace.verify import Verifier, load_verifier
 
 _log = logging.getLogger(__name__)
-_CHUNK = 512  # rows of a prompt in a forward
+_CHUNK, _CHUNK_CUDA = 512, 2048  # rows of a prompt in a forward
 _SCORED = 128  # rows whose logits are in memory at once, in scoring a text, or a multiple
 
 
@@ -73,8 +73,8 @@ class Engine:
         observer: called after each step, after the drafter; it may change the drafter's weights.
         clock: function that returns the time in seconds.
         prefill_chunk: maximum number of prompt tokens per forward; while other sequences are decoding, a
-            chunk is limited to about half the time of a step. None for 512, or, if the target is ``stock``,
-            for no limit.
+            chunk is limited to about half the time of a step. None for 512, on a CUDA device 2,048, or, if
+            the target is ``stock``, for no limit.
         slots: number of sequences to make room for (the cache grows, unless the target is static).
         length: rows per slot to make room for.
         memory: maximum bytes of the rows of all sequences; below 1, a share of the free memory; None for no
@@ -115,7 +115,8 @@ class Engine:
             raise OutpaceError(f"clock is a function that returns seconds, not {clock!r}")
         self.target = Target(target)
         if prefill_chunk is None:
-            prefill_chunk = sys.maxsize if self.target.stock else _CHUNK
+            usual = _CHUNK_CUDA if self.target.device.type == "cuda" else _CHUNK
+            prefill_chunk = sys.maxsize if self.target.stock else usual
         self.prefill_chunk = whole_number("prefill_chunk", prefill_chunk, 1)
         self.drafter = drafter_of(drafter)
         self.verifier = load_verifier(verifier)
@@ -407,6 +408,16 @@ class Engine:
         self._batch.scheduler.doubt = False
 
     # -- memory ------------------------------------------------------------------------------------------
+
+    def warm(self) -> None:
+        """Prepare usual steps, so that the first requests do not wait for it: captures, on a GPU.
+
+        For as many sequences as ``slots``. Elsewhere there is nothing to prepare. No effect while sequences
+        are being decoded.
+        """
+        with self._turn:
+            if not self._batch.active:
+                self._batch.warm()
 
     def make_room(self, slots: int, length: int) -> None:
         """Replace the cache by a larger or smaller one; the drafters keep their data.

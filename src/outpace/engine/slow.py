@@ -76,7 +76,8 @@ def _graphs(target: TargetModel) -> str:
     options = options_of(target)
     if options is None or options.static or target.device.type != "cuda":
         return ""
-    return "forwards on this GPU are launched one kernel at a time; static=True replays them as graphs"
+    why = target.plan.no_graphs or "static is off; leave it out"
+    return f"forwards on this GPU are launched one kernel at a time: {why}"
 
 
 def _governor(drafter: Drafter[Any], policy: Policy | None, verifier: Verifier) -> str:

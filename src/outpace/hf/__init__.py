@@ -100,11 +100,12 @@ def accelerate(
             the fastest for calls with as many rows as the ``--batch`` it was tuned with.
         learner: a ``Learner`` made with this model, as ``Online`` of outpace-lab: its drafter is used, and
             learns from all calls, which then wait for each other.
-        options: exact, pack, fuse, quantise and stock, as for ``TargetOptions``. exact=True: even in half
-            precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8": the tokens are
-            those of ``accelerate(model, "none", quantise="int8")``, and not those of the stock generate().
-            stock=True: with drafter "none" a prompt alone has the tokens of the stock generate(), as with
-            stock=True in docs/concepts/exactness.md; with drafts near-ties may differ in half precision.
+        options: exact, pack, fuse, quantise, stock and static=False, as for ``TargetOptions``. exact=True:
+            even in half precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8":
+            the tokens are those of ``accelerate(model, "none", quantise="int8")``, and
+            not those of the stock generate(). stock=True: with drafter "none" a prompt alone has the tokens
+            of the stock generate(), as with stock=True in docs/concepts/exactness.md; with drafts near-ties
+            may differ in half precision.
             Slower.
 
     Warns:
@@ -118,7 +119,8 @@ def accelerate(
     costs: Mapping[str, Any] = {}
     chosen = TargetOptions(**options)
     others = [name for name in options if name not in _STEP]
-    if names := [name for name in others if getattr(chosen, name) != getattr(USUAL, name)]:
+    names = [name for name in others if getattr(chosen, name) != getattr(USUAL, name)]
+    if names and not (names == ["static"] and chosen.static is False):
         raise OutpaceError(f"{names[0]} is for outpace.Target, not for a model's generate(): leave it out")
     if profile is not None:
         if drafter is not None:

@@ -323,6 +323,23 @@ class TargetModel(ABC):
             f"a {type(self).__name__} takes no embeddings in place of token ids; use another drafter"
         )
 
+    def takes_drawn(self, count: int) -> bool:
+        """True if ``Rows.drawn`` is obeyed in a forward over this number of slots.
+
+        Tokens on the device are then fed without a read on the host.
+        """
+        return False
+
+    def warm(self, cache: Cache, slots: int, layers: Sequence[int]) -> None:
+        """Prepare steps, so that no request waits for it; by default there is nothing to prepare.
+
+        Args:
+            cache: a cache made by ``new_cache``, of which no slot is in use.
+            slots: maximum number of sequences of a step.
+            layers: the layers whose hidden states steps return.
+        """
+        del cache, slots, layers
+
     @abstractmethod
     def forward(
         self,

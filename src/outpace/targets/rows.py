@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -32,6 +32,8 @@ class Rows:
 
     ``unread`` is for a target that ``mixes``: the number of requested rows that get no logits.
 
+    ``drawn`` is for a target that ``takes_drawn``: the one token, on its device, [1], in place of ``tokens``.
+
     ``prompt`` is for a target whose ``prompts_differ``: the number of first rows that are a prompt's. None:
     all of them if no logits are requested, otherwise none.
     """
@@ -42,6 +44,7 @@ class Rows:
     asked: Tree | None = None
     unread: int = 0
     prompt: int | None = None
+    drawn: Tensor | None = None
 
     @property
     def tree(self) -> Sequence[int]:
@@ -60,6 +63,14 @@ class Rows:
         root = len(text) - 1
         parents = (*range(-1, root), *(root + 1 + parent for parent in draft.parents))
         return cls((*text, *draft.tokens), parents, asked=asked, unread=unread)
+
+
+def on_host(feeds: Mapping[Slot, Rows]) -> Mapping[Slot, Rows]:
+    """Feeds with the tokens that were drawn on a device read from it."""
+    return {
+        slot: row if row.drawn is None else replace(row, tokens=row.drawn.tolist(), drawn=None)
+        for slot, row in feeds.items()
+    }
 
 
 def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:

@@ -58,7 +58,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
         (target(not_fused("pack is off")), "leave pack out"),
         (target(not_fused("its shapes are fixed")), "leave static out"),
         (target(not_fused("there are no compiled steps for a Mine")), "models.md names the families"),
-        (target(device="cuda"), "static=True replays them as graphs"),
+        (target(device="cuda", static=False), "one kernel at a time: static is off"),
     ],
 )
 def test_a_target(given: Any, told: str) -> None:

@@ -37,7 +37,8 @@ def window_of(lengths: list[int], widths: list[int], static: int = 0) -> Window:
         cache._seats[slot].length = length
     fed = dict(zip(slots, widths, strict=True))
     if isinstance(cache, StaticCache):
-        return cache.begin_fixed(fed, 1)
+        (window,) = cache.begin_fixed(fed, 1)
+        return window
     (window,) = cache.begin(fed)
     return window
 

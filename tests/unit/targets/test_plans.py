@@ -103,9 +103,9 @@ def test_layouts_of_forwards_are_counted() -> None:
     ("name", "value", "words"),
     [
         *((name, "yes", "True, False or 'auto'") for name in ("exact", "fuse", "release", "check")),
-        *((name, "auto", "True or False") for name in ("static", "stock")),
+        ("stock", "auto", "True or False"),
         ("check", None, "True, False or 'auto'"),
-        ("static", 1, "True or False"),
+        ("static", 1, "True, False or 'auto'"),
     ],
 )
 def test_unknown_values_of_options_are_refused(name: str, value: Any, words: str) -> None:

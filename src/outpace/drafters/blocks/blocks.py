@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafters.support.chains import Chains, drawn_together
 from outpace.drafters.support.draws import Draws, Noise
 from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
@@ -163,9 +164,16 @@ class BlockDrafter(Drafter[BlockState]):
         if active:
             # A place's logits do not depend on the tokens drawn before it.
             rows = {id(state): own for state, own in zip(active, self.fill(active), strict=True)}
-            grow_whole(
-                active, lambda states: torch.stack([rows[id(state)][state.tree.depth] for state in states])
-            )
+            if rows[id(active[0])].device.type == "cuda" and drawn_together(active):
+                chains = Chains(active, rows[id(active[0])].device)
+                while chains.active:
+                    chains.draw(torch.stack([rows[id(state)][chains.depth] for state in chains.active]))
+                chains.finish()
+            else:
+                grow_whole(
+                    active,
+                    lambda states: torch.stack([rows[id(state)][state.tree.depth] for state in states]),
+                )
         return [state.tree.finish() for state in states]
 
 

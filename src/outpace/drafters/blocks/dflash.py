@@ -122,7 +122,7 @@ class DFlashModule(BlockModule):
             )
         _check_copies(copies, target, place, tensors.get("drafted.ids"))
         made.windows = windows if any(windows) else ()
-        masked = _embedded(target, torch.tensor([mask], device=target.hidden.device))
+        masked = _embedded(target, upload([mask], target.hidden.device))
         return made.drafting(target, {**tensors, "mask": masked}, str(place))
 
     def save(self, folder: str | Path) -> None:

@@ -20,6 +20,7 @@ from typing import Any, ClassVar, Literal
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafters.support.chains import Chains, drawn_together
 from outpace.drafters.support.draws import Draws, check_confidence, check_grown, log_confidence
 from outpace.drafters.support.growth import Drafting, Shared, feed_of, grow
 from outpace.drafters.support.runner import Feed, Runner
@@ -181,6 +182,9 @@ class DraftModel(Drafter[Drafting]):
     def renew(self, shared: Shared, target: TargetModel) -> Shared:
         return replace(shared, runner=shared.runner.renewed())
 
+    def warm(self, shared: Shared, slots: int) -> None:
+        shared.runner.warm(slots)
+
     def start(self, sequence: Sequence, shared: Shared) -> Drafting:
         return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))
 
@@ -204,6 +208,9 @@ class DraftModel(Drafter[Drafting]):
             runner = active[0].shared.runner
             runner.catch_up([state.track for state in active], [state.text for state in active])
         feeds = [Feed(state.text[state.track.stem :]) for state in active]
+        if drawn_together(active) and runner.model.takes_drawn(len(active)):
+            _draw_together(active, feeds)
+            active = []
         while active:
             rows = runner.feed([state.track for state in active], feeds)
             grow(active, rows)
@@ -228,3 +235,17 @@ class DraftModel(Drafter[Drafting]):
 
     def _finish(self, state: Drafting) -> Draft:
         return state.shared.vocabulary.draft(state.reader, state.tree.finish(self.replacement))
+
+
+def _draw_together(active: Seq[Drafting], feeds: Seq[Feed]) -> None:
+    """Draft chains whose tokens stay on the device until all are drawn."""
+    runner = active[0].shared.runner
+    rows = runner.feed([state.track for state in active], feeds)
+    chains = Chains(active, rows.device)
+    while True:
+        ids = chains.draw(rows)
+        if not chains.active:
+            break
+        rows = runner.feed_drawn([state.track for state in chains.active], ids)
+    for state, drawn in zip(active, chains.finish(), strict=True):
+        runner.fed(state.track, drawn[:-1])

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from outpace.core import Draft
 from outpace.drafters.base import Drafter
+from outpace.drafters.support.chains import Chains, drawn_together
 from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_grown, log_confidence
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
@@ -176,6 +177,9 @@ class ContinuingDrafter(Drafter[ContinuedState]):
                 state.tree.layers = 0  # no state of the target is available yet
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
+        if active and active[0].outputs.device.type == "cuda" and drawn_together(active):
+            _draw_together(active)
+            active = []
         while active:
             fronts = torch.cat([_front(state) for state in active])
             grow(active, active[0].shared.logits(fronts))
@@ -183,6 +187,28 @@ class ContinuingDrafter(Drafter[ContinuedState]):
             if active:
                 _feed_fronts(active)
         return [_finish(state) for state in states]
+
+
+def _draw_together(active: Seq[ContinuedState]) -> None:
+    """Draft chains whose tokens stay on the device until all are drawn."""
+    shared, outputs = active[0].shared, torch.cat([state.outputs for state in active])
+    chains = Chains(active, outputs.device)
+    while True:
+        ids = chains.draw(shared.logits(outputs))
+        if not chains.active:
+            break
+        if len(chains.active) < len(active):
+            outputs = gather(outputs, [active.index(state) for state in chains.active])
+            active = chains.active
+        place = chains.depth - 1  # in the chain, of the rows that are fed
+        feeds = [
+            Feed(state.slot, [state.rows + place], np.ones((1, 1 + place), np.bool_)) for state in active
+        ]
+        forward = shared.cache.begin(feeds)
+        rows = shared.run(forward, forward.spread(ids), forward.spread(outputs), 1 + place)
+        forward.keep([1] * len(active))
+        outputs = forward.gathered(rows)
+    chains.finish()
 
 
 def _front(state: ContinuedState) -> Tensor:

@@ -104,10 +104,21 @@ class Draws:
         """True if candidates are drawn for this sequence, not chosen."""
         if sequence.params.greedy or self.noise == "greedy":
             return False
-        return self.independent or self._shares(sequence)
+        return self.independent or self.shares(sequence)
 
-    def _shares(self, sequence: Sequence) -> bool:
+    def shares(self, sequence: Sequence) -> bool:
+        """True if a sequence's candidates are drawn with the target's own noise."""
         return self.noise == "coupled" and sequence.key.coupled
+
+    def word(self, sequence: Sequence, root: int, depth: int, first: int) -> int:
+        """Key of the draw of candidates at a depth of the draft, of which the first is node ``first``.
+
+        Args:
+            root: output index of the token that follows the root.
+        """
+        if self.shares(sequence):
+            return sequence.key.target(root + depth)
+        return sequence.key.node(Stream.DRAFT, root, first)
 
     def sampled(
         self,
@@ -130,8 +141,7 @@ class Draws:
         """
         scores = widened(warp(scores, sequence.params))
         root = sequence.output_length
-        shares = self._shares(sequence)
-        word = sequence.key.target(root + depth) if shares else sequence.key.node(Stream.DRAFT, root, first)
+        shares, word = self.shares(sequence), self.word(sequence, root, depth, first)
         try:
             if count == 1 and not self.weigh:
                 places, clear = [noisy_argmax(scores, word, ids)], [0.0]

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outpace.cache import KVCache, LayerShape, RowShape, Slot
 from outpace.learned.layers import LayerConfig, Store
-from outpace.transfer import upload
+from outpace.transfer import gather, scatter, upload
 from outpace.tree import chain_mask
 
 __all__ = ["Feed", "Forward", "LayerCache", "Slot"]
@@ -79,6 +79,18 @@ class Forward:
         for place, rows in zip(self._order, inputs, strict=True):
             padded[place, : len(rows)] = rows
         return padded
+
+    def spread(self, rows: Tensor) -> Tensor:
+        """One row of each feed, [feeds, ...], as one tensor [S, 1, ...]; zeros where none is fed."""
+        if self._order == list(range(len(self.window.slots))):
+            return rows[:, None]
+        spread = rows.new_zeros((len(self.window.slots), *rows.shape[1:]))
+        scatter(spread, self._order, rows)
+        return spread[:, None]
+
+    def gathered(self, states: Tensor) -> Tensor:
+        """The first row of each feed, [feeds, ...], from [S, width, ...]."""
+        return gather(states[:, 0], self._order)
 
     def rows(self, states: Tensor) -> list[Tensor]:
         """Extract the rows of each feed, [w, ...], from [S, width, ...]."""

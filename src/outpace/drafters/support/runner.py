@@ -86,11 +86,16 @@ class Runner:
         self._ids = ids
         self._tracks: list[Track] = []
         # Forwards of fixed shapes return all logits, or run outside these.
-        self._head = None if ids is None or self.cache.static else PartialHead(model, ids)
+        self._head = None if ids is None or self.cache.fixed else PartialHead(model, ids)
 
     def renewed(self) -> Runner:
         """A runner of the same draft model with a cache of its own, which is empty."""
         return Runner(self.model, self.late, self._ids)
+
+    def warm(self, slots: int) -> None:
+        """Prepare forwards for up to this number of texts; there must be none yet."""
+        self._make_room(slots, 0)
+        self.model.warm(self.cache, slots, ())
 
     def open(self) -> Track:
         """Allocate an empty track."""
@@ -110,8 +115,8 @@ class Runner:
         cache = self.model.new_cache(max(power_of_two(slots), most), max(power_of_two(rows), longest))
         moved = [cache.allocate() for _ in self._tracks]
         for track, slot in zip(self._tracks, moved, strict=True):
-            if track.tokens:
-                cache.write_rows(slot, self.cache.read_rows(track.slot, 0, len(track.tokens)))
+            if length := self.cache.length(track.slot):
+                cache.write_rows(slot, self.cache.read_rows(track.slot, 0, length))
         for track, slot in zip(self._tracks, moved, strict=True):
             track.slot = slot
         self.cache = cache
@@ -176,6 +181,28 @@ class Runner:
         if self._head is not None:
             return self._head(found)
         return found if self._ids is None else found[:, self._ids]
+
+    @torch.inference_mode()
+    def feed_drawn(self, tracks: Seq[Track], ids: Tensor) -> Tensor:
+        """Run one forward over a token of each text that is on the device; ``fed`` tells them later.
+
+        Args:
+            ids: the tokens, [n], each after the last row of its track.
+
+        Returns:
+            Logits [n, drafted ids] after them.
+        """
+        self._make_room(len(self._tracks), max(self.cache.length(track.slot) for track in tracks) + 1)
+        drawn = ids.split(1)
+        rows = {track.slot: Rows((0,), drawn=own) for track, own in zip(tracks, drawn, strict=True)}
+        output = self.model.forward(self.cache, rows)
+        self.cache.keep(dict.fromkeys(rows, (0,)))
+        found = torch.cat([output.logits_of(slot) for slot in rows])
+        return found if self._ids is None else found[:, self._ids]
+
+    def fed(self, track: Track, tokens: Seq[int]) -> None:
+        """Take note of the chain of tokens that ``feed_drawn`` has fed."""
+        track.tokens += tokens
 
 
 def _follow(tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> list[int]:

@@ -1,27 +1,59 @@
-"""Forwards of fixed shapes: each shape is captured over its own inputs once per cache, and then replayed."""
+"""Forwards of fixed shapes: each is captured over its own inputs once per lane of a cache, and then replayed.
+
+A lane that grows has other memory, over which its shapes are captured anew.
+"""
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from outpace.cache import FixedRows, FixedWindow, Slot, StaticCache
-from outpace.cache.lanes import power_of_two
+from outpace.cache import CacheFull, FixedCache, FixedRows, FixedWindow, Slot
+from outpace.cache.lanes import Memory, power_of_two
+from outpace.core import TargetOptions, out_of_memory
+from outpace.targets.base import TargetModel
 from outpace.targets.gpu.graphs import Made, Runner
+from outpace.targets.hardware import total_bytes
 from outpace.targets.inputs.device_rows import row_numbers
 from outpace.targets.rows import HiddenStates, Rows
-from outpace.transfer import upload_into
+from outpace.transfer import scatter, upload_into
 
 # Forwards with more rows are bound by arithmetic, so that a graph gains nothing.
 _MOST_ROWS = 512
 # Wider ones are chunks of prompts.
 _WIDEST = 128
 _MOST_SHAPES = 256  # that the compiler compiles
+_USUAL = 16  # rows of a step, at most, that are captured in advance
+_SHARE = 16  # part of a GPU's memory that captured shapes may take
+_GRAPH = 1 << 21  # bytes of a graph, besides its inputs and outputs
+
+
+def resolved(options: TargetOptions, devices: set[torch.device], refused: str) -> tuple[TargetOptions, str]:
+    """The options with static="auto" decided, and the reason if that is for shapes that are not fixed.
+
+    Args:
+        devices: of the model's weights.
+        refused: why a forward of the model has no fixed shapes; empty if it may have.
+    """
+    if options.static != "auto":
+        return options, ""
+    kinds = {device.type for device in devices}
+    reason = refused
+    if kinds != {"cuda"}:
+        reason = "it is for GPUs of CUDA"
+    elif options.stock:
+        reason = "stock steps run as transformers runs them"
+    elif len(devices) > 1:
+        reason = f"layers are on {len(devices)} devices"
+    return (replace(options, static=False), reason) if reason else (options, "")
 
 
 class FixedInputs:
@@ -47,18 +79,38 @@ class FixedInputs:
         )
         shape = window.stop, window.width, like.size
         self.states = torch.zeros(shape, dtype=like.dtype, device=like.device) if by_states else None
+        self.nbytes = self.numbers.nbytes + (0 if self.states is None else self.states.nbytes)
 
     def fill(self, rows: Sequence[Rows], window: FixedWindow, states: Mapping[Slot, Tensor] | None) -> None:
         """Write a forward's rows, and the states given for them, [n, size] by slot."""
         upload_into(self.numbers, row_numbers(rows, window.offsets, self.width, self.nodes))
+        drawn = {place: row.drawn for place, row in enumerate(rows) if row.drawn is not None}
+        if drawn:
+            scatter(self.numbers[:, 3], list(drawn), torch.cat(list(drawn.values())))
         if self.states is not None:
             for sequence, slot in enumerate(window.slots):
                 if slot is not None and states is not None and slot in states:
                     self.states[sequence, : len(states[slot])] = states[slot]
 
 
-# Shape of a forward -> its inputs, and the function that runs it.
-_Known = dict[tuple[Any, ...], tuple[FixedInputs, Callable[[], Made]]]
+@dataclass(eq=False)
+class Captured:
+    """A forward of one shape.
+
+    Attributes:
+        run: runs it.
+        bytes: of its inputs and outputs, and of a graph.
+        used: number of the last forward that ran it.
+    """
+
+    inputs: FixedInputs
+    run: Callable[[], Made]
+    bytes: int = _GRAPH
+    used: int = 0
+
+
+# Shape of a forward -> what is captured.
+_Known = dict[tuple[Any, ...], Captured]
 
 
 class FixedShapes:
@@ -67,25 +119,28 @@ class FixedShapes:
     Args:
         runner: captures and replays them.
         compiled: options of ``torch.compile`` for the model; None does not compile it.
+        most: bytes that captured shapes may take, above which those unused for longest are dropped; None for
+            no limit.
 
     Attributes:
-        known: cache -> shape -> inputs, and the function that runs such a forward; dropped with the cache.
+        known: memory of a lane -> shape -> what is captured; dropped with the memory.
     """
 
-    def __init__(self, runner: Runner, compiled: Mapping[str, Any] | None) -> None:
-        self.known: weakref.WeakKeyDictionary[StaticCache, _Known] = weakref.WeakKeyDictionary()
+    def __init__(self, runner: Runner, compiled: Mapping[str, Any] | None, most: int | None = None) -> None:
+        self.known: weakref.WeakKeyDictionary[Memory, _Known] = weakref.WeakKeyDictionary()
         self.runner = runner
+        self.most = most
         self._options = compiled
         self._compiled: Any = None
+        self._forwards = itertools.count()
 
     def anew(self) -> FixedShapes:
         """The same for another model: nothing captured, nothing compiled."""
-        return FixedShapes(self.runner, self._options)
+        return FixedShapes(self.runner, self._options, self.most)
 
     def run(
         self,
         forward: Callable[[FixedInputs, tuple[int, ...]], Made],
-        cache: StaticCache,
         window: FixedWindow,
         rows: Sequence[Rows],
         like: HiddenStates,
@@ -102,16 +157,44 @@ class FixedShapes:
         """
         nodes = power_of_two(window.width + max(len(row.fed) for row in rows))
         shape = (window.stop, window.width, window.columns, nodes, hidden_layers, states is not None)
-        shapes = self.known.setdefault(cache, {})
-        if shape in shapes:
-            inputs, run = shapes[shape]
-            inputs.fill(rows, window, states)
-        else:
-            inputs = FixedInputs(window, nodes, like, states is not None)
-            inputs.fill(rows, window, states)
-            run = self.runner.capture(partial(forward, inputs, hidden_layers))
-            shapes[shape] = inputs, run
-        return run()
+        shapes = self.known.setdefault(window.lane.memory, {})
+        captured = shapes.get(shape)
+        if captured is not None:
+            captured.inputs.fill(rows, window, states)
+            captured.used = next(self._forwards)
+            return captured.run()
+        inputs = FixedInputs(window, nodes, like, states is not None)
+        inputs.fill(rows, window, states)
+        captured = Captured(inputs, self._capture(partial(forward, inputs, hidden_layers)))
+        captured.used = next(self._forwards)
+        shapes[shape] = captured
+        made = captured.run()
+        captured.bytes += made.nbytes + inputs.nbytes
+        self._limit(captured)
+        return made
+
+    def _capture(self, forward: Callable[[], Made]) -> Callable[[], Made]:
+        """Capture a forward; if memory runs out, once more without what was captured before."""
+        try:
+            return self.runner.capture(forward)
+        except Exception as error:
+            if not (out_of_memory(error) and any(self.known.values())):
+                raise
+        for shapes in self.known.values():
+            shapes.clear()
+        return self.runner.capture(forward)
+
+    def _limit(self, newest: Captured) -> None:
+        """Drop the shapes that were unused for longest, as long as all take too much memory."""
+        if self.most is None:
+            return
+        every = [(one, shapes, key) for shapes in self.known.values() for key, one in shapes.items()]
+        total = sum(one.bytes for one, *_ in every)
+        for one, shapes, key in sorted(every, key=lambda each: each[0].used):
+            if total <= self.most or one is newest:
+                return
+            del shapes[key]
+            total -= one.bytes
 
     def compiled(self, model: Any) -> Any:
         """The model, compiled if that was requested."""
@@ -129,8 +212,35 @@ class FixedShapes:
         return self._compiled
 
 
-def width_of(cache: StaticCache, width: int) -> int:
-    """Width of a forward of fixed shapes that feeds up to ``width`` rows per slot; 0 if that does not pay."""
+def most_bytes(device: torch.device) -> int | None:
+    """The bytes of a device that captured shapes may take; None for no limit."""
+    total = total_bytes(device) if device.type == "cuda" else None
+    return None if total is None else total // _SHARE
+
+
+def warm(target: TargetModel, cache: FixedCache, slots: int, layers: Sequence[int]) -> None:
+    """Capture steps of 1 to ``_USUAL`` rows for batches of up to ``slots`` sequences, which must be free.
+
+    Args:
+        layers: as ``hidden_layers`` of steps.
+    """
+    taken: list[Slot] = []
+    try:
+        with suppress(CacheFull):  # then requests will wait, too
+            while len(taken) < slots:
+                taken.append(cache.allocate(cache.usual_rows))
+        for count in (1 << power for power in range(len(taken).bit_length())):
+            for width in (1 << power for power in range(_USUAL.bit_length())):
+                if width_of(count, width):
+                    target.forward(cache, {slot: Rows([0] * width) for slot in taken[:count]}, 0, layers)
+                    cache.keep({})
+    finally:
+        for slot in taken:
+            cache.free(slot)
+
+
+def width_of(slots: int, width: int) -> int:
+    """Width of a forward of fixed shapes of up to ``width`` rows for each slot; 0 if that does not pay."""
     width = power_of_two(width)
-    pays = width <= _WIDEST and power_of_two(len(cache)) * width <= _MOST_ROWS
+    pays = width <= _WIDEST and power_of_two(slots) * width <= _MOST_ROWS
     return width if pays else 0

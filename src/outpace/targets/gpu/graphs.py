@@ -29,6 +29,14 @@ class Made(NamedTuple):
     logits: Tensor
     hidden: dict[int, Tensor]
 
+    @property
+    def nbytes(self) -> int:
+        return self.logits.nbytes + sum(states.nbytes for states in self.hidden.values())
+
+
+class NotCaptured(OutpaceError):
+    """A forward cannot be captured; the message names the reason."""
+
 
 class Runner(ABC):
     """Runner of forwards of fixed shapes."""
@@ -78,7 +86,7 @@ class CudaGraphs(Runner):
             except torch.OutOfMemoryError:  # which the engine handles
                 raise
             except RuntimeError as error:
-                raise OutpaceError(
+                raise NotCaptured(
                     f"the model's forward cannot be captured as a CUDA graph ({error}); leave static out, or "
                     "load a mixture of experts with experts_implementation='grouped_mm'"
                 ) from error

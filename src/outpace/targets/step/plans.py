@@ -278,7 +278,7 @@ def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:
     """The error for options that no plan serves."""
     name, options = family(asked.model), asked.options.of_step
     if "fuse" in asked.demands and asked.unfused:
-        remedy = "fuse or static" if asked.options.static else "fuse"
+        remedy = "fuse or static" if asked.options.static is True else "fuse"
         return UnsupportedModel(f"{name} cannot be fused: {asked.unfused}; leave {remedy} out")
     if "exact" in asked.demands and (reason := _inexact(asked, passed)):
         return UnsupportedModel(f"{name} is not bit-exact: {reason}; leave exact out")

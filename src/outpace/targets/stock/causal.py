@@ -6,6 +6,7 @@ Nothing is patched: a forward gets a 4-D mask, explicit positions and outpace's 
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -17,13 +18,13 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outpace.cache import Cache, FixedWindow, KVCache, Slot, StaticCache, Window
+from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
 from outpace.targets.base import check_chains, checked_cache
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.packing import check_pack, check_quantise
-from outpace.targets.gpu.fixed import FixedShapes, width_of
-from outpace.targets.gpu.graphs import runner_for
+from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, warm, width_of
+from outpace.targets.gpu.graphs import NotCaptured, runner_for
 from outpace.targets.gpu.tree_attention import with_trees
 from outpace.targets.inputs.changes import Addresses, Structure, Weights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
@@ -34,7 +35,7 @@ from outpace.targets.inputs.surgery import exchange
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
 from outpace.targets.plan import StepPlan
-from outpace.targets.rows import Output, Rows, extra_rows
+from outpace.targets.rows import Output, Rows, extra_rows, on_host
 from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import bit_test
 from outpace.targets.step.modules import Modules
@@ -45,6 +46,8 @@ from outpace.targets.step.self_test import tested
 from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
 from outpace.targets.stock.uncached import UncachedForwards, scale_of
 from outpace.transfer import upload
+
+_log = logging.getLogger(__name__)
 
 
 class CausalTarget(UncachedForwards):
@@ -84,6 +87,8 @@ class CausalTarget(UncachedForwards):
     _may_line_up = True  # forwards of uneven rows may leave out the padding (``inputs/line.py``)
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
+    _never_fixed = ""  # why its forwards have no fixed shapes, unless these are asked for
+    _no_graphs: str
     _needs_weights = ""  # why the model's own weights cannot be freed
     _addresses: Addresses | None = None  # of all weights, which are in what ``_fixed`` has captured
     _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
@@ -101,7 +106,7 @@ class CausalTarget(UncachedForwards):
         if self.stock:
             check_stock(model)
         self.chains_only = why_chains_only(model, states=self._keeps_states)
-        if self.chains_only and (self.options.static or self.options.fuse is True):
+        if self.chains_only and (self.options.static is True or self.options.fuse is True):
             raise _only_chains(model, self.chains_only)
         self.model = self._prepared(model)
         self._given = None if self.model is model else Structure(model)
@@ -109,6 +114,9 @@ class CausalTarget(UncachedForwards):
         self.context = context_of(config)
         self.eos_token_ids = end_tokens(model)
         self.device = device_of(model.get_input_embeddings())
+        devices = {weight.device for weight in model.parameters()}
+        never = self._never_fixed or self.chains_only
+        self.options, self._no_graphs = resolved(self.options, devices, never)
         self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
         self._choose()
@@ -126,13 +134,15 @@ class CausalTarget(UncachedForwards):
         record = Record.of_model(self.model, about) if check == "auto" else None
         self.plan = StepPlan()
         self._asked = Asked(self.model, asked, bool(self.chains_only))
-        self._plan, modules, self.plan = choose(self._asked, partial(self._bits, record))
+        self._plan, modules, plan = choose(self._asked, partial(self._bits, record))
+        self.plan = replace(plan, no_graphs=self._no_graphs if self.device.type == "cuda" else "")
         self._take(modules)
         self._modules.line_untried = True
         if asked.static:
             caches = {shape.keys.device for shape in self._modules.shapes}
             devices = caches | {weight.device for weight in self.model.parameters()}
-            self._fixed = FixedShapes(asked.runner or runner_for(self.device, devices), asked.compiled)
+            runner = asked.runner or runner_for(self.device, devices)
+            self._fixed = FixedShapes(runner, asked.compiled, most_bytes(self.device))
             self._addresses = Addresses(self.model.modules())
             if check and self.bit_exact and (reason := self._tested_bits(record)):
                 raise UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
@@ -253,8 +263,8 @@ class CausalTarget(UncachedForwards):
         return ", ".join([super().identity, *layouts, *(["bit-exact"] if self.bit_exact else [])])
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
-        kind = StaticCache if self.options.static else KVCache
-        return kind(self._modules.shapes, slots, length, capacity)
+        kinds: dict[Any, type[KVCache]] = {True: StaticCache, False: KVCache, "auto": FixedCache}
+        return kinds[self.options.static](self._modules.shapes, slots, length, capacity)
 
     def forward(
         self,
@@ -293,19 +303,38 @@ class CausalTarget(UncachedForwards):
                 for name, layout in LAYOUTS.items()
                 if (taken := layout(self, call, windows)) is not None
             )
-            outputs.append(taken.run())
+            try:
+                outputs.append(taken.run())
+            except NotCaptured as error:
+                if self.options.static is True:
+                    raise
+                self._launch(str(error))
+                return self.run(cache, on_host(feeds), logits_from, hidden_layers, states)
             self.plan.layouts[name] += 1
             windows = windows[taken.windows :]
         return Output.join(outputs)
+
+    def takes_drawn(self, count: int) -> bool:
+        return self._fixed is not None and width_of(count, 1) > 0
+
+    def warm(self, cache: Cache, slots: int, layers: Sequence[int]) -> None:
+        if self._fixed is not None and isinstance(cache, FixedCache):
+            warm(self, cache, slots, layers)
+
+    def _launch(self, reason: str) -> None:
+        """Run forwards one kernel at a time from now on."""
+        self._fixed = self._addresses = None
+        self.options, self.plan = replace(self.options, static=False), replace(self.plan, no_graphs=reason)
+        _log.warning("forwards on this GPU are launched one kernel at a time: %s", reason)
 
     def _windows(self, call: Call) -> Sequence[Window | FixedWindow]:
         """The windows of the cache that a forward writes."""
         widths = {slot: len(row.tokens) for slot, row in call.feeds.items()}
         shaped = self._fixed is not None and call.logits_from is not None
-        if shaped and isinstance(call.cache, StaticCache):
-            width = width_of(call.cache, max(widths.values()))
+        if shaped and isinstance(call.cache, FixedCache):
+            width = width_of(len(widths), max(widths.values()))
             if width:
-                return [call.cache.begin_fixed(widths, width)]
+                return call.cache.begin_fixed(widths, width)
         alone: Collection[Slot] = ()
         if self.chains_only:
             alone = widths
@@ -345,10 +374,10 @@ class CausalTarget(UncachedForwards):
         return part
 
     def over_window(self, sinks: int, recent: int) -> CausalTarget:
-        if self._fixed is not None:
+        if self.options.static is True:
             raise UnsupportedModel("a target of fixed shapes has no windows of its cache; leave static out")
         part = self._twin()
-        part._is_part = True
+        part._is_part, part._fixed = True, None
         part._modules = self._modules.over_window(sinks, recent)
         return part
 

@@ -15,6 +15,7 @@ from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
 from outpace.targets.inputs.config import config_of, family, size_in
 from outpace.targets.inputs.forward import device_of, embeddings_of
 from outpace.targets.inputs.refusals import refuse_training
+from outpace.transfer import upload
 
 TEXT, FEATURES = "input_ids", "input_features"
 
@@ -80,7 +81,7 @@ class Encoder:
         if self.reads_features:
             return Source(self._read(self._features(source)))
         ids = self.ids(source)
-        states = self._read(torch.tensor([ids], device=device_of(embeddings_of(self.module))))
+        states = self._read(upload([ids], device_of(embeddings_of(self.module))))
         return self.source(states, ids)
 
     @property

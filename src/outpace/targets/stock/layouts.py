@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.cache import FixedWindow, KVCache, Slot, StaticCache, Window
+from outpace.cache import FixedWindow, KVCache, Slot, Window
 from outpace.targets.cpu.line_attention import line_attention
 from outpace.targets.gpu.fixed import FixedInputs
 from outpace.targets.gpu.graphs import Made
@@ -70,13 +70,13 @@ Layout = Callable[["CausalTarget", Call, Windows], Taken | None]
 
 def fixed(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
     """Fixed shapes (``gpu/fixed.py``)."""
-    window, cache, shapes = windows[0], call.cache, target._fixed
-    if shapes is None or not isinstance(window, FixedWindow) or not isinstance(cache, StaticCache):
+    window, shapes = windows[0], target._fixed
+    if shapes is None or not isinstance(window, FixedWindow):
         return None
 
     def run() -> Output:
         rows, forward = rows_of(window, call.feeds), partial(_compute_fixed, target)
-        made = shapes.run(forward, cache, window, rows, target.hidden, call.hidden_layers, call.states)
+        made = shapes.run(forward, window, rows, target.hidden, call.hidden_layers, call.states)
         logits = made.logits[:, call.logits_from :]
         return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden)
 

@@ -46,6 +46,7 @@ class MultimodalTarget(CausalTarget):
     """
 
     _may_line_up = False  # positions have three dimensions
+    _never_fixed = "positions of images are given from outside"
     _needs_weights = "it reads images with its own weights"
 
     def __init__(self, model: Any, **options: Any) -> None:

@@ -41,6 +41,7 @@ class RecurrentTarget(CausalTarget):
     """
 
     _keeps_states = True
+    _never_fixed = "its states are not of fixed shapes"
     _may_line_up = False  # rows of different sequences have states of their own
 
     def __init__(self, model: Any, **options: Any) -> None:
@@ -48,7 +49,7 @@ class RecurrentTarget(CausalTarget):
             ("static", "its states are not of fixed shapes"),
             ("stock", "its recurrences are computed here, for trees"),
         ):
-            if options.get(name):
+            if options.get(name) is True:
                 raise OutpaceError(f"{family(model)} keeps a recurrent state: {why}; leave {name} out")
         refuse_by_config(model, states=True)
         free = free_bytes(device_of(model.get_input_embeddings()))

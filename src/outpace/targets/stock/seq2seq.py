@@ -232,9 +232,10 @@ class Seq2SeqTarget(TargetModel):
         each = [torch.tensor(self._encoder.ids(source)) for source, _ in texts]
         # Some encoders derive positions from the model's own pad.
         pad = self.model.config.pad_token_id or 0
-        ids = pad_sequence(each, batch_first=True, padding_value=pad).to(self.device)
-        lengths = torch.tensor([len(source) for source in each], device=self.device)
-        decoded = pad_sequence([torch.tensor(text) for _, text in texts], batch_first=True).to(self.device)
+        ids = upload(pad_sequence(each, batch_first=True, padding_value=pad), self.device)
+        lengths = upload([len(source) for source in each], self.device)
+        padded = pad_sequence([torch.tensor(text) for _, text in texts], batch_first=True)
+        decoded = upload(padded, self.device)
         real = (torch.arange(ids.shape[1], device=self.device) < lengths[:, None]).long()
         more = {"output_hidden_states": bool(layers), "use_cache": False}
         if scored:

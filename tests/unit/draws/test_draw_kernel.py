@@ -1,0 +1,62 @@
+"""The kernels for keyed draws give the reference's tokens; in Triton's interpreter, and on a GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from devices import DEVICES
+from outpace.core import SamplingParams
+from outpace.draws.many_rows import keys_of
+from outpace.draws.sampling import key, noisy_argmax, warp
+
+pytest.importorskip("triton")
+
+from outpace.draws.draw_kernel import draw
+
+TEMPERATURES = (1.0, 0.7, 2.5)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("size", [1, 5, 1024, 2500])
+def test_tokens_are_the_references(size: int, device: str) -> None:
+    generator = torch.Generator().manual_seed(size)
+    scores = (torch.randn(3, size, generator=generator) * 2).to(device)
+    params = [SamplingParams(temperature=own) for own in TEMPERATURES]
+    for seed in range(4):
+        words = [key(seed, row) for row in range(3)]
+        found = draw(scores, torch.from_numpy(keys_of(params, words)).to(device)).tolist()
+        assert found == [
+            noisy_argmax(warp(row, own), word) for row, own, word in zip(scores, params, words, strict=True)
+        ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_some_ids(device: str) -> None:
+    """Noise is that of the ids, not of the places."""
+    scores, ids = torch.zeros(1, 40, device=device), torch.arange(0, 400, 10, device=device)
+    words = [key(7)]
+    keys = torch.from_numpy(keys_of([SamplingParams(temperature=1)], words)).to(device)
+    assert draw(scores, keys, ids).tolist() == [noisy_argmax(scores[0], words[0], ids)]
+    assert draw(scores, keys, ids).tolist() != draw(scores, keys).tolist()
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_the_reference_decides(device: str) -> None:
+    """Infinite scores and NaN; two tokens with the same noise, whose scores are nearly the same."""
+    size = 1030
+    scores = torch.zeros(5, size)
+    scores[0] = -math.inf
+    scores[1, 1025] = math.inf
+    scores[2, 3] = math.nan
+    scores[3, 5:] = -math.inf  # the others are drawn
+    scores = scores.to(device)
+    params = [SamplingParams(temperature=1)] * 5
+    keys = torch.from_numpy(keys_of(params, [key(row) for row in range(5)])).to(device)
+    found = draw(scores, keys).tolist()
+    assert found[:3] == [-2, -2, -2] and 0 <= found[3] < 5 and found[4] >= 0
+    twins = torch.zeros(2, size, dtype=torch.long, device=device)  # one id everywhere: all noise is the same
+    assert draw(scores[3:], keys[3:], twins[0]).tolist() == [-2, -2]
+    assert min(draw(scores[3:], keys[3:], twins[0], sure=False).tolist()) >= 0
