@@ -10,6 +10,7 @@ interrupted run resumes from its last checkpoint when it is started again with t
 from __future__ import annotations
 
 import argparse
+import copy
 import datetime
 import json
 import os
@@ -35,6 +36,7 @@ from transformers import (
     GenerationConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    PreTrainedModel,
     PreTrainedTokenizerFast,
 )
 
@@ -253,7 +255,7 @@ def warm_model(name: str, folder: Path, tokenizer: PreTrainedTokenizerFast) -> L
     return model
 
 
-def new_optimizers(model: LlamaForCausalLM) -> list[torch.optim.Optimizer]:
+def new_optimizers(model: PreTrainedModel) -> list[torch.optim.Optimizer]:
     """Muon for the matrices of the layers, AdamW for the embedding and the norms."""
     inner = [parameter for parameter in model.model.layers.parameters() if parameter.ndim == 2]
     rest = [parameter for parameter in model.parameters() if all(parameter is not other for other in inner)]
@@ -272,21 +274,21 @@ class Learner:
     """
 
     name: str
-    model: LlamaForCausalLM
+    model: PreTrainedModel
     optimizers: list[torch.optim.Optimizer]
-    replicas: queue.SimpleQueue[LlamaForCausalLM]
+    replicas: queue.SimpleQueue[PreTrainedModel]
     precision: torch.dtype
 
     @classmethod
-    def new(cls, model: LlamaForCausalLM, name: str, threads: int, precision: torch.dtype) -> Learner:
+    def new(cls, model: PreTrainedModel, name: str, threads: int, precision: torch.dtype) -> Learner:
         """A learner that starts with the weights of the model."""
         optimizers = new_optimizers(model)
         for optimizer in optimizers:
             for group in optimizer.param_groups:
                 group["peak"] = group["lr"]
-        replicas: queue.SimpleQueue[LlamaForCausalLM] = queue.SimpleQueue()
+        replicas: queue.SimpleQueue[PreTrainedModel] = queue.SimpleQueue()
         for _ in range(threads):
-            replica = new_model(name)
+            replica = copy.deepcopy(model)
             for parameter, shared in zip(replica.parameters(), model.parameters(), strict=True):
                 parameter.data = shared.data
             replicas.put(replica)
@@ -334,7 +336,7 @@ def step(learners: list[Learner], rows: torch.Tensor, rate: float, pool: ThreadP
     return losses
 
 
-def mean_loss(model: LlamaForCausalLM, rows: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
+def mean_loss(model: PreTrainedModel, rows: torch.Tensor, precision: torch.dtype) -> torch.Tensor:
     """The mean cross-entropy of each next token in the rows, with matrix products in that precision."""
     mixed = precision != torch.float32
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=mixed, cache_enabled=False):
@@ -392,11 +394,10 @@ def export(learner: Learner, tokenizer: PreTrainedTokenizerFast, out: Path) -> N
     """Write a model as bf16 safetensors. Each file is replaced atomically."""
     folder = out / learner.name
     folder.mkdir(parents=True, exist_ok=True)
-    copy = new_model(learner.name)
-    copy.load_state_dict(learner.model.state_dict())
-    copy.generation_config = GenerationConfig(bos_token_id=END_ID, eos_token_id=END_ID, pad_token_id=END_ID)
+    model = copy.deepcopy(learner.model)
+    model.generation_config = GenerationConfig(bos_token_id=END_ID, eos_token_id=END_ID, pad_token_id=END_ID)
     with tempfile.TemporaryDirectory(dir=out, prefix=".export-") as temporary:
-        copy.bfloat16().save_pretrained(temporary)
+        model.bfloat16().save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
         for file in Path(temporary).iterdir():
             file.chmod(0o644)
