@@ -52,8 +52,11 @@ def check(repository: str, known: Iterable[str] = ()) -> None:
         _files(repository, known)
 
 
-def pull(repository: str) -> Path:
+def pull(repository: str, known: Iterable[str] = ()) -> Path:
     """Fetch what decoding with a model needs into the hub's cache, and return its folder.
+
+    Args:
+        known: further names, one of which may be meant.
 
     Raises:
         OutpaceError: there is no such model, it has no weights that outpace loads, or the hub cannot be
@@ -61,7 +64,7 @@ def pull(repository: str) -> Path:
     """
     from huggingface_hub import snapshot_download
 
-    files = _files(repository)
+    files = _files(repository, known)
     if quants := _quants(files):
         advice = f"outpace pull {repository}:{min(quants)}"
         if not any(name.endswith(_WEIGHTS) for name in files):
@@ -92,19 +95,41 @@ def drafter_folder(given: str | Path, method: str, tokenizer: bool = False) -> P
     path = Path(given)
     if path.exists() or not (named := _DRAFTER.fullmatch(str(given))):
         return path
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import constants, snapshot_download
+
+    if not constants.HF_HUB_OFFLINE:
+        check_drafter(given, method)
 
     patterns = _PATTERNS if tokenizer else ["*config.json", f"*{_WEIGHTS}*"]
     try:
         return Path(snapshot_download(named[1], revision=named[2], allow_patterns=patterns))
     except (OSError, ValueError) as error:
-        reason = first_line(error).rstrip(".")
-        at = f" --revision {named[2]}" if named[2] else ""
-        train = f"train one with: outpace train {method} --model MODEL --data FILE --out {named[1]}; or "
-        raise OutpaceError(
-            f"{method}: there is no folder {given}, and the hub has none of that name ({reason}); "
-            f"{train if method in _TRAINED else ''}fetch one, with a network: hf download {named[1]}{at}"
-        ) from error
+        raise _no_drafter(given, method, first_line(error).rstrip(".")) from error
+
+
+def check_drafter(given: str | Path, method: str) -> None:
+    """Refuse a trained drafter that is neither a folder nor in the cache, if the hub cannot be asked for it.
+
+    Raises:
+        OutpaceError: there is none.
+    """
+    named = _DRAFTER.fullmatch(str(given))
+    if not Path(given).exists() and (named is None or not (cached(named[1]) or _reached())):
+        raise _no_drafter(given, method, "" if named is None else "it cannot be reached")
+
+
+def _no_drafter(given: str | Path, method: str, reason: str) -> OutpaceError:
+    """The error for a drafter that is not there; ``reason`` is the hub's, if it was asked."""
+    told = f"{method}: there is no folder {given}"
+    train = f"outpace train {method} --model MODEL --data FILE --out {str(given).partition('@')[0]}"
+    advice = [f"train one with: {train}"] if method in _TRAINED else []
+    if reason:
+        told += f", and the hub has none of that name ({reason})"
+        name, _, revision = str(given).partition("@")
+        advice.append(
+            f"fetch one, with a network: hf download {name}{f' --revision {revision}' if revision else ''}"
+        )
+    return OutpaceError("; ".join((told, "; or ".join(advice))) if advice else told)
 
 
 # -- GGUF files ------------------------------------------------------------------------------------------
@@ -196,9 +221,7 @@ def _files(repository: str, known: Iterable[str] = ()) -> list[str]:
     Raises:
         OutpaceError: there is no such model, or the hub cannot be reached.
     """
-    from huggingface_hub import constants
-
-    if constants.HF_HUB_OFFLINE or not _answers(constants.ENDPOINT):
+    if not _reached():
         raise OutpaceError(unreachable(repository, known))
     from huggingface_hub import HfApi  # takes long to import, and is not needed to say that nobody answers
 
@@ -207,6 +230,13 @@ def _files(repository: str, known: Iterable[str] = ()) -> list[str]:
     except Exception as error:  # the hub may raise anything
         raise _refused(repository, error, known) from error
     return [file.rfilename for file in found.siblings or ()]
+
+
+def _reached() -> bool:
+    """True if the hub may be asked, and answers."""
+    from huggingface_hub import constants
+
+    return not constants.HF_HUB_OFFLINE and _answers(constants.ENDPOINT)
 
 
 def _answers(endpoint: str) -> bool:

@@ -7,14 +7,15 @@ import os
 import re
 import sys
 from collections.abc import Collection
-from functools import lru_cache
+from functools import lru_cache, partial
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from pathlib import Path
 
 from outpace import hub
 from outpace.core import DTYPES, OutpaceError, near, need
 from outpace.embedded import nano_path, smollm2_path
 from outpace.files import check_plain
-from outpace.outline import Outline, Outlines
+from outpace.outline import Outline, Outlines, outline_of
 from outpace.plugins import installed, moved
 from outpace.spec import check as check_spec
 
@@ -51,9 +52,9 @@ def check_names(
     """
     # Where the classes are imported, loading them finds the same mistakes at once.
     if drafter and "outpace.drafters" not in sys.modules:
-        check_spec("drafter", _outlines("drafter"), drafter)
+        _check_places(check_spec("drafter", _outlines("drafter"), drafter, partial(_foreign, "Drafter")))
     if "outpace.verify" not in sys.modules:
-        check_spec("verifier", _outlines("verifier"), verifier)
+        check_spec("verifier", _outlines("verifier"), verifier, partial(_foreign, "Verifier"))
     check_dtype(dtype)
     if device is not None:
         check_device(device)
@@ -65,11 +66,38 @@ def methods(kind: str) -> list[str]:
     return sorted({*_outlines(kind), *installed(f"{kind}s")})
 
 
+def check_observer(spec: str) -> None:
+    """Refuse an unknown observer, or one of its options."""
+    check_spec("observer", {}, spec, partial(_foreign, "Attachment"))
+
+
 @lru_cache(maxsize=2)
 def _outlines(kind: str) -> dict[str, type[Outline]]:
     if kind == "drafter":
-        return Outlines(_HERE / "drafters", "Drafter", "paper").table
-    return Outlines(_HERE / "verify", "Verifier", "name").table
+        return Outlines(sorted((_HERE / "drafters").rglob("*.py")), "Drafter", "paper").table
+    return Outlines(sorted((_HERE / "verify").rglob("*.py")), "Verifier", "name").table
+
+
+def _foreign(base: str, entry: EntryPoint) -> type[Outline] | None:
+    """The outline of another package's class."""
+    return outline_of(entry.module, entry.attr, base)
+
+
+def _check_places(drafter: Outline | None) -> None:
+    """Refuse a draft model, or the folder of a trained drafter, that is neither here nor on the hub."""
+    if drafter is None:
+        return
+    for option, value in vars(drafter).items():
+        for one in value if isinstance(value, tuple) else (value,):
+            if isinstance(one, Outline):
+                _check_places(one)
+        if option == "model" and isinstance(value, str):
+            check_model(value)
+        if option == "path" and isinstance(value, str) and drafter.called == "retrieval":
+            if value and not Path(value).exists():
+                raise OutpaceError(f"no such file: {value}; `outpace datastore build` writes datastores")
+        elif option == "path" and isinstance(value, str):
+            hub.check_drafter(value, drafter.called)
 
 
 def check_dtype(dtype: str) -> None:
@@ -83,12 +111,30 @@ def check_device(device: str) -> None:
     kind = device.partition(":")[0]
     if kind not in _DEVICES and (hint := near(kind, _DEVICES)):
         raise OutpaceError(f"unknown device {device!r}.{hint}")
+    if kind == "cuda" and _version("torch").endswith("+cpu"):
+        raise OutpaceError(
+            f"device {device!r} cannot be used here: torch {_version('torch')} is built for CPUs alone; "
+            "install a build for GPUs"
+        )
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def check_suite(name: str) -> None:
-    """Refuse an unknown suite of prompts; a file is not looked for."""
+    """Refuse an unknown suite of prompts, or one whose file is missing."""
     others = installed("suites")
-    if name not in (*SUITES, *others) and not name.startswith(FILE):
+    if name.startswith(FILE):
+        path = Path(name.removeprefix(FILE)).expanduser()
+        check_plain(path)
+        if not path.exists():
+            raise OutpaceError(f"no such file: {path}; --suite {FILE}PATH takes a JSONL file of prompts")
+        return
+    if name not in (*SUITES, *others):
         known = (*SUITES, *others, f"{FILE}PATH")
         message = f"there is no suite {name!r}.{near(name, known)} There are: {', '.join(known)}"
         raise OutpaceError(moved("suite", name) or message)

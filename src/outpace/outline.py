@@ -1,41 +1,49 @@
-"""Names and options of outpace's own methods, read from their source: importing them imports torch.
+"""Names and options of methods, read from their source: importing them imports torch.
 
 A mistake in a spec string is so found at once. What the source does not show is checked when the class makes
-the object: bounds of values, and classes of other packages.
+the object, such as bounds of values.
 """
 
 from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import field, make_dataclass
 from functools import cached_property, reduce
+from importlib.util import find_spec
 from operator import or_
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 _PLAIN: Mapping[str, Any] = {"int": int, "float": float, "bool": bool, "str": str, "Any": Any}
 
 
 class Outline:
-    """Base of the outlines, which have their class's options and nothing else."""
+    """Base of the outlines, which have their class's options.
+
+    Attributes:
+        called: the class's name in specs.
+    """
+
+    called: ClassVar[str]
 
 
 class Outlines:
-    """The outlines of a package's classes.
+    """The outlines of classes in source files.
 
     Args:
-        folder: the package's.
+        files: those that are read.
         base: name of the classes' base class, which stands for one of them in annotations of options.
         mark: the attribute that a class sets itself, unless it is a base of others.
     """
 
-    def __init__(self, folder: Path, base: str, mark: str) -> None:
+    def __init__(self, files: Iterable[Path], base: str, mark: str = "") -> None:
         self._base, self._mark = base, mark
         self._classes: dict[str, ast.ClassDef] = {}
         self._aliases: dict[str, ast.expr] = {}
-        for path in sorted(folder.rglob("*.py")):
+        for path in files:
             for node in ast.parse(path.read_text("utf-8")).body:
                 if isinstance(node, ast.ClassDef):
                     self._classes[node.name] = node
@@ -45,14 +53,16 @@ class Outlines:
     @cached_property
     def table(self) -> dict[str, type[Outline]]:
         """The outlines by name."""
-        found = {}
-        for node in self._classes.values():
-            if _set(node).get(self._mark) is not None:
-                name = self._name(node)
-                # An option that a base has too keeps its place there.
-                options = {one[0]: one for one in self._options(node)}.values()
-                found[name] = make_dataclass(node.name, options, bases=(Outline,), frozen=True, kw_only=True)
-        return dict(sorted(found.items()))
+        marked = [node for node in self._classes.values() if _set(node).get(self._mark) is not None]
+        return dict(sorted((self._name(node), self.of(node.name)) for node in marked))
+
+    def of(self, name: str) -> type[Outline]:
+        """The outline of the class of a name."""
+        # An option that a base has too keeps its place there.
+        node = self._classes[name]
+        options = {one[0]: one for one in self._options(node)}.values()
+        named = {"called": self._name(node)}
+        return make_dataclass(name, options, bases=(Outline,), namespace=named, frozen=True, kw_only=True)
 
     @staticmethod
     def _name(node: ast.ClassDef) -> str:
@@ -100,6 +110,52 @@ class Outlines:
                 parts = [... if _value(one) is ... else self._type(one) for one in inner]
                 return Any if Any in parts else tuple[tuple(parts)]  # type: ignore[misc]
         return Any
+
+
+def outline_of(module: str, name: str, base: str) -> type[Outline] | None:
+    """The outline of a class of another package; None if its source, or that of a base, is not to be had.
+
+    Args:
+        base: as for ``Outlines``.
+    """
+    files: dict[Path, None] = {}
+    return Outlines(files, base).of(name) if _gathered(module, name, files) else None
+
+
+def _gathered(module: str, name: str, files: dict[Path, None]) -> bool:
+    """Add the files of a class and of its bases, which its module imports; False if one is not found."""
+    if (path := _file(module)) is None:
+        return False
+    tree = ast.parse(path.read_text("utf-8"))
+    imported = {
+        one.asname or one.name: (node.module or "", one.name)
+        for node in ast.walk(tree)  # a package may import for the reader alone
+        if isinstance(node, ast.ImportFrom) and not node.level
+        for one in node.names
+    }
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            files[path] = None
+            bases = [one.value if isinstance(one, ast.Subscript) else one for one in node.bases]
+            return all(isinstance(one, ast.Name) and _gathered(module, one.id, files) for one in bases)
+    if name not in imported:
+        return False
+    owner, name = imported[name]
+    return owner.partition(".")[0] in sys.stdlib_module_names or _gathered(owner, name, files)
+
+
+def _file(module: str) -> Path | None:
+    """The source file of a module, without importing its package."""
+    top, *below = module.split(".")
+    found = find_spec(top)
+    if found is None or not below:
+        return None if found is None or not found.has_location else Path(found.origin or "")
+    for folder in found.submodule_search_locations or ():
+        path = Path(folder, *below)
+        for file in (path / "__init__.py", path.parent / f"{path.name}.py"):
+            if file.is_file():
+                return file
+    return None
 
 
 def _set(node: ast.ClassDef) -> dict[str, ast.expr | None]:

@@ -22,7 +22,7 @@ import dataclasses
 import sys
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -35,6 +35,7 @@ from outpace.plugins import checked_class, installed, load_class, moved
 from outpace.spec_text import balanced, plain, split
 
 T = TypeVar("T")
+Foreign = Callable[[EntryPoint], type[T] | None]
 
 _NUMBERS = tuple[int, ...]
 _NONE: Mapping[str, EntryPoint] = types.MappingProxyType({})  # classes of other packages are not allowed
@@ -112,26 +113,30 @@ def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | Non
     return _Loader(kind, table, base).load(spec)
 
 
-def check(kind: str, table: Mapping[str, type[T]], spec: str) -> None:
+def check(kind: str, table: Mapping[str, type[T]], spec: str, foreign: Foreign[T]) -> T | None:
     """Check a spec string without importing what it names.
 
     Args:
         kind: as for ``load``.
         table: outlines of the classes by name (``outpace.outline``).
+        foreign: finds the outline of another package's class; None if it cannot.
+
+    Returns:
+        What the spec describes, of outlines; None if a class has none: nothing is then checked.
 
     Raises:
-        OutpaceError: as ``load``, for a mistake that the outlines show. A spec that names a class of another
-            package is not checked.
+        OutpaceError: as ``load``, for a mistake that the outlines show.
     """
     spec = plain(spec)
     if not balanced(spec):
         raise OutpaceError(f"the parentheses do not match in {spec.strip()!r}")
     with suppress(_Foreign):
-        _Checker(kind, table, None).load(spec)
+        return _Checker(kind, table, None, foreign).load(spec)
+    return None
 
 
 class _Foreign(Exception):
-    """A spec names a class of another package."""
+    """A spec names a class of another package that has no outline."""
 
 
 def named(kind: str, table: Mapping[str, type[T]], name: str, base: type[T] | None = None) -> type[T]:
@@ -295,14 +300,20 @@ class _Loader(Generic[T]):
         return f"{group}+{group}" if _several(hint) else group
 
 
+@dataclass(frozen=True)
 class _Checker(_Loader[T]):
-    """Parser that leaves classes of other packages alone."""
+    """Parser that imports no class of another package."""
+
+    foreign: Foreign[T]
 
     def _others(self) -> Mapping[str, EntryPoint]:
         return installed(f"{self.kind}s")
 
     def _foreign(self, name: str, options: str, others: Mapping[str, EntryPoint]) -> tuple[str, type[T], str]:
-        raise _Foreign
+        cls = self.foreign(others[name]) if name in others else None
+        if cls is None:
+            raise _Foreign
+        return name, cls, options
 
 
 def _is_module(name: str, options: str) -> bool:

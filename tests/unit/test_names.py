@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,10 @@ MISTAKES = {
     "generate -p x --drafter (suffix": "parentheses do not match",
     'generate -p x --drafter {"method":"combined","parts":["sufix"]}': "Did you mean 'suffix'?",
     'bench --drafters none,{"method":"suffix","memry":0,"branches":2}': "Did you mean 'memory'?",
+    "generate -p x --drafter draft_model:model=smolm2": "Did you mean 'smollm2'?",
+    "generate -p x --drafter combined:(eagle:path=./no/drafter)+(suffix)": "there is no folder ./no/drafter",
+    "generate -p x --drafter retrieval:path=./no/store": "no such file: ./no/store",
+    "pull smolm2": "Did you mean 'smollm2'?",
     "generate -p x --verifier matsh": "Did you mean 'match'?",
     "generate -p x --dtype bfloat": "Did you mean 'bfloat16'?",
     "generate -p x --model smolm2": "Did you mean 'smollm2'?",
@@ -36,6 +41,7 @@ MISTAKES = {
     "serve --also a=sufix": "Did you mean 'suffix'?",
     "serve --otlp-endpoint http://x": "needs opentelemetry.sdk, which is not installed",
     "demo --drafter lokahead": "Did you mean 'lookahead'?",
+    "bench --suite file:no.jsonl": "no such file: no.jsonl",
     "bench --suite bultin": "Did you mean 'builtin'?",
     "bench --drafters none,sufix": "Did you mean 'suffix'?",
     "bench --peers transfomers:plain": "Did you mean 'transformers'?",
@@ -74,11 +80,18 @@ def test_outlines_are_those_of_the_classes(kind: str, classes: dict[str, type[An
 def test_what_torch_or_another_package_may_know_is_left_to_it() -> None:
     check_names(drafter="their_package.drafting:Mine:anything=3", device="privatedevice:3")
     check_names(drafter="combined:(their_package.drafting:Mine)+(suffix)")
-    for device in ("cpu", "cuda:7", "mps", "xpu", "npu:0"):
+    for device in ("cpu", "mps", "xpu", "npu:0"):
         check_device(device)
-    check_suite("file:anything.jsonl")
+    check_suite(f"file:{__file__}")
     with pytest.raises(OutpaceError, match="there is no suite 'gsm8k_of_nobody'"):
         check_suite("gsm8k_of_nobody")
+
+
+@pytest.mark.parametrize(("built", "told"), [("2.13.0+cpu", "built for CPUs alone"), ("2.13.0", "")])
+def test_a_gpu_is_refused_if_torch_has_none(monkeypatch: pytest.MonkeyPatch, built: str, told: str) -> None:
+    monkeypatch.setattr("outpace.names.version", lambda package: built)
+    with pytest.raises(OutpaceError, match=told) if told else nullcontext():
+        check_device("cuda:1")
 
 
 def test_extras_are_those_of_the_package() -> None:

@@ -16,7 +16,6 @@ from pathlib import Path
 
 from outpace.bench.items import Suite, read_items
 from outpace.core import OutpaceError
-from outpace.files import check_plain
 from outpace.names import COPYING, FILE, SUITES, check_suite
 from outpace.plugins import installed, load_object
 
@@ -63,11 +62,9 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
     Raises:
         OutpaceError: there is no such suite, or it cannot be found.
     """
+    check_suite(name)
     if name.startswith(FILE):
         path = Path(name.removeprefix(FILE)).expanduser()
-        check_plain(path)
-        if not path.exists():
-            raise OutpaceError(f"no such file: {path}; --suite {FILE}PATH takes a JSONL file of prompts")
         return Suite(name, tuple(read_items(path, path.stem)), str(path))
     if name not in SUITES:
         return _of_package(name, data)
@@ -79,6 +76,5 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
 
 def _of_package(name: str, data: Path | None) -> Suite:
     """A suite of another package."""
-    check_suite(name)
     found: Suite = load_object("suite", installed("suites")[name])(data)
     return found

@@ -106,7 +106,7 @@ def pulled(name: str) -> Path:
         raise OutpaceError(f"{name} is here already; give it as --model {name}")
     from outpace import hub
 
-    return Path(hub.local(name)) if hub.is_quantised(name) else hub.pull(name)
+    return Path(hub.local(name)) if hub.is_quantised(name) else hub.pull(name, (SMOLLM2,))
 
 
 def stored() -> list[Stored]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from outpace.cli import screen
 from outpace.core import OutpaceError
+from outpace.names import check_observer
 from outpace.spec import load
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ def observer_of(spec: str, parallel: str | None = None) -> Attachment | None:
         return None
     if parallel is not None:
         raise OutpaceError("--observer follows one process; leave one of --observer and --parallel out")
+    check_observer(spec)
     return load("observer", {}, spec, Attachment)
 
 

@@ -176,6 +176,7 @@ def serve(
     began, others, step = time.monotonic(), _others(also or []), steps(quantise, stock, bool(observer))
     source = Source(model, device, dtype, trust_remote_code, llamacpp)
     _check(source, [drafter, *others.values()], otlp_endpoint, device_map)
+    watching = observer_of(observer, parallel)
     from outpace.serve.admission import Limits
     from outpace.serve.auth import Keys
     from outpace.serve.engine import make_engine
@@ -185,7 +186,6 @@ def serve(
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     limits = replace(limits, cut=not refuse_long_answers, lenient=lenient)
     keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
-    watching = observer_of(observer, parallel)
     options = Options(served_model_name or (), drain, cors_origin or (), _tracer(otlp_endpoint), keys, limits)
     listener, rooms = listen(host, port), _options(memory, prefix_cache, adaptive)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)

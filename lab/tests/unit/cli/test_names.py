@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
+from outpace.outline import outline_of
+from outpace.plugins import installed
+from outpace.spec import _hints, _needed
 from outpace.testing import gguf
 from outpace_lab import names
 from outpace_lab.cli.train_run import way_of
@@ -36,12 +41,28 @@ MISTAKES = {
     "bench scaling --windows two": "--windows takes numbers",
     "bench scaling --model ./no/such/folder": "no such folder",
     "drift -p x --verifier typcal": "Did you mean 'typical'?",
+    "drift -p x --verifier typical:epsilo=1": "Did you mean 'epsilon'?",
+    "generate -p x --drafter cascade:(sufix)+(lookahead)": "Did you mean 'suffix'?",
+    "generate -p x --drafter windowed:sinc=4": "Did you mean 'sink",
+    "generate -p x --drafter combined:(suffix)+(early_exit:path=./no/adapter)": "no folder ./no/adapter",
     "generate -p x --observer onlin": "Did you mean 'online'?",
+    "serve --observer online:rate=1": "online has no option 'rate'",
+    "chat --observer online:learningrate=1": "Did you mean 'learning_rate'?",
 }
 
 
 def test_mistakes_are_found_without_torch() -> None:
     check_mistakes(MISTAKES)
+
+
+@pytest.mark.parametrize(
+    ("group", "base"), [("drafters", "Drafter"), ("verifiers", "Verifier"), ("observers", "Attachment")]
+)
+def test_outlines_are_those_of_the_classes(group: str, base: str) -> None:
+    for entry in installed(group).values():
+        cls, outline = entry.load(), outline_of(entry.module, entry.attr, base)
+        assert outline is not None, entry
+        assert list(_hints(outline)) == list(_hints(cls)) and _needed(outline) == _needed(cls)
 
 
 def test_names_are_those_of_the_tables() -> None:
