@@ -111,12 +111,12 @@ def families() -> str:
         how = "chains" if kind in zoo.CHAINED else "trees"
         rows.setdefault(kind, (f"decoder-only, {how}", "random models, in float32"))
     for kind in zoo.TEXT_ALONE:
-        rows.setdefault(kind, ("text alone, trees", "no test with images: the first image decides"))
+        how = "chains" if kind in zoo.CHAINED else "trees"
+        why = "no test with sound" if kind in zoo.SOUND else "no test with images: the first image decides"
+        rows.setdefault(kind, (f"text alone, {how}", why))
     for kind, why in {**zoo.REFUSED, **zoo.REFUSED_IN_PART}.items():
         part = " where a layer is recurrent" if kind in zoo.REFUSED_IN_PART else ""
         rows.setdefault(kind, (f"no{part}", zoo.TOLD.get(why, why)))
-    for kind, why in zoo.UNTESTED.items():
-        rows.setdefault(kind, ("not tested", why))
     for kind, why in zoo.NOT_TEXT.items():
         rows.setdefault(kind, ("no text", why))
     return table(

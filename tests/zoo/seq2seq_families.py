@@ -213,6 +213,38 @@ CHAIN_FAMILIES: dict[str, Seq2SeqFamily] = {
     ),
 }
 
+# Families of slow tests in float32 alone.
+FURTHER_FAMILIES: dict[str, Seq2SeqFamily] = {
+    "longt5": Seq2SeqFamily("LongT5ForConditionalGeneration", "LongT5Config", {**_T5, "local_radius": 4}),
+    "seamless-m4t-v2": Seq2SeqFamily(
+        "SeamlessM4Tv2ForTextToText", "SeamlessM4Tv2Config", {"hidden_size": 32, **_NO_CONTEXT}
+    ),
+}
+FURTHER_CHAINS: dict[str, Seq2SeqFamily] = {
+    "florence2": Seq2SeqFamily(
+        "Florence2ForConditionalGeneration",
+        "Florence2Config",
+        {
+            "text_config": {
+                **_BART,
+                "vocab_size": VOCABULARY,
+                "bos_token_id": None,
+                "eos_token_id": None,
+                "decoder_start_token_id": START,
+                "forced_eos_token_id": None,
+            },
+            "vision_config": {
+                "embed_dim": [8, 8, 8, 8],
+                "num_heads": [2, 2, 2, 2],
+                "num_groups": [2, 2, 2, 2],
+                "depths": [1, 1, 1, 1],
+                "projection_dim": 32,
+            },
+            "image_token_id": VOCABULARY - 1,
+        },
+    ),
+}
+
 # A family and the attention it runs on: one of two in turns; the other is slow.
 SEQ2SEQ_RUNS = [
     pytest.param(name, attention, marks=() if (place + half) % 2 else pytest.mark.slow)

@@ -45,10 +45,13 @@ def sources_of(name: str) -> list[Any]:
 
 @cache
 def generated(name: str, attention: str, penalty: float = PENALTY) -> list[list[int]]:
+    return generated_by(model_of(name, attention), sources_of(name), penalty)
+
+
+def generated_by(model: PreTrainedModel, sources: list[Any], penalty: float = PENALTY) -> list[list[int]]:
     """transformers' own greedy output, one at a time. (Whisper's own generate() goes about it in windows.)"""
-    model = model_of(name, attention)
     outputs = []
-    for prompt, source in zip(PROMPTS, sources_of(name), strict=True):
+    for prompt, source in zip(PROMPTS, sources, strict=True):
         given = torch.tensor([source]) if isinstance(source, list) else source[None].to(model.dtype)
         output = GenerationMixin.generate(
             model,

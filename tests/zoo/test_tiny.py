@@ -12,13 +12,18 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedModel
+import transformers
+from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from outpace import Target
+from outpace import Engine, Target
 from outpace.core import UnsupportedModel
 from outpace.targets.inputs.unloaded import KNOWN, refuse_unloaded
 from zoo.recurrent_families import REFUSED as IN_PART
+from zoo.seq2seq_families import FURTHER_CHAINS, FURTHER_FAMILIES
 from zoo.test_families import GREEDY, NEW, PROMPTS, SAMPLED, decode, same, trees
+from zoo.test_seq2seq import LENGTHS, LIVELY, generated_by
+from zoo.test_seq2seq import PROMPTS as STARTS
+from zoo.test_seq2seq import trees as trees_after
 from zoo.tiny import tiny_model
 from zoo.tiny_families import (
     CHAINED,
@@ -27,9 +32,10 @@ from zoo.tiny_families import (
     QUICK,
     REFUSED,
     REFUSED_IN_PART,
+    SOUND,
     TEXT_ALONE,
     TINY,
-    UNTESTED,
+    auto_of,
     tested_elsewhere,
     walked,
 )
@@ -41,9 +47,7 @@ BY_QUICK = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) 
 
 @cache
 def model_of(kind: str) -> PreTrainedModel:
-    images = kind in TEXT_ALONE
-    auto = "AutoModelForImageTextToText" if images else "AutoModelForCausalLM"
-    model: Any = tiny_model(kind, TINY.get(kind, {}), auto=auto)
+    model: Any = tiny_model(kind, {**TINY, **TEXT_ALONE}[kind], auto=auto_of(kind))
     # Published defaults of a few: beams, forced tokens, an end.
     model.generation_config = type(model.generation_config)(pad_token_id=0)
     return model
@@ -93,15 +97,32 @@ def test_whole_texts(kind: str) -> None:
         same(model, [told[0, len(prompt) :].tolist()], [output], [prompt])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*FURTHER_FAMILIES, *FURTHER_CHAINS])
+def test_encoder_decoders(name: str) -> None:
+    """Tokens are those of generate(), one by one, and with random drafts."""
+    family = {**FURTHER_FAMILIES, **FURTHER_CHAINS}[name]
+    model = family.build(torch.float32)
+    target = Target(model)
+    assert bool(target.chains_only) == (name in FURTHER_CHAINS)
+    sources = family.sources(LENGTHS)
+    told = generated_by(model, sources)
+    assert all(len(set(output)) > 8 for output in told), "the random model loops"
+    for drafter in (None, trees_after(told)):
+        engine = Engine(target, drafter, prefill_chunk=4, adaptive=False)
+        found = [one.tokens for one in engine.generate(STARTS, LIVELY, sources=sources)]
+        assert found == told
+
+
 @pytest.mark.parametrize("kind", REFUSED)
 def test_a_type_that_is_refused_is_refused_by_its_config(kind: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"\({kind}\).*{REFUSED[kind]}"):
-        refuse_unloaded(AutoModelForCausalLM, CONFIG_MAPPING[kind]())
+        refuse_unloaded(getattr(transformers, auto_of(kind)), CONFIG_MAPPING[kind]())
 
 
-@pytest.mark.parametrize("kind", TINY)
+@pytest.mark.parametrize("kind", [*TINY, *TEXT_ALONE])
 def test_a_type_that_is_served_is_not_refused_by_its_config(kind: str) -> None:
-    refuse_unloaded(AutoModelForCausalLM, CONFIG_MAPPING[kind]())
+    refuse_unloaded(getattr(transformers, auto_of(kind)), CONFIG_MAPPING[kind]())
 
 
 @pytest.mark.slow
@@ -109,11 +130,11 @@ def test_a_type_that_is_served_is_not_refused_by_its_config(kind: str) -> None:
 def test_reasons_by_name_are_of_types_that_a_target_refuses(kind: str) -> None:
     """Without the name a target finds out by itself."""
     with pytest.raises(UnsupportedModel):
-        Target(tiny_model(kind, OF_REFUSED.get(kind, {})))
+        Target(tiny_model(kind, OF_REFUSED.get(kind, {}), auto=auto_of(kind)))
 
 
 def test_every_type_that_generates_text_is_known() -> None:
-    listed: list[dict[str, Any]] = [TINY, TEXT_ALONE, REFUSED, REFUSED_IN_PART, UNTESTED, NOT_TEXT]
+    listed: list[dict[str, Any]] = [TINY, TEXT_ALONE, REFUSED, REFUSED_IN_PART, NOT_TEXT]
     elsewhere = {*tested_elsewhere()} - {*TINY}  # where a type's decoder is tested here
     tables = [elsewhere, *({*table} for table in listed)]
     found = walked()
@@ -122,5 +143,5 @@ def test_every_type_that_generates_text_is_known() -> None:
     for one, other in combinations(tables, 2):
         assert one & other == set()
     assert set().union(*listed) <= found, "listed, and unknown to transformers"
-    assert {*QUICK} <= {*TINY}
+    assert {*QUICK} <= {*TINY} and {*SOUND} <= {*TEXT_ALONE}
     assert {*REFUSED_IN_PART} <= {*IN_PART}

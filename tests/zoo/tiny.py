@@ -48,22 +48,21 @@ def tiny_config(kind: str, options: Mapping[str, Any]) -> PretrainedConfig:
             others are given.
     """
     made: Any = CONFIG_MAPPING[kind]
-    if "only" in options:
-        alone: PretrainedConfig = made(**options["only"])
-        return alone
     config: PretrainedConfig = made(**_entries(made(), options))
     return config
 
 
 def _entries(default: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The entries of a small config like this one."""
+    if "only" in options:
+        return dict(options["only"])
     given: dict[str, Any] = {}
     for name, value in default.to_dict().items():
         part = getattr(default, name, None)
         if isinstance(part, PretrainedConfig):
             given[name] = {
-                **_entries(part, options.get(name, {})),
                 **({"model_type": part.model_type} if part.model_type else {}),
+                **_entries(part, options.get(name, {})),
             }
         elif isinstance(value, list) and re.fullmatch(r"(mlp_)?layer_types", name):
             given[name] = list(dict.fromkeys(value))

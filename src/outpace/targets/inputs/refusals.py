@@ -33,6 +33,7 @@ _MISUSED = {
     "t5gemma2": "its decoder joins the masks of its own rows and of its source's",
     "nllb-moe": "its experts take a row of the decoder's mask for one of pads",
 }
+TEXT, FEATURES = "input_ids", "input_features"  # what an encoder may read
 _NEEDED_OF_SEQ2SEQ = ("attention_mask", "encoder_outputs", "decoder_input_ids")
 # What a tree needs; an encoder-decoder model's positions are those of ``positions.positioning_of``.
 _TREE_ARGUMENTS = ("attention_mask", "position_ids")
@@ -60,7 +61,7 @@ def refuse_by_config(model: Any, seq2seq: bool = False, states: bool = False) ->
     if model.get_output_embeddings() is None:
         loader = "AutoModelForSeq2SeqLM" if seq2seq else "AutoModelForCausalLM"
         raise UnsupportedModel(f"{name} has no language modeling head; load it with {loader}")
-    if not hasattr(model.get_input_embeddings(), "weight"):
+    if not hasattr(_embeddings(model), "weight"):
         raise UnsupportedModel(
             f"{name} has no single table of embeddings: it reads more than a text's tokens"
         )
@@ -69,8 +70,7 @@ def refuse_by_config(model: Any, seq2seq: bool = False, states: bool = False) ->
     if not getattr(model.config, "return_dict", True):
         raise UnsupportedModel(f"{name} returns tuples; set model.config.return_dict = True")
     refuse_state(model, states)
-    needed = (*(_NEEDED_OF_SEQ2SEQ if seq2seq else ()), cache_argument(model))
-    if missing := not_taken(model, needed):
+    if missing := not_taken(model, needed(model, seq2seq)):
         inner = getattr(model, "language_model", None)  # BLIP-2 lets it generate from embeddings
         remedy = (
             "; its language_model does: make a target of that, for text alone" if inner is not None else ""
@@ -84,16 +84,50 @@ def refuse_by_config(model: Any, seq2seq: bool = False, states: bool = False) ->
             f"{name} scales its activations per tensor as it runs, so that each row changes the others; "
             "quantise activations per token (per row), or statically"
         )
-    if getattr(model.config, "expert_capacity", None) and not _keeps_all(model.config):
-        raise UnsupportedModel(
-            f"{name} drops tokens beyond the capacity of its experts, so that rows change each other"
-        )
+    refuse_capacity(model)
     if any(_finds_outliers(module) for module in model.modules()):
         raise UnsupportedModel(
             f"{name} picks columns of outliers from all rows (LLM.int8()), so rows change each other; "
             "load it with BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0)"
         )
     refuse_training(model)
+
+
+def _embeddings(model: Any) -> Any:
+    """The table of input embeddings; None for a model of which transformers knows none."""
+    try:
+        return model.get_input_embeddings()
+    except NotImplementedError:
+        return None
+
+
+def needed(model: Any, seq2seq: bool) -> tuple[str, ...]:
+    """The arguments that a target passes to the forward of a model: of an encoder too, or a decoder alone."""
+    return (*(_NEEDED_OF_SEQ2SEQ if seq2seq else ()), cache_argument(model))
+
+
+def refuse_capacity(model: Any) -> None:
+    """Refuse a model whose experts have no room for all rows.
+
+    Raises:
+        UnsupportedModel: named by family, with the reason.
+    """
+    if getattr(model.config, "expert_capacity", None) and not _keeps_all(model.config):
+        raise UnsupportedModel(
+            f"{family(model)} drops tokens beyond the capacity of its experts, so that rows change each other"
+        )
+
+
+def refuse_unread(model: Any) -> None:
+    """Refuse a model whose encoder reads neither text nor features.
+
+    Raises:
+        UnsupportedModel: named by family.
+    """
+    if model.main_input_name not in (TEXT, FEATURES):
+        raise UnsupportedModel(
+            f"{family(model)} reads {model.main_input_name}; supported are {TEXT} and {FEATURES}"
+        )
 
 
 def refuse_training(model: Any) -> None:

@@ -11,13 +11,11 @@ import torch
 from torch import Tensor
 from transformers.modeling_outputs import BaseModelOutput
 
-from outpace.core import ContextOverflow, OutpaceError, Source, UnsupportedModel
+from outpace.core import ContextOverflow, OutpaceError, Source
 from outpace.targets.inputs.config import config_of, family, size_in
 from outpace.targets.inputs.forward import device_of, embeddings_of
-from outpace.targets.inputs.refusals import refuse_training
+from outpace.targets.inputs.refusals import FEATURES, refuse_training
 from outpace.transfer import upload
-
-TEXT, FEATURES = "input_ids", "input_features"
 
 
 @dataclass
@@ -25,18 +23,6 @@ class EncodedStates(BaseModelOutput):
     """An encoder's output, with what models with experts read of it besides."""
 
     router_logits: Any = None
-
-
-def refuse_unread(model: Any) -> None:
-    """Refuse a model whose encoder reads neither text nor features.
-
-    Raises:
-        UnsupportedModel: named by family.
-    """
-    if model.main_input_name not in (TEXT, FEATURES):
-        raise UnsupportedModel(
-            f"{family(model)} reads {model.main_input_name}; supported are {TEXT} and {FEATURES}"
-        )
 
 
 class Encoder:

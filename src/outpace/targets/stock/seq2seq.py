@@ -25,14 +25,20 @@ from outpace.targets.inputs.forward import CacheAdapter, device_of, embeddings_o
 from outpace.targets.inputs.masks import Mask, MaskMaker, NoMasks
 from outpace.targets.inputs.positions import ByBias, Positioning, positioning_of
 from outpace.targets.inputs.probe import Probe, probed
-from outpace.targets.inputs.refusals import refuse_by_config, refuse_training, why_chains_only
+from outpace.targets.inputs.refusals import (
+    TEXT,
+    refuse_by_config,
+    refuse_training,
+    refuse_unread,
+    why_chains_only,
+)
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import HiddenStates, Output, Rows
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested
-from outpace.targets.stock.encoder import TEXT, EncodedStates, Encoder, refuse_unread
+from outpace.targets.stock.encoder import EncodedStates, Encoder
 from outpace.targets.stock.seq2seq_cache import CrossRows, Seq2SeqCache
 from outpace.transfer import upload
 
