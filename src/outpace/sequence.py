@@ -249,7 +249,7 @@ class KeyedDraw:
     def distribution(self, logits: Logits, node: int, guessed: Seq[int] = ()) -> Tensor:
         """The target's processed distribution after ``node``, float64, shape [vocabulary]; see ``Draw``."""
         if self.sequence.params.greedy:
-            point = torch.zeros_like(logits[node], dtype=torch.float64)
+            point = torch.zeros(logits[node].shape, dtype=torch.float64)  # on the host, whatever its device
             point[self._best(logits, node, guessed)] = 1.0
             return point
         q = self._scores(logits, node, guessed).double().softmax(dim=-1)

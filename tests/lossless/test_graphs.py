@@ -311,3 +311,21 @@ def test_prompt_chunks_are_timed_after_the_device_has_finished(
     monkeypatch.setattr(engine._batch.scheduler.pace, "measured", lambda *given: seen.append(given))
     engine.generate([PROMPTS[0]], replace(PARAMS, max_new_tokens=1))
     assert seen[0] == (0, 0, 2, 1.0)
+
+
+def test_rejection_reads_once_per_step(target: CausalTarget, cuda: Accelerator) -> None:
+    """One read for the draft, and one for the verdict; tokens are those of the walk on the CPU."""
+    params = SAMPLINGS["cut"]
+    drafts = CausalTarget(model(1).to("cuda:0"), check=False)
+    engine = Engine(target, DraftModel(drafts, 4), "rejection", adaptive=False)
+    engine.warm()
+    sequence = engine.add(PROMPTS[0], params)
+    engine.step()
+    cuda.counts.clear()
+    steps = 0
+    while engine.sequences:
+        engine.step()
+        steps += 1
+    counts = cuda.counts.per(steps)
+    assert counts["reads"] <= 2 and not counts["blocking"], cuda.counts.lines("reads", steps)
+    assert sequence.finish_reason == "length"

@@ -35,6 +35,11 @@ class Logits:
         self._count = len(rows) - first if count is None else count
 
     @property
+    def device(self) -> torch.device:
+        """Where its rows are."""
+        return self._rows.device
+
+    @property
     def rows(self) -> Tensor:
         """All rows of the sequence, shape [1 + nodes, vocabulary]."""
         return self._rows[self._first : self._first + self._count]
@@ -75,6 +80,10 @@ class SelectedLogits(Logits):
     def __init__(self, whole: Logits, nodes: Seq[int]) -> None:
         self._whole = whole
         self._nodes = [*nodes, -1]  # the root is the last entry, so index -1 maps to it
+
+    @property
+    def device(self) -> torch.device:
+        return self._whole.device
 
     @property
     def rows(self) -> Tensor:

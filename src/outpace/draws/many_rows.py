@@ -132,7 +132,7 @@ def is_cut(own: SamplingParams) -> bool:
 def keys_of(params: Seq[SamplingParams], words: Seq[int]) -> NDArray[np.int64]:
     """The argument ``keys`` of ``draw_kernel.draw``, [n, 2]."""
     temperatures = np.array([own.temperature for own in params], np.float64)
-    return np.stack([_host_keys(words), temperatures.view(np.int64)], axis=1)
+    return np.stack([host_keys(words), temperatures.view(np.int64)], axis=1)
 
 
 def _draw_listed(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list[int]:
@@ -190,7 +190,7 @@ def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
         return NO_TOKEN  # an error only if a walk reaches this node
 
 
-def _host_keys(words: Seq[int]) -> NDArray[np.int64]:
+def host_keys(words: Seq[int]) -> NDArray[np.int64]:
     """The rows' keys as int64, shape [n]."""
     return np.array(words, np.uint64).view(np.int64)
 
@@ -203,7 +203,7 @@ def _draw_whole(scores: Tensor, words: Seq[int]) -> list[int]:
     """
     device = scores.device
     noisy = (
-        noise_of(token_words(scores.shape[-1], device) ^ upload(_host_keys(words)[:, None], device)) + scores
+        noise_of(token_words(scores.shape[-1], device) ^ upload(host_keys(words)[:, None], device)) + scores
     )
     # Rows with infinite or NaN scores are left to the reference.
     noisy.masked_fill_(~scores.amax(dim=-1, keepdim=True).isfinite(), -torch.inf)
@@ -311,7 +311,7 @@ def _draw_cut(scores: Tensor, words: Seq[int], limits: _Limits, size: int | None
     with np.errstate(invalid="ignore"):
         lists = _lists_by_weight(scores, limits) if size is None else _lists_of_best(scores, limits, size)
     ends, ids, values, weights, totals = lists
-    keys = np.repeat(_host_keys(words), np.diff(ends))
+    keys = np.repeat(host_keys(words), np.diff(ends))
     noisy = values + host_noise(token_words(vocabulary, torch.device("cpu")).numpy()[ids] ^ keys)
     _, top_p, min_p = limits
     margin, found = _margin(vocabulary), []

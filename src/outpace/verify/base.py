@@ -142,11 +142,16 @@ def likelihood_ratio(q: Tensor, p: Tensor, token: int) -> float:
     """
     drawn = float(p[token])
     if not drawn > 0:
-        raise OutpaceError(
-            f"the drafter drafted token {token} but gives it probability {drawn:g}; siblings drawn without "
-            "replacement are all different, and each distribution is the one that was drawn from"
-        )
+        raise no_chance(token, drawn)
     return float(q[token]) / drawn
+
+
+def no_chance(token: int, drawn: float) -> OutpaceError:
+    """The error for a drafted token to which its own draft gives no probability."""
+    return OutpaceError(
+        f"the drafter drafted token {token} but gives it probability {drawn:g}; siblings drawn without "
+        "replacement are all different, and each distribution is the one that was drawn from"
+    )
 
 
 def positive_part(weights: Tensor, otherwise: Tensor) -> Tensor:

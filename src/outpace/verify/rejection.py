@@ -13,6 +13,7 @@ from outpace.core import Draft, Verdict
 from outpace.draws.logits import Logits
 from outpace.tree import children, path_to
 from outpace.verify.base import Draw, Verifier, likelihood_ratio, positive_part, proposal
+from outpace.verify.on_device import applies, verify_chain
 
 # (draft, siblings, q, draw) -> the accepted sibling, or None, and the remaining q.
 Attempt = Callable[[Draft, Seq[int], Tensor, Draw], tuple[int | None, Tensor]]
@@ -100,4 +101,6 @@ class Rejection(Verifier):
     )
 
     def verify(self, logits: Logits, draft: Draft, draw: Draw) -> Verdict:
+        if applies(logits, draft, draw):
+            return verify_chain(logits, draft, draw)
         return rejection(logits, draft, draw)
