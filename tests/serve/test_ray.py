@@ -15,6 +15,7 @@ from pydantic import ValidationError
 
 from outpace.core import OutpaceError, SamplingParams
 from outpace.loading import load
+from outpace.serve.admission import Limits
 from serving import Exchange, run
 
 TEXT = "Question: What is 2 + 3?"
@@ -85,6 +86,9 @@ class Messages:
 
     def __init__(self, messages: AsyncIterator[Any], lives: int) -> None:
         self._messages, self._lives = messages, lives
+
+    def cancel(self) -> None:
+        """End the replica's work; here it ends with the task."""
 
     async def __aiter__(self) -> AsyncIterator[Any]:
         async for message in self._messages:
@@ -242,6 +246,13 @@ def test_the_router_prefers_the_replica_of_a_beginning(module: Any) -> None:
     module.PrefixRouter.holders = (order[2][0],)
     assert chosen("key", {}, "model") == [order[2], *order[:2]]
     assert asyncio.run(module.PrefixRouter({}).choose_replicas(replicas)) == [replicas]
+
+
+def test_limits_are_those_of_the_server(module: Any) -> None:
+    limits = module.Config().limits
+    assert limits == Limits() and module.rooms(0.9, module.Config().prefix_cache)["prefix_cache"] == 0.1
+    changed = module.Config(refuse_long_answers=True, lenient=True).limits
+    assert changed.lenient and not changed.cut
 
 
 def test_mistakes_are_refused(module: Any) -> None:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from outpace.serve.service import Service
 
 API_KEYS = "OUTPACE_API_KEYS"
-_PREFIXES = 0.1  # of free memory, for the prefix cache; --memory leaves it by default
 
 _server = partial(typer.Option, rich_help_panel="Server")
 _limits = partial(typer.Option, rich_help_panel="Limits")
@@ -179,7 +178,7 @@ def serve(
     watching = observer_of(observer, parallel)
     from outpace.serve.admission import Limits
     from outpace.serve.auth import Keys
-    from outpace.serve.engine import make_engine
+    from outpace.serve.engine import make_engine, rooms
     from outpace.serve.server import Options, Server, listen
 
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
@@ -187,7 +186,8 @@ def serve(
     limits = replace(limits, cut=not refuse_long_answers, lenient=lenient)
     keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
     options = Options(served_model_name or (), drain, cors_origin or (), _tracer(otlp_endpoint), keys, limits)
-    listener, rooms = listen(host, port), _options(memory, prefix_cache, adaptive)
+    listener, room = listen(host, port), rooms(memory, prefix_cache)
+    chosen: Any = "auto" if adaptive is None else adaptive
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
@@ -195,7 +195,7 @@ def serve(
         loaded, spec = profiled(parts, drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
-        return loaded, make_engine(loaded, own, limits, others, learner, ready=True, **rooms)
+        return loaded, make_engine(loaded, own, limits, others, learner, ready=True, adaptive=chosen, **room)
 
     with ExitStack() as learners:
         _run(Server(options, load, ready), listener, not no_access_log)
@@ -228,15 +228,6 @@ def _run(server: Server, listener: socket, access: bool) -> None:
         raise error
     if error is not None:
         raise OutpaceError(f"the server failed: {error!r}") from error
-
-
-def _options(memory: float, prefix_cache: int | None, adaptive: bool | None) -> dict[str, Any]:
-    """Memory in bytes and the governor, as arguments of ``Engine``."""
-    return {
-        "adaptive": "auto" if adaptive is None else adaptive,
-        "memory": memory if memory < 1 else int(memory * 2**30),
-        "prefix_cache": _PREFIXES if prefix_cache is None else prefix_cache * 2**20 or None,
-    }
 
 
 def _banner(service: Service, host: str, listener: socket, keys: int, began: float) -> None:

@@ -42,7 +42,7 @@ from outpace.native.instructions import chosen, instructions
 from outpace.native.packaged import FLAGS, FOLDER, sealed, whole
 
 _log = logging.getLogger(__name__)
-_SECONDS = 120  # of a compiler; it needs about six, and many times that on a busy machine
+_SECONDS = 120  # of a compiler; it needs about seven, several times that on a busy machine
 _PROC = Path("/proc")
 _MISSING = "there is none"
 

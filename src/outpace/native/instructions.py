@@ -40,6 +40,11 @@ def _variables(torch: str, dnn: str, mkl: str) -> dict[str, str]:
 
 _AVX2 = frozenset(("avx2", "fma", "bmi1", "bmi2", "movbe", "f16c", "abm"))
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
+_AMX = _AVX512 | {
+    *("avx512_vnni", "avx512_bf16", "avx512_fp16", "avx512_vbmi2", "avx512_bitalg", "avx512_vpopcntdq"),
+    *("avx512ifma", "avx512vbmi", "avx_vnni", "gfni", "vaes", "vpclmulqdq", "sha_ni", "movdiri", "movdir64b"),
+    *("amx_tile", "amx_bf16", "amx_int8"),
+}
 LIMITS = {
     "x86-64": Limit("x86-64", frozenset(), _variables("default", "SSE41", "SSE4_2")),
     "avx2": Limit("haswell", _AVX2, _variables("avx2", "AVX2", "AVX2")),
@@ -49,6 +54,7 @@ LIMITS = {
         _AVX512 | {"avx512_vnni", "avx512_bf16"},
         _variables("avx512", "AVX512_CORE_BF16", "AVX512_E3"),
     ),
+    "amx": Limit("sapphirerapids", _AMX, _variables("avx512", "AVX512_CORE_AMX", "AVX512_E4")),
 }
 
 

@@ -17,6 +17,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#if defined(REAL16) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define SQUARED /* products of squares of numbers (AMX), where the system allows them */
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #if defined(__AVX2__) || defined(__FMA__)
 #include <immintrin.h>
 #elif defined(__ARM_FEATURE_FMA)
@@ -48,7 +54,11 @@
 
 #define GROUP 16 /* columns whose products are summed together */
 #define BLOCK 64 /* columns converted to float32 together */
-#define TILE 60  /* queries that share a converted block: a multiple of any MOST */
+#ifdef SQUARED
+#define TILE 64
+#else
+#define TILE 60 /* queries that share a converted block: a multiple of any MOST */
+#endif
 #define FEW 6    /* queries for which a block of keys is not transposed */
 #define PAIRED 2 /* vectors of numbers that a tile of queries is multiplied by together */
 #define SMALL 32768 /* numbers below which one thread is faster than several */
@@ -286,6 +296,107 @@ static void widen_panel(const real *weights, long steps, float *to) {
 }
 #endif
 
+#ifdef SQUARED
+#define SIDE 16            /* rows, outputs or pairs of inputs of a square */
+#define DEPTH (SIDE * PAIR) /* inputs of a square */
+
+/* True if the system lets this process use the registers of squares. */
+static int squared(void) {
+    static int known; /* 1: no, 2: yes */
+    if (!known) known = syscall(SYS_arch_prctl, 0x1023 /* ARCH_REQ_XCOMP_PERM */, 18 /* XTILEDATA */) ? 1 : 2;
+    return known == 2;
+}
+
+/* Set the rows of the registers: 0, 1 (sums) and 4 (rows) have ``first``, 2, 3 and 5 ``second``; 6 and 7 are weights.
+   Other code has other shapes, and the system keeps these for a thread until ``tilerelease``. */
+static void shape(int first, int second) {
+    const uint8_t a = (uint8_t)first, b = (uint8_t)second;
+    const struct {
+        uint8_t palette, start, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } sizes = {.palette = 1, .bytes = {64, 64, 64, 64, 64, 64, 64, 64}, .rows = {a, a, b, b, a, b, SIDE, SIDE}};
+    __asm__ volatile("ldtilecfg %0" ::"m"(sizes));
+}
+
+/* gcc's intrinsics do not say that they read memory. */
+#define SQUARE(register, from, stride)                                                                       \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #register ::"r"(from), "r"((long)(stride)) : "memory")
+#define SQUARE_OUT(register, to, stride)                                                                     \
+    __asm__ volatile("tilestored %%tmm" #register ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
+#define SQUARE_ADD(sum, rows, weights)                                                                       \
+    __asm__ volatile("tdpbf16ps %%tmm" #weights ", %%tmm" #rows ", %%tmm" #sum ::)
+#define SQUARE_SUM(register, from, stride)                                                                   \
+    do {                                                                                                     \
+        if (fresh) __asm__ volatile("tilezero %%tmm" #register ::);                                          \
+        else SQUARE(register, from, stride);                                                                 \
+    } while (0)
+
+/* Add to the sums, ``apart`` floats apart, or if ``fresh`` to zero, the products of ``steps`` times DEPTH inputs of
+   rows ``stride`` apart with weights [pairs of inputs, width, PAIR]: of up to ``high`` times SIDE rows and of ``wide``
+   times SIDE outputs. A sum has the same bits anywhere in a square. */
+static inline __attribute__((always_inline)) void squares_of(int high, int wide, const real *given, long stride,
+                                                             const real *weights, long width, long steps,
+                                                             float *sums, long apart, int fresh, int fetch) {
+    const long line = width * PAIR * sizeof(real), next = apart * sizeof(float);
+    float *const others = sums + (high == 2 ? SIDE * apart : 2 * SIDE);
+    SQUARE_SUM(0, sums, next);
+    SQUARE_SUM(1, sums + SIDE, next);
+    if (high * wide == 4) {
+        SQUARE_SUM(2, others, next);
+        SQUARE_SUM(3, others + SIDE, next);
+    }
+    for (long step = 0; step < steps; step++, weights += SIDE * width * PAIR) {
+        if (fetch)
+            for (long at = 0; at < SIDE * line; at += LINE)
+                __builtin_prefetch((const char *)weights + DISTANCE + at, 0, 3);
+        SQUARE(4, given + step * DEPTH, stride * sizeof(real));
+        SQUARE(6, weights, line);
+        SQUARE_ADD(0, 4, 6);
+        SQUARE(7, weights + DEPTH, line);
+        SQUARE_ADD(1, 4, 7);
+        if (high == 2) {
+            SQUARE(5, given + SIDE * stride + step * DEPTH, stride * sizeof(real));
+            SQUARE_ADD(2, 5, 6);
+            SQUARE_ADD(3, 5, 7);
+        }
+        if (wide == 4) {
+            SQUARE(6, weights + 2 * DEPTH, line);
+            SQUARE_ADD(2, 4, 6);
+            SQUARE(7, weights + 3 * DEPTH, line);
+            SQUARE_ADD(3, 4, 7);
+        }
+    }
+    SQUARE_OUT(0, sums, next);
+    SQUARE_OUT(1, sums + SIDE, next);
+    if (high * wide == 4) {
+        SQUARE_OUT(2, others, next);
+        SQUARE_OUT(3, others + SIDE, next);
+    }
+}
+
+/* The same for any number of rows and ``outputs``, a multiple of 2 * SIDE. */
+static void square(long count, const real *given, long stride, const real *weights, long width, long outputs,
+                   long steps, float *sums, long apart, int fresh) {
+    int shaped = 0; /* rows that the registers have */
+    for (long row = 0; row < count; row += 2 * SIDE) {
+        const int left = (int)(count - row < 2 * SIDE ? count - row : 2 * SIDE);
+        const real *rows = given + row * stride;
+        float *to = sums + row * apart;
+        if (left != shaped) shape(left > SIDE ? SIDE : left, left > SIDE ? left - SIDE : left);
+        shaped = left;
+        for (long at = 0; at < outputs; at += 2 * SIDE) {
+            const real *own = weights + at * PAIR;
+            if (left > SIDE) squares_of(2, 2, rows, stride, own, width, steps, to + at, apart, fresh, 0);
+            else if (outputs - at >= 4 * SIDE) {
+                squares_of(1, 4, rows, stride, own, width, steps, to + at, apart, fresh, count == left);
+                at += 2 * SIDE;
+            } else squares_of(1, 2, rows, stride, own, width, steps, to + at, apart, fresh, 0);
+        }
+    }
+}
+#endif
+
 /* Numbers of outputs in a panel and of inputs in a pair, for packing. */
 int panel_outputs(void) { return PANEL; }
 int pair_inputs(void) { return PAIR; }
@@ -520,6 +631,9 @@ int multiply(const struct product *product, long rows, const real *given, real *
     if (product->bits) return multiply_blocks(product, rows, given, out);
     const long inputs = product->inputs, outputs = product->outputs, odd = inputs % PAIR;
     const long panels = (outputs + PANEL - 1) / PANEL, whole = (inputs + PAIR - 1) / PAIR * PAIR;
+#ifdef SQUARED
+    const int by_squares = squared();
+#endif
 #ifdef WIDENED
     float *const numbers = rows > MOST + 1 ? workspace(rows * inputs) : NULL; /* if NULL, each tile converts */
     if (numbers) widen(given, rows * inputs, numbers);
@@ -536,8 +650,16 @@ int multiply(const struct product *product, long rows, const real *given, real *
             const int turns = (int)((left + MOST - 1) / MOST);
             memset(sums, 0, left * PANEL * sizeof(float));
             for (long at = 0; at < inputs; at += DEEP) {
-                const long deep = inputs - at < DEEP ? inputs - at : DEEP;
-                const real *weights = own + at * PANEL;
+                long deep = inputs - at < DEEP ? inputs - at : DEEP;
+                const real *weights = own + at * PANEL, *numbers_at = given + from * inputs + at;
+#ifdef SQUARED
+                if (by_squares && deep >= DEPTH) {
+                    square(left, numbers_at, inputs, weights, PANEL, PANEL, deep / DEPTH, sums, PANEL, 0);
+                    weights += deep / DEPTH * DEPTH * PANEL;
+                    numbers_at += deep / DEPTH * DEPTH;
+                    if ((deep %= DEPTH) < PAIR) continue;
+                }
+#endif
                 const char *ahead = (const char *)weights + (turns > 1 ? deep * PANEL * sizeof(real) : DISTANCE);
 #ifdef WIDENED
                 float wide[DEEP * PANEL];
@@ -553,7 +675,7 @@ int multiply(const struct product *product, long rows, const real *given, real *
                         continue;
                     }
 #endif
-                    tiles[next - row - 1](given + (from + row) * inputs + at, inputs, weights, deep / PAIR, to,
+                    tiles[next - row - 1](numbers_at + row * inputs, inputs, weights, deep / PAIR, to,
                                           ahead, turn, turns);
                 }
             }
@@ -568,6 +690,9 @@ int multiply(const struct product *product, long rows, const real *given, real *
                 memcpy(out + (from + row) * outputs + first, line, count * sizeof(real));
             }
         }
+#ifdef SQUARED
+        if (by_squares) __asm__ volatile("tilerelease");
+#endif
     }
     return 0;
 }
@@ -616,7 +741,7 @@ struct rows {
     const int32_t *place;         /* [rows]: the cache row that each is written to; -1 for padding */
     const int32_t *first, *run, *count, *start, *columns;
     const real *cosine, *sine; /* [rows, size] */
-    float *queries;            /* [rows, heads, size]: workspace */
+    float *queries;            /* [rows, heads, size]: workspace; of ``real`` for products of squares */
 };
 
 /* A layer's rows as its products gave them, ``stride`` apart, and where its keys and values are. */
@@ -657,9 +782,16 @@ static inline void rotate(const struct rows *rows, long row, const real *head, c
 static void enter(const struct rows *rows, const struct heads *heads, long row) {
     const int size = rows->size;
     if (rows->place[row] < 0) return;
-    for (int head = 0; head < rows->heads; head++)
+    for (int head = 0; head < rows->heads; head++) {
+        const int64_t at = (row * rows->heads + head) * size;
+#ifdef SQUARED
+        float *const wide = squared() ? NULL : rows->queries + at;
+#else
+        float *const wide = rows->queries + at;
+#endif
         rotate(rows, row, heads->query + row * heads->query_stride + head * size, heads->query_norm,
-               heads->epsilon, heads->scale, rows->queries + (row * rows->heads + head) * size, NULL);
+               heads->epsilon, heads->scale, wide, (real *)rows->queries + at);
+    }
     for (int head = 0; head < rows->shared; head++) {
         const int64_t at = rows->sequence[row] * heads->sequence_stride + head * heads->head_stride +
                            (int64_t)rows->place[row] * size;
@@ -737,19 +869,25 @@ static __attribute__((noinline)) float weigh(float *scores, int count) {
     return total(sum);
 }
 
-/* BLOCK keys, transposed: [size, BLOCK]. A square of rows is transposed by interleaving its halves again and again. */
+/* Transpose a square by interleaving its halves again and again. */
+static inline void turn(lanes *square) {
+    lanes next[LANES];
+    for (int left = LANES / 2; left; left /= 2) {
+        for (int i = 0; i < LANES / 2; i++) {
+            next[2 * i] = __builtin_shufflevector(square[i], square[i + LANES / 2], LOW);
+            next[2 * i + 1] = __builtin_shufflevector(square[i], square[i + LANES / 2], HIGH);
+        }
+        memcpy(square, next, sizeof next);
+    }
+}
+
+/* BLOCK keys, transposed: [size, BLOCK]. */
 static void transpose(const real *from, int size, float *to) {
     for (int column = 0; column < BLOCK; column += LANES)
         for (int at = 0; at < size; at += LANES) {
-            lanes square[LANES], next[LANES];
+            lanes square[LANES];
             for (int i = 0; i < LANES; i++) square[i] = load(from + (column + i) * size + at);
-            for (int left = LANES / 2; left; left /= 2) {
-                for (int i = 0; i < LANES / 2; i++) {
-                    next[2 * i] = __builtin_shufflevector(square[i], square[i + LANES / 2], LOW);
-                    next[2 * i + 1] = __builtin_shufflevector(square[i], square[i + LANES / 2], HIGH);
-                }
-                memcpy(square, next, sizeof square);
-            }
+            turn(square);
             for (int i = 0; i < LANES; i++) *(lanes *)(to + (at + i) * BLOCK + column) = square[i];
         }
 }
@@ -980,6 +1118,140 @@ static int attend(const struct rows *rows, const struct heads *heads, int sequen
     return 0;
 }
 
+#ifdef SQUARED
+#define PART 256 /* columns whose values are paired together, a multiple of BLOCK */
+
+/* BLOCK keys, of which ``count`` are there, as weights of squares: [size / PAIR, BLOCK, PAIR]. */
+static void pair_keys(const real *from, int count, int size, real *to) {
+    for (int column = 0; column < BLOCK; column += SIDE)
+        for (int at = 0; at < size; at += DEPTH) {
+            lanes square[LANES] = {0};
+            for (int i = 0; i < SIDE && column + i < count; i++)
+                square[i] = *(const lanes *)(from + (column + i) * size + at);
+            turn(square);
+            for (int i = 0; i < SIDE; i++) *(lanes *)(to + ((at / PAIR + i) * BLOCK + column) * PAIR) = square[i];
+        }
+}
+
+/* Values of DEPTH columns, NULL for none, as weights of squares: [SIDE, size, PAIR]. */
+static inline void pair_values(const real *const *from, int size, real *to) {
+    static const real none[DEPTH];
+    const __m512i both = _mm512_set1_epi32(DEPTH << 16); /* an element of each: i and DEPTH + i */
+    const __m512i first = _mm512_add_epi32(
+        both, _mm512_mullo_epi32(_mm512_set1_epi32(0x10001), _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0)));
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(SIDE << 16 | SIDE));
+    for (int i = 0; i < SIDE; i++)
+        for (int at = 0; at < size; at += DEPTH) {
+            const __m512i a = _mm512_loadu_si512(from[2 * i] ? from[2 * i] + at : none);
+            const __m512i b = _mm512_loadu_si512(from[2 * i + 1] ? from[2 * i + 1] + at : none);
+            real *out = to + (i * size + at) * PAIR;
+            _mm512_storeu_si512(out, _mm512_permutex2var_epi16(a, first, b));
+            _mm512_storeu_si512(out + DEPTH, _mm512_permutex2var_epi16(a, second, b));
+        }
+}
+
+/* Weights of scores [count] times ``scale``, not yet divided by their sum, which is returned: in bfloat16 in the place of
+   the scores, with zeros up to a multiple of DEPTH. */
+static __attribute__((noinline)) float weigh_pairs(float *scores, int count, float scale) {
+    const int whole = (count + LANES - 1) / LANES * LANES;
+    const float powers = scale * 1.44269504f; /* of two, not of e */
+    real *const to = (real *)scores;
+    for (int i = count; i < whole; i++) scores[i] = -INFINITY;
+    __m512 most = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
+    for (int i = 0; i < whole; i += LANES) most = _mm512_max_ps(_mm512_loadu_ps(scores + i), most);
+    const __m512 top = _mm512_set1_ps(_mm512_reduce_max_ps(most) * powers), factor = _mm512_set1_ps(powers);
+    const __m512 least = _mm512_set1_ps(-126.0f), round = _mm512_set1_ps(12582912.0f);
+    for (int i = 0; i < whole; i += LANES) {
+        const __m512 power = _mm512_max_ps(least, _mm512_fmsub_ps(_mm512_loadu_ps(scores + i), factor, top));
+        const __m512 count_of = _mm512_add_ps(power, round);
+        const __m512 rest = _mm512_sub_ps(power, _mm512_sub_ps(count_of, round));
+        __m512 weight = _mm512_set1_ps(1.3333558e-3f); /* 2 to the power of the rest, to about 2e-7 of it */
+        weight = _mm512_fmadd_ps(weight, rest, _mm512_set1_ps(9.6181291e-3f));
+        weight = _mm512_fmadd_ps(weight, rest, _mm512_set1_ps(5.5504109e-2f));
+        weight = _mm512_fmadd_ps(weight, rest, _mm512_set1_ps(2.4022651e-1f));
+        weight = _mm512_fmadd_ps(weight, rest, _mm512_set1_ps(6.9314718e-1f));
+        weight = _mm512_fmadd_ps(weight, rest, _mm512_set1_ps(1.0f));
+        const __m512i raised = _mm512_slli_epi32(_mm512_castps_si512(count_of), 23);
+        weight = _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(weight), raised));
+        if (i + LANES > count)
+            weight = _mm512_maskz_mov_ps((__mmask16)((1u << (count - i)) - 1), weight);
+        _mm256_storeu_si256((__m256i *)(to + i), (__m256i)_mm512_cvtneps_pbh(weight));
+        sum = _mm512_add_ps(sum, weight);
+    }
+    if (whole % DEPTH) _mm256_storeu_si256((__m256i *)(to + whole), _mm256_setzero_si256());
+    return total((lanes)sum);
+}
+
+/* ``attend`` by products of squares. Columns are multiplied DEPTH at a time from a query's first one on; those that all
+   queries have in one place, together. Scores are of all columns from the least to the last, and a query takes its
+   own. */
+static int attend_squared(const struct rows *rows, const struct heads *heads, int sequence, int head, int from,
+                          int to) {
+    const int size = rows->size;
+    struct tile tile;
+    survey(rows, heads, rows->order + rows->begin[sequence], head, from, to, &tile);
+    if (!tile.count) return 0;
+    int apart = 0;
+    for (int i = 0; i < tile.count; i++) apart |= tile.skipped[i];
+    if (apart) tile.far = 0;
+    const int wide = (tile.end - tile.begin + BLOCK - 1) / BLOCK * BLOCK;
+    const int64_t room = (tile.longest + 2 * BLOCK) / LANES * LANES;
+    float *const scores = workspace(tile.count * (room + wide + 2 * size) + (BLOCK + PART) * size);
+    if (!scores) return 1;
+    float *const near = scores + tile.count * room, *const sums = near + tile.count * wide;
+    real *const queries = (real *)(sums + tile.count * size), *const paired = queries + tile.count * size;
+    const int64_t at = sequence * heads->sequence_stride + head * heads->head_stride;
+    const real *const keys = heads->keys + at, *const values = heads->values + at;
+    memset(sums, 0, tile.count * size * sizeof(float));
+    for (int i = 0; i < tile.count; i++)
+        memcpy(queries + i * size, (const real *)rows->queries + (tile.query[i] - rows->queries), size * sizeof(real));
+    for (int column = 0; column < tile.far; column += BLOCK) {
+        pair_keys(keys + (int64_t)(tile.lead + column) * size, BLOCK, size, paired);
+        square(tile.count, queries, size, paired, BLOCK, BLOCK, size / DEPTH, scores + column, room, 1);
+    }
+    for (int column = 0; column < wide; column += BLOCK) {
+        pair_keys(keys + (int64_t)(tile.begin + column) * size, tile.end - tile.begin - column, size, paired);
+        square(tile.count, queries, size, paired, BLOCK, BLOCK, size / DEPTH, near + column, wide, 1);
+    }
+    for (int i = 0; i < tile.count; i++) {
+        const int row = tile.row[i], run = rows->run[row], count = rows->count[row];
+        const float *own = near + (int64_t)i * wide - tile.begin;
+        const int32_t *rest = rows->columns + rows->start[row] - run;
+        if (run > tile.far)
+            memcpy(scores + i * room + tile.far, own + rows->first[row] + tile.far, (run - tile.far) * sizeof(float));
+        for (int column = run; column < count; column++) scores[i * room + column] = own[rest[column]];
+        tile.total[i] = weigh_pairs(scores + i * room, count, heads->scale);
+    }
+    const real *places[DEPTH];
+    for (int first = 0; first < tile.far; first += PART) {
+        const int some = tile.far - first < PART ? tile.far - first : PART;
+        for (int column = 0; column < some; column += DEPTH) {
+            for (int i = 0; i < DEPTH; i++) places[i] = values + (int64_t)(tile.lead + first + column + i) * size;
+            pair_values(places, size, paired + column * size);
+        }
+        square(tile.count, (const real *)scores + first, 2 * room, paired, size, size, some / DEPTH, sums, size, 0);
+    }
+    for (int i = 0; i < tile.count; i++) {
+        const int row = tile.row[i], first = rows->first[row], run = rows->run[row], count = rows->count[row];
+        const int32_t *rest = rows->columns + rows->start[row] - run;
+        for (int column = tile.far; column < count; column += DEPTH) {
+            for (int j = 0; j < DEPTH; j++) {
+                const int place = column + j;
+                places[j] = place < count ? values + (int64_t)(place < run ? first + place : rest[place]) * size : NULL;
+            }
+            pair_values(places, size, paired);
+            square(1, (const real *)(scores + i * room) + column, 2 * room, paired, size, size, 1, sums + i * size,
+                   size, 0);
+        }
+        real *out = heads->out + (tile.query[i] - rows->queries);
+        for (int part = 0; part < size; part += LANES)
+            store(out + part, *(lanes *)(sums + i * size + part) / tile.total[i]);
+    }
+    __asm__ volatile("tilerelease");
+    return 0;
+}
+#endif
+
 /* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
 int attention(const struct rows *rows, const struct heads *heads) {
     const int group = rows->heads / rows->shared;
@@ -988,6 +1260,12 @@ int attention(const struct rows *rows, const struct heads *heads) {
     for (int row = 0; row < rows->rows; row++) work += (int64_t)rows->count[row] * rows->heads * rows->size;
     for (int i = 0; i < rows->sequences; i++)
         most = rows->begin[i + 1] - rows->begin[i] > most ? rows->begin[i + 1] - rows->begin[i] : most;
+#ifdef SQUARED
+    int (*const form)(const struct rows *, const struct heads *, int, int, int, int) =
+        squared() ? attend_squared : attend;
+#else
+    int (*const form)(const struct rows *, const struct heads *, int, int, int, int) = attend;
+#endif
     const int tiles = (most * group + TILE - 1) / TILE, items = rows->sequences * rows->shared * tiles;
 #pragma omp parallel if (work > 8 * SMALL) reduction(| : failed)
     {
@@ -998,7 +1276,7 @@ int attention(const struct rows *rows, const struct heads *heads) {
             const int sequence = item / tiles / rows->shared, from = item % tiles * TILE;
             const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
             if (from < queries)
-                failed |= attend(rows, heads, sequence, item / tiles % rows->shared, from,
+                failed |= form(rows, heads, sequence, item / tiles % rows->shared, from,
                                  from + TILE < queries ? from + TILE : queries);
         }
     }

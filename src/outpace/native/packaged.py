@@ -29,7 +29,7 @@ FORMS: tuple[tuple[str, tuple[str, ...]], ...] = (
 )
 # Kind of processor -> the sets that libraries are compiled for, the best one first.
 SETS: dict[str, tuple[Limit, ...]] = {
-    "x86_64": (LIMITS["avx512-bf16"], LIMITS["avx512"], LIMITS["avx2"]),
+    "x86_64": (LIMITS["amx"], LIMITS["avx512-bf16"], LIMITS["avx512"], LIMITS["avx2"]),
     "aarch64": (Limit("armv8-a", frozenset(), {}),),  # every one has NEON
 }
 

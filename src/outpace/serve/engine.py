@@ -24,6 +24,7 @@ from outpace.serve.request import ParsedRequest
 from outpace.serve.trace import Tracer
 from outpace.targets.base import TargetModel
 
+_PREFIXES = 0.1  # of free memory, for the prefix cache; --memory leaves it by default
 _FORGETFUL = {"memory": 0, "share": False}
 _CHAINS = {"branches": 1, "window": 0, "guesses": 1, "top_k": 1}  # with these, drafters draft no tree
 BROUGHT = "request"  # the drafter for a request's prediction or grammar
@@ -91,6 +92,19 @@ def make_engine(
         drafters[BROUGHT] = with_brought(default)
     observer = Tracer(learner)
     return model.engine(default, max_running=limits.running, drafters=drafters, observer=observer, **more)
+
+
+def rooms(memory: float, prefixes: int | None) -> dict[str, Any]:
+    """A server's limits of memory as arguments of ``Engine``.
+
+    Args:
+        memory: GiB for keys and values, or, below 1, a share of free memory.
+        prefixes: MiB for the prefix cache; 0 for none, None for a share of free memory.
+    """
+    return {
+        "memory": memory if memory < 1 else int(memory * 2**30),
+        "prefix_cache": _PREFIXES if prefixes is None else prefixes * 2**20 or None,
+    }
 
 
 class Drafters:

@@ -33,7 +33,7 @@ from outpace.engine.parts import usual_drafter
 from outpace.loading import Loaded, load
 from outpace.serve.admission import Limits
 from outpace.serve.auth import OPEN, Keys
-from outpace.serve.engine import make_engine
+from outpace.serve.engine import make_engine, rooms
 from outpace.serve.errors import Refused, error_response, later, unknown_model
 from outpace.serve.formats import json_response, sse
 from outpace.serve.hosted import Hosted
@@ -61,6 +61,7 @@ class Config(BaseModel):
         api_keys: keys, separated by commas, one of which each request must send; empty accepts all requests.
         max_running, max_waiting, max_wait, memory, prefix_cache: limits of each replica, as for
             ``outpace serve``; with several models, of each of them.
+        refuse_long_answers, lenient: as for ``outpace serve``.
         min_replicas, max_replicas: bounds of the number of replicas.
         target_ongoing: target number of requests in progress per replica.
         scale_up_after, scale_down_after: seconds for which more or fewer replicas must be wanted.
@@ -85,7 +86,9 @@ class Config(BaseModel):
     max_waiting: int = Field(256, ge=0)
     max_wait: float = Field(60.0, ge=0)
     memory: float = Field(0.9, gt=0)
-    prefix_cache: int = Field(256, ge=0)
+    prefix_cache: int | None = Field(None, ge=0)
+    refuse_long_answers: bool = False
+    lenient: bool = False
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(1, ge=1)
     target_ongoing: float = Field(16.0, gt=0)
@@ -99,7 +102,13 @@ class Config(BaseModel):
 
     @property
     def limits(self) -> Limits:
-        return Limits(self.max_running, self.max_waiting, self.max_wait)
+        return Limits(
+            self.max_running,
+            self.max_waiting,
+            self.max_wait,
+            cut=not self.refuse_long_answers,
+            lenient=self.lenient,
+        )
 
     @property
     def keys(self) -> Keys:
@@ -294,8 +303,7 @@ class Replica:
             config.drafter or usual_drafter(loaded.target),
             config.limits,
             ready=True,
-            memory=config.memory if config.memory < 1 else int(config.memory * 2**30),
-            prefix_cache=config.prefix_cache * 2**20 or None,
+            **rooms(config.memory, config.prefix_cache),
         )
 
     async def answer(self, key: str, model: str, scope: Scope, body: bytes) -> AsyncIterator[Message]:

@@ -25,7 +25,9 @@ def python(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_unknown_and_missing_sets_are_refused() -> None:
-    with pytest.raises(OutpaceError, match="must be x86-64, avx2, avx512, avx512-bf16 or native, not 'mmx'"):
+    with pytest.raises(
+        OutpaceError, match="must be x86-64, avx2, avx512, avx512-bf16, amx or native, not 'mmx'"
+    ):
         limit_of("mmx", "x86_64", ())
     with pytest.raises(
         OutpaceError, match=r"needs avx512_bf16, avx512_vnni, .* limited to x86-64, avx2, avx512$"

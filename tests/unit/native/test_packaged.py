@@ -37,7 +37,8 @@ compiles = pytest.mark.skipif(
 
 def test_the_best_set_that_the_processor_has_is_chosen() -> None:
     every = X86[0].needs
-    assert packaged.fitting("x86_64", every, None) is LIMITS["avx512-bf16"]
+    assert packaged.fitting("x86_64", every, None) is LIMITS["amx"]
+    assert packaged.fitting("x86_64", every - {"amx_bf16"}, None) is LIMITS["avx512-bf16"]
     assert packaged.fitting("x86_64", every - {"avx512_bf16"}, None) is LIMITS["avx512"]
     assert packaged.fitting("x86_64", every - {"avx512f"}, None) is LIMITS["avx2"]
     assert packaged.fitting("x86_64", every - {"abm"}, None) is None
