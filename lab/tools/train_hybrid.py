@@ -32,6 +32,7 @@ from train_nano import (
     Clock,
     Learner,
     Record,
+    deadline_of,
     encode,
     export,
     held_out_loss,
@@ -126,6 +127,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--data", type=Path, required=True, help="folder with the data of train_nano.py")
     parser.add_argument("--out", type=Path, required=True, help=f"folder to write the folder {NAME} to")
     parser.add_argument("--minutes", type=float, default=40.0, help="active time to train for")
+    parser.add_argument("--until", metavar="HH:MM", help="end by this time at the latest")
     parser.add_argument("--tokens-per-step", type=int, default=4096)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--precision", choices=("float32", "bfloat16"), default="float32")
@@ -149,7 +151,8 @@ def main() -> None:
         for group in optimizer.param_groups:
             group["peak"] *= RATE
     print(f"{NAME}: {learner.model.num_parameters():,} parameters", flush=True)
-    batches, clock, record = Batches.of(training, options.seed), Clock(options.minutes), Record()
+    end = deadline_of(options.until) if options.until else None
+    batches, clock, record = Batches.of(training, options.seed), Clock(options.minutes, end), Record()
     pool = ThreadPoolExecutor(options.threads, initializer=torch.set_num_threads, initargs=(1,))
     interim = periodic(300, 600, lambda: export(learner, tokenizer, options.out), clock)
     train([learner], batches, clock, record, options.tokens_per_step, pool, interim)

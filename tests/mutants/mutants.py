@@ -31,6 +31,8 @@ class Mutant:
 _MATRIX = "tests/lossless/test_matrix.py::test_all_samplings_in_a_batch_that_sequences_join"
 _CACHE = "tests/unit/test_cache.py"
 _PLANS = "tests/unit/targets/test_plans.py"
+_ASSISTANT = "tests/unit/drafters/test_assistant.py"
+_MUSE = "tests/unit/drafters/test_muse.py"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
 
 CACHE = [
@@ -1254,6 +1256,76 @@ DRAFTERS = [
         "    state.shared.cache.truncate(state.slot, state.rows)\n",
         "",
         ("lab/tests/unit/drafters/test_training_and_drafting.py -k eagle",),
+    ),
+    Mutant(
+        "an assistant reads the keys of the layer before",
+        "outpace/drafters/assistant/assistant_module.py",
+        "        return (-1, *(number for number, _ in self._layers.values()))\n",
+        "        return (-1, *(number - 1 for number, _ in self._layers.values()))\n",
+        (f"{_ASSISTANT}::test_drafts_are_those_of_a_plain_computation",),
+    ),
+    Mutant(
+        "rows of an assistant's draft have positions of their own",
+        "outpace/drafters/assistant/assistant_module.py",
+        "        return self._run(seen, tokens, read[..., :size], forward.positions + 1 - depth)\n",
+        "        return self._run(seen, tokens, read[..., :size], forward.positions)\n",
+        (f"{_ASSISTANT}::test_drafts_are_those_of_a_plain_computation",),
+    ),
+    Mutant(
+        "an assistant's first row has the position of the row before",
+        "outpace/drafters/assistant/assistant_module.py",
+        "            forward.positions.gather(1, last) + 1,\n",
+        "            forward.positions.gather(1, last),\n",
+        (f"{_ASSISTANT}::test_drafts_are_those_of_a_plain_computation",),
+    ),
+    Mutant(
+        "an assistant's window is one place wider",
+        "outpace/drafters/assistant/assistant_module.py",
+        "(columns >= roots[..., None] - 1 - ",
+        "(columns >= roots[..., None] - 2 - ",
+        (f"{_ASSISTANT}::test_drafts_are_those_of_a_plain_computation",),
+    ),
+    Mutant(
+        "an assistant's vocabulary is not compared with its target's",
+        "outpace/drafters/assistant/assistant_module.py",
+        '        "vocab_size": (stock.vocab_size, target.vocabulary),\n',
+        "",
+        (f"{_ASSISTANT}::test_an_assistant_that_does_not_fit_is_refused_in_one_line",),
+    ),
+    Mutant(
+        "layers that Muse's assistant reads are counted from the input on",
+        "outpace/learned/published_dflash.py",
+        "int(one) if speculators else int(one) + 1 for one",
+        "int(one) for one",
+        (f"{_MUSE}::test_drafts_and_accepted_lengths_are_those_of_transformers",),
+    ),
+    Mutant(
+        "Muse's assistant reads embeddings after the norm",
+        "outpace/drafters/blocks/dflash.py",
+        '    if not hasattr(table, "embed_norm"):\n',
+        "    if table is not None:\n",
+        (f"{_MUSE}::test_drafts_and_accepted_lengths_are_those_of_transformers",),
+    ),
+    Mutant(
+        "windows of Muse's assistant are forgotten",
+        "outpace/drafters/blocks/dflash.py",
+        "        made.windows = windows if any(windows) else ()\n",
+        "        made.windows = ()\n",
+        (f"{_MUSE}::test_drafts_and_accepted_lengths_are_those_of_transformers",),
+    ),
+    Mutant(
+        "a mask beyond the target's vocabulary is taken",
+        "outpace/drafters/blocks/dflash.py",
+        "        if not 0 <= mask < target.vocabulary:\n",
+        "        if mask < 0:\n",
+        (f"{_MUSE}::test_one_that_does_not_fit_is_refused",),
+    ),
+    Mutant(
+        "a folder of any format is read by any drafter",
+        "outpace/learned/published.py",
+        "    check_format(config_of(path), path, method)\n",
+        "",
+        ("tests/unit/learned/test_formats.py",),
     ),
     Mutant(
         "a prediction layer reads the state of the row before",

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from local_hub import COMMIT, local_hub
+from outpace.embedded import nano_draft_path
 
 HYDRA = Path(__file__).parents[2] / "trained" / "hydra"
+DRAFT = nano_draft_path()
 # Drafts by a spec string in the library, on the command line and in a server's engine.
 CHILD = """
 import json, sys
@@ -59,24 +61,31 @@ def drafted(*specs: str, **environment: str) -> list[dict[str, Any]]:
 
 
 def test_all_doors_fetch_a_revision_once_and_read_the_cache_offline(tmp_path: Path) -> None:
-    files = {path.name: path.read_bytes() for path in HYDRA.iterdir()} | {"picture.png": b"?"}
+    files = {
+        name: {path.name: path.read_bytes() for path in folder.iterdir()} | {"picture.png": b"?"}
+        for name, folder in (("some/hydra", HYDRA), ("some/draft", DRAFT))
+    }
     cache = {"HF_HUB_CACHE": str(tmp_path / "cache"), "HF_HOME": str(tmp_path / "home")}
-    spec = "hydra:path=some/hydra@v2"
-    with local_hub({"some/hydra": files}) as (endpoint, asked):
-        (online,) = drafted(spec, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", **cache)
-    tokens, count = online["library"]
-    assert len(tokens) == 12 and count > 5
-    assert online["server"][0] == tokens
-    code, out, _ = online["command"]
-    assert code == 0 and json.loads(out)["tokens"] == tokens
-    assert sum(path.startswith("GET") and path.endswith("model.safetensors") for path in asked) == 1
-    assert any(path.endswith("/revision/v2") for path in asked)
+    specs = ["hydra:path=some/hydra@v2", "draft_model:model=some/draft@v2"]
+    with local_hub(files) as (endpoint, asked):
+        online = drafted(*specs, HF_ENDPOINT=endpoint, HF_HUB_OFFLINE="0", **cache)
+    for name, said in zip(files, online, strict=True):
+        tokens, count = said["library"]
+        assert len(tokens) == 12 and count > 5
+        assert said["server"][0] == tokens
+        code, out, _ = said["command"]
+        assert code == 0 and json.loads(out)["tokens"] == tokens
+        own = [path for path in asked if f"/{name}/" in path]
+        assert sum(path.startswith("GET") and path.endswith("model.safetensors") for path in own) == 1
+        assert any(path.endswith("/revision/v2") for path in own)
+        snapshots = tmp_path / "cache" / f"models--{name.replace('/', '--')}" / "snapshots"
+        assert (snapshots / COMMIT / "config.json").is_file()
     assert not any("picture" in path or "/main/" in path for path in asked)
-    assert (tmp_path / "cache/models--some--hydra/snapshots" / COMMIT / "config.json").is_file()
     # Another revision is not in the cache: one line, by every door.
     other = "hydra:path=some/hydra@v3"
-    offline, refused = drafted(spec, other, HF_HUB_OFFLINE="1", **cache)
-    assert offline["library"] == online["library"] and offline["server"] == online["server"]
+    *offline, refused = drafted(*specs, other, HF_HUB_OFFLINE="1", **cache)
+    for now, before in zip(offline, online, strict=True):
+        assert now["library"] == before["library"] and now["server"] == before["server"]
     code, _, words = refused["command"]
     assert code != 0 and words.count("\n") == 1
     for said in (refused["library"], refused["server"], words):
