@@ -109,6 +109,9 @@ SAMPLINGS = {
     "greedy": PARAMS,
     "sampled": SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=0.8, seed=3),
     "cut": SamplingParams(max_new_tokens=12, ignore_eos=True, temperature=1.2, top_k=9, top_p=0.9, seed=4),
+    "penalties": SamplingParams(
+        max_new_tokens=12, ignore_eos=True, temperature=0.9, repetition_penalty=1.5, seed=6
+    ),
     "stops": SamplingParams(max_new_tokens=12, stop_token_ids=[1, 2, 3, 4, 5, 6], temperature=1.5, seed=5),
 }
 
