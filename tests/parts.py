@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
@@ -11,4 +11,26 @@ import pytest
 def first(count: int, cases: Iterable[Any]) -> list[Any]:
     """Cases for ``parametrize``, of which all after the first ``count`` are slow tests."""
     every = list(cases)
-    return every[:count] + [pytest.param(case, marks=pytest.mark.slow) for case in every[count:]]
+    return every[:count] + [
+        pytest.param(*case.values, id=case.id, marks=(*case.marks, pytest.mark.slow))
+        if hasattr(case, "marks")
+        else pytest.param(case, marks=pytest.mark.slow)
+        for case in every[count:]
+    ]
+
+
+def in_turn(cases: Iterable[Any], values: Iterable[Any], among: Container[Any] | None = None) -> list[Any]:
+    """Pairs for ``parametrize``: each case with one value by default, with the others as slow tests.
+
+    Args:
+        among: the cases that have a turn; None for all.
+    """
+    every, pairs, turn = list(values), [], 0
+    for case in cases:
+        has = among is None or case in among
+        for place, value in enumerate(every):
+            parts = [one for part in (case, value) for one in (part if isinstance(part, tuple) else [part])]
+            quick = has and place == turn % len(every)
+            pairs.append(pytest.param(*parts, marks=() if quick else pytest.mark.slow))
+        turn += has
+    return pairs

@@ -19,6 +19,7 @@ A name is a key of a table, an entry point that an installed package registers, 
 from __future__ import annotations
 
 import dataclasses
+import operator
 import sys
 import types
 import typing
@@ -57,10 +58,7 @@ def check_least(owner: str, options: object, **least: float) -> None:
     Raises:
         OutpaceError: an option is below its bound; the message names both.
     """
-    for option, bound in least.items():
-        value = getattr(options, option)
-        if value is not None and value < bound:
-            raise OutpaceError(f"{owner}: {option} must be at least {bound}, not {value}")
+    _check_bounds(owner, options, least, "least", operator.lt)
 
 
 def check_most(owner: str, options: object, **most: int) -> None:
@@ -72,11 +70,21 @@ def check_most(owner: str, options: object, **most: int) -> None:
     Raises:
         OutpaceError: an option is above its bound; the message names both.
     """
-    for option, bound in most.items():
+    _check_bounds(owner, options, most, "most", operator.gt)
+
+
+def _check_bounds(
+    owner: str,
+    options: object,
+    bounds: Mapping[str, float],
+    word: str,
+    beyond: Callable[[float, float], bool],
+) -> None:
+    for option, bound in bounds.items():
         value = getattr(options, option)
-        if value is not None and value > bound:
+        if value is not None and beyond(value, bound):
             shown = value if value < 10**15 else "a number of more than 15 digits"
-            raise OutpaceError(f"{owner}: {option} must be at most {bound}, not {shown}")
+            raise OutpaceError(f"{owner}: {option} must be at {word} {bound}, not {shown}")
 
 
 def check_choices(owner: str, options: object, *names: str) -> None:

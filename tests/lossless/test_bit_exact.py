@@ -9,17 +9,16 @@ from lossless.conftest import lab_on
 from lossless.test_matrix import SPECS
 from outpace.native.layers import functions
 from outpace.targets.cpu.trials import using_threads
+from parts import in_turn
 
 pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reason="nothing is compiled here")
 
 # Those that need nothing trained for the test: chains, trees and readers of hidden states; others are slow.
 HERE = {name: spec for name, spec in SPECS.items() if "{" not in spec}
 QUICK = {"jacobi", "suffix", "draft_model, trees", "eagle, trees"}
-DRAFTERS = [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in HERE]
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("drafter", "dtype"), in_turn(HERE, [torch.float32, torch.bfloat16], among=QUICK))
 def test_drafted_tokens_are_those_of_plain_decoding(drafter: str, dtype: torch.dtype) -> None:
     """Plainly one by one with one thread; with drafts in a batch that they join one by one, with three."""
     lab = lab_on(dtype)

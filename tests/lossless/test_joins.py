@@ -18,6 +18,7 @@ from outpace.cache import Slot
 from outpace.core import SamplingParams, Speculation
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
+from parts import in_turn
 
 DRAFTERS = ["none", "prompt_lookup:branches=2", "lookahead:window=4,ngram=4,guesses=4", "eagle", "suffix"]
 GREEDY = SamplingParams(24, ignore_eos=True)
@@ -90,8 +91,7 @@ def decode(dtype: torch.dtype, drafter: str) -> list[list[int]]:
     return [sequence.output for sequence in sequences]
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("drafter", "dtype"), in_turn(DRAFTERS, [torch.bfloat16, torch.float64]))
 def test_tokens_are_those_of_each_alone(rode: list[int], drafter: str, dtype: torch.dtype) -> None:
     expected = alone(dtype)
     assert decode(dtype, drafter) == expected

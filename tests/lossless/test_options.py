@@ -48,7 +48,7 @@ _VALUES: dict[str, tuple[str, ...]] = {
 # Options without which others are refused.
 _COMPANY = ("min_ngram=1", "expand=2", "max_nodes=24", "layers=1", "num_speculative_tokens=1")
 _LARGE = 24  # of whole numbers: more than the longest prompt has tokens
-_FEW = 2  # settings of each drafter
+_FEW = 1  # settings of each drafter
 # Nodes to verify per step, of a second engine: none, which is a plain step, a few, or all.
 _BUDGETS = (0, 64, 0, 1, 64, 2)
 

@@ -131,10 +131,10 @@ def variants(body: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
                 yield text, body | {"tools": [one]}
 
 
-@pytest.mark.parametrize("share", [4, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [8, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("number", range(len(BODIES)))
 def test_texts_inside_strings_are_answered_or_refused(number: int, share: int) -> None:
-    """A quarter of them by default."""
+    """An eighth of them by default."""
     path, body = BODIES[number]
     every = list(variants(body))
 

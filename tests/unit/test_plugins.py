@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from outpace.cli.app import add_plugins, app, benchmarks
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, Drafter, load_drafter
-from outpace.plugins import defined, installed, moved
+from outpace.plugins import defined, moved
 from outpace.verify import load_verifier
 
 Install = Callable[[str, str], None]
@@ -116,9 +116,3 @@ def test_outpaces_own_drafters_are_found() -> None:
     assert set(DRAFTERS.values()) == set(defined("outpace.drafters", Drafter, "paper"))
     assert {"lookahead", "suffix", "none", "draft_model"} <= set(DRAFTERS)
     assert Drafter not in DRAFTERS.values()
-
-
-def test_what_the_laboratory_registers_is_told_where_it_is_missing() -> None:
-    pytest.importorskip("outpace_lab")
-    for kind in ("drafter", "observer", "peer", "suite", "verifier"):
-        assert all(moved(kind, name) for name in installed(f"{kind}s"))

@@ -12,6 +12,7 @@ from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, TargetModel
 from outpace_lab.targets import ContrastiveTarget
+from parts import in_turn
 
 windows = test_lanes.windows  # a fixture
 
@@ -29,8 +30,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "params"), in_turn(CASES, [GREEDY, SAMPLED]))
 def test_tokens_are_those_of_each_alone(
     windows: list[int], case: str, params: SamplingParams, device: str
 ) -> None:

@@ -39,7 +39,7 @@ QUANTS = {
 }
 
 
-def outpace(home: Path, endpoint: str, *commands: str) -> Said:
+def outpace(home: Path, endpoint: str, *commands: str, **more: str) -> Said:
     """What commands say in a process whose hub is ``endpoint`` and whose caches are in ``home``."""
     own = {
         "HF_ENDPOINT": endpoint,
@@ -47,7 +47,7 @@ def outpace(home: Path, endpoint: str, *commands: str) -> Said:
         "OUTPACE_CACHE": str(home / "own"),
         "COLUMNS": "200",
     }
-    environment = {**os.environ, **own, "HF_HUB_OFFLINE": "0"}
+    environment = {**os.environ, **own, "HF_HUB_OFFLINE": "0", **more}
     done = subprocess.run(
         [sys.executable, "-c", CHILD, *commands], env=environment, capture_output=True, text=True, check=True
     )
@@ -67,11 +67,8 @@ def test_a_model_is_pulled_listed_used_and_deleted(folder: Path, tmp_path: Path)
     assert "outpace-nano" in said["models"][1] and "some/tiny" in said["models"][1]
     # Without the hub it is loaded from the cache.
     use, gone = "generate -m some/tiny -p abcabc -n 3 --json", "models --delete some/tiny --yes"
-    environment = {**os.environ, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "1"}
-    words = [sys.executable, "-m", "outpace", *use.split()]
-    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
-    assert len(json.loads(done.stdout)["tokens"]) == 3
-    said = outpace(tmp_path, "http://127.0.0.1:9", gone, "models --json")
+    said = outpace(tmp_path, "http://127.0.0.1:9", use, gone, "models --json", HF_HUB_OFFLINE="1")
+    assert len(json.loads(said[use][1])["tokens"]) == 3
     assert said[gone][0] == 0 and "some/tiny is deleted" in said[gone][2]
     assert [one["name"] for one in json.loads(said["models --json"][1])] == ["outpace-nano"]
 

@@ -23,6 +23,7 @@ from outpace.core import OutpaceError
 from outpace.drafters.assistant.assistant import Assistant
 from outpace.drafters.assistant.assistant_module import AssistantModule
 from outpace.targets import TargetModel
+from parts import in_turn
 
 NEW = 24
 PROMPTS = [random.Random(length).choices(range(VOCABULARY), k=length) for length in (21, 5, 30, 2, 9)]
@@ -55,11 +56,12 @@ def taught(shared: int, ordered: bool = False) -> Any:
     return made
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, WARM], ids=["greedy", "sampled", "penalty"])
 @pytest.mark.parametrize(
-    ("shared", "ordered", "options"),
-    [(0, False, {}), (SHARED, False, {}), (SHARED, True, {}), (0, False, {"expand": 3, "max_nodes": 9})],
-    ids=["chains", "shared-layers", "ordered", "trees"],
+    ("shared", "ordered", "options", "params"),
+    in_turn(
+        [(0, False, {}), (SHARED, False, {}), (SHARED, True, {}), (0, False, {"expand": 3, "max_nodes": 9})],
+        [GREEDY, SAMPLED, WARM],
+    ),
 )
 def test_tokens_are_those_of_plain_decoding(
     shared: int, ordered: bool, options: dict[str, int], params: SamplingParams

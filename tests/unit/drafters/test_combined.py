@@ -29,6 +29,7 @@ from outpace.targets.base import TargetModel
 from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to, select
+from parts import first
 
 PROMPTS = [[5], [3, 9, 2, 7, 3, 9], [6, 1, 6, 1, 6]]
 GREEDY = SamplingParams(max_new_tokens=40)
@@ -78,18 +79,21 @@ class Recorded(Drafter[Any]):
 
 @pytest.mark.parametrize(
     "drafter",
-    [
-        Combined((Lookahead(window=3, ngram=3), PromptLookup())),
-        Combined(
-            (TokenRecycling(max_nodes=9), Jacobi(num_speculative_tokens=3)),
-            max_nodes=5,
-            row_cost=0,
-            minimum=2,
-            share=False,
-        ),
-        Combined((DRAFT_MODEL, PromptLookup())),
-        Combined((PromptLookup(), TokenRecycling()), enough=0.01),
-    ],
+    first(
+        2,
+        [
+            Combined((DRAFT_MODEL, PromptLookup())),
+            Combined(
+                (TokenRecycling(max_nodes=9), Jacobi(num_speculative_tokens=3)),
+                max_nodes=5,
+                row_cost=0,
+                minimum=2,
+                share=False,
+            ),
+            Combined((Lookahead(window=3, ngram=3), PromptLookup())),
+            Combined((PromptLookup(), TokenRecycling()), enough=0.01),
+        ],
+    ),
 )
 def test_it_keeps_the_contract(drafter: Combined) -> None:
     check_drafter(drafter)

@@ -25,8 +25,8 @@ KINDS: dict[str, tuple[type[Heads], Any, Any]] = {
     "hydra of some ids": (HydraHeads, HydraConfig(heads=3, draft_vocabulary=20), Hydra),
 }
 GROWN: dict[str, Any] = {
-    "medusa": lambda h: Medusa(h, expand=3, max_nodes=7),
     "hydra": lambda h: Hydra(h, expand=3, max_nodes=7),
+    "medusa": lambda h: Medusa(h, expand=3, max_nodes=7),
     "hydra of some ids": lambda h: Hydra(h, expand=20),
 }
 
@@ -48,7 +48,7 @@ def paths_of(draft: Draft) -> list[tuple[int, ...]]:
     return [tuple(draft.tokens[n] for n in path_to(draft.parents, node)) for node in range(len(draft))]
 
 
-@pytest.mark.parametrize("name", first(3, KINDS))
+@pytest.mark.parametrize("name", first(1, KINDS))
 def test_contract(name: str) -> None:
     check_drafter(KINDS[name][2](heads(name)), TARGET)
 

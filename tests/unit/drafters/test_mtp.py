@@ -26,6 +26,7 @@ from outpace.drafters.support import continuing
 from outpace.targets import TargetModel
 from outpace.targets.inputs.masks import unknown_kinds
 from outpace.testing import ToyTarget
+from parts import in_turn
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 
@@ -56,12 +57,11 @@ def targets(made: Callable[..., Path]) -> Callable[..., TargetModel]:
     return target
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize(("name", "layers"), CASES)
+@pytest.mark.parametrize(("name", "layers", "sampling"), in_turn(CASES, ["greedy", "sampled"]))
 def test_tokens_are_those_of_plain_decoding(
-    targets: Callable[..., TargetModel], name: str, layers: int, params: SamplingParams
+    targets: Callable[..., TargetModel], name: str, layers: int, sampling: str
 ) -> None:
-    target = targets(name, layers)
+    target, params = targets(name, layers), GREEDY if sampling == "greedy" else SAMPLED
     plain = [found.tokens for found in Engine(target).generate(PROMPTS, params)]
     for own in ({}, {"expand": 2, "max_nodes": 5}):
         engine = Engine(target, Mtp(**own), adaptive=False, prefill_chunk=5)

@@ -28,6 +28,7 @@ from outpace.targets.base import TargetModel
 from outpace.targets.rows import Output, Rows
 from outpace.testing import ToyTarget
 from outpace.tree import chain
+from parts import in_turn
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 8), *range(1, 8), *range(1, 4)]]
 GREEDY = SamplingParams(max_new_tokens=60, ignore_eos=True)
@@ -83,9 +84,8 @@ def plain(prompts: Seq[Seq[int]], params: SamplingParams) -> list[list[int]]:
     return [found.tokens for found in Engine(ToyTarget()).generate(prompts, params)]
 
 
-@pytest.mark.parametrize("per_row", [0.0, 0.01, 0.3])
+@pytest.mark.parametrize(("spec", "per_row"), in_turn(SPECS, [0.0, 0.01, 0.3]))
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("spec", SPECS)
 def test_the_tokens_are_those_of_plain_decoding(spec: str, params: SamplingParams, per_row: float) -> None:
     engine, target = governed(spec, per_row)
     for _ in range(2):

@@ -13,6 +13,7 @@ from changing import WRITES, by_adding, in_place, made
 from outpace import AsyncEngine, OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget
+from parts import in_turn
 
 PROMPT = [3, 6, 7, 11] * 20  # two blocks of the prefix cache
 GREEDY = SamplingParams(8, ignore_eos=True)
@@ -28,8 +29,7 @@ def answer(of: Engine) -> list[int]:
     return list(of.generate([PROMPT], GREEDY)[0].tokens)
 
 
-@pytest.mark.parametrize("write", WRITES)
-@pytest.mark.parametrize("steps", STEPS)
+@pytest.mark.parametrize(("write", "steps"), in_turn(WRITES, STEPS))
 def test_rows_of_a_prefix_are_not_used_with_other_weights(steps: str, write: Any) -> None:
     """Also where steps run the model itself, and hold no copy."""
     model = made(torch.bfloat16, layers=2)

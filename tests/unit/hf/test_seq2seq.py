@@ -15,6 +15,7 @@ from transformers.modeling_outputs import BaseModelOutput
 import outpace
 from outpace.core import OutpaceError
 from outpace.targets.inputs.config import CACHE
+from parts import in_turn
 from unit.hf.tiny import Forwards
 from zoo.family import VOCABULARY
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES, START
@@ -67,8 +68,7 @@ def both(name: str, given: dict[str, Any]) -> tuple[Any, Any]:
     return plain(name).generate(**given), fast(name).generate(**given)
 
 
-@pytest.mark.parametrize("name", TEXTS)
-@pytest.mark.parametrize("left", [False, True])
+@pytest.mark.parametrize(("name", "left"), in_turn(TEXTS, [False, True]))
 def test_a_batch_with_pads(name: str, left: bool) -> None:
     given = padded(name, left)
     expected, found = both(name, given)

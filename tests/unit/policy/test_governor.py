@@ -16,6 +16,7 @@ from outpace.policy.acceptance import Acceptance
 from outpace.policy.costs import Costs, Curve
 from outpace.policy.governor import WIDTHS, FullOrNarrow, Governor, Pinned
 from outpace.policy.plan import Outcome, Plan, Policy
+from parts import in_turn
 from unit.policy.simulation import (
     CURVES,
     Machine,
@@ -55,15 +56,16 @@ def best_fixed(cost: str, text: Text, tokens: int, batch: int = 1, **noise: floa
     return min(seconds(nodes, cost, text, tokens, batch, **noise) for nodes in CANDIDATES)
 
 
-@pytest.mark.parametrize("cost", CURVES)
-@pytest.mark.parametrize("chance", [0.0, 0.6, 0.9])
+@pytest.mark.parametrize(("cost", "chance"), in_turn(CURVES, [0.0, 0.6, 0.9]))
 def test_close_to_the_best_fixed_width(cost: str, chance: float) -> None:
     text = Text(constant(chance))
     assert seconds(Governor, cost, text, 2000) < 1.08 * best_fixed(cost, text, 2000)
 
 
-@pytest.mark.parametrize("cost", ["flat", "stepped", "recorded"])
-@pytest.mark.parametrize(("chance", "bound"), [(0.0, 1.05), (0.6, 1.15), (0.9, 1.3)])
+@pytest.mark.parametrize(
+    ("chance", "bound", "cost"),
+    in_turn([(0.0, 1.05), (0.6, 1.15), (0.9, 1.3)], ["flat", "stepped", "recorded"]),
+)
 def test_close_to_it_under_noise(cost: str, chance: float, bound: float) -> None:
     text = Text(constant(chance))
     assert seconds(Governor, cost, text, 3000, **NOISY) < bound * best_fixed(cost, text, 3000, **NOISY)
@@ -113,8 +115,13 @@ def test_a_drafter_that_must_warm_up_is_given_the_time() -> None:
     assert simulate(made(), Machine(linear), useless, 2000) < 1.03 * plain
 
 
-@pytest.mark.parametrize("cost", sorted({*CURVES} - {"jump"}))  # there a trial costs more than the account
-@pytest.mark.parametrize(("full", "narrow"), [(0.7, 0.3), (0.7, 0.6), (0.6, 0.6), (0.5, 0.0), (0.0, 0.0)])
+@pytest.mark.parametrize(
+    ("cost", "full", "narrow"),
+    in_turn(
+        sorted({*CURVES} - {"jump"}),  # there a trial costs more than the account
+        [(0.7, 0.3), (0.7, 0.6), (0.6, 0.6), (0.5, 0.0), (0.0, 0.0)],
+    ),
+)
 def test_full_or_narrow_drafts_whichever_is_faster(cost: str, full: float, narrow: float) -> None:
     only = Text(constant(narrow))
     text = Text(constant(full), cold=4, narrow=only)

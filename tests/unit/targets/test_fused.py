@@ -18,7 +18,7 @@ from torch import Tensor
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
-from outpace.native import build
+from outpace.native import build, move
 from outpace.native import layers as native_module
 from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows
@@ -26,6 +26,7 @@ from outpace.targets.cpu.fusible import why_not_fused
 from outpace.targets.cpu.kernels import OneDNN
 from outpace.targets.cpu.linear import linears_of
 from outpace.targets.cpu.trials import unavailable, using_threads
+from parts import in_turn
 from paths import random_tree
 
 HERE = not isinstance(functions(torch.float32), str)
@@ -92,8 +93,7 @@ def tree_logits(of: CausalTarget, context: int, size: int) -> Iterator[tuple[lis
         yield [nodes[node] for node in path], logits[path]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("context", [3, 70, 200])
+@pytest.mark.parametrize(("family", "context"), in_turn(FAMILIES, [200, 3, 70]))
 def test_logits_are_those_of_the_models_own_layers(family: str, context: int) -> None:
     of = target(family, torch.float32)
     assert of.plan.fused and not of.plan.why_not("fused") and "fused" in of.identity
@@ -104,11 +104,10 @@ def test_logits_are_those_of_the_models_own_layers(family: str, context: int) ->
         torch.testing.assert_close(logits, expected, rtol=1e-3, atol=2e-3)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "context"), in_turn(FAMILIES, [3, 70, 200]))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("context", [3, 70, 200])
 def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(
-    family: str, dtype: torch.dtype, context: int
+    family: str, context: int, dtype: torch.dtype
 ) -> None:
     of = target(family, dtype)
     assert of.bit_exact
@@ -342,15 +341,16 @@ def anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.Mon
 
 
 def test_a_machine_without_a_compiler_says_so(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    compile_ = native_module.functions
-    assert not isinstance(compile_(torch.bfloat16), str)
+    compile_ = move.functions.__wrapped__
+    assert not isinstance(compile_(), str)
     [library] = (tmp_path / "native").iterdir()
     anew.setattr(build._Compiler, "library", lambda *_: pytest.fail("it was compiled before"))
-    assert not isinstance(compile_(torch.bfloat16), str)
+    assert not isinstance(compile_(), str)
     anew.setenv("CC", "no-such-compiler")
-    assert "there is no program 'no-such-compiler'" in str(compile_(torch.float32))
+    for said in (compile_(), native_module.functions(torch.float32)):
+        assert "there is no program 'no-such-compiler'" in str(said)
     anew.setattr(sys, "platform", "darwin")
-    assert "compiled functions are for Linux, not darwin" in str(compile_(torch.float32))
+    assert "compiled functions are for Linux, not darwin" in str(compile_())
     assert library.suffix == ".so"
 
 

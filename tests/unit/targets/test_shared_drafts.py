@@ -14,6 +14,7 @@ from outpace.embedded import nano_drafter_path
 from outpace.targets.ranks.led import LedTarget
 from outpace.targets.ranks.shared_drafts import ParallelTarget, deal, typical
 from outpace.targets.stock.causal import CausalTarget
+from parts import in_turn
 from ranks import with_ranks
 
 PROMPTS = [[5, 9, 7, 31, 5, 9, 7], [*range(20, 32), 20, 21, 22], [3], [11, 12] * 9]
@@ -48,8 +49,7 @@ def outcome(generations: list[Generation]) -> list[tuple[list[int], int, int]]:
     return [(one.tokens, one.stats.steps, one.stats.accepted) for one in generations]
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("drafter", "sampling"), in_turn(DRAFTERS, SAMPLINGS))
 def test_two_ranks_give_the_tokens_and_steps_of_one(whole: CausalTarget, drafter: str, sampling: str) -> None:
     expected = outpace.Engine(whole, drafter, adaptive=False).generate(PROMPTS, params(sampling))
 

@@ -21,7 +21,7 @@ from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.drafters.cascade import Cascade
 from outpace_lab.drafters.provisional import Provisional
-from parts import first
+from parts import first, in_turn
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
 GREEDY = SamplingParams(max_new_tokens=25)
@@ -67,8 +67,7 @@ def run(drafter: Drafter[Any], params: SamplingParams, monkeypatch: Any, verifie
     return sequences, drafts
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
-@pytest.mark.parametrize("inner", INNER)
+@pytest.mark.parametrize(("inner", "params"), in_turn(INNER, [GREEDY, SAMPLED, PENALISED]))
 def test_it_drafts_what_the_draft_model_drafts_alone(inner: str, params: Any, monkeypatch: Any) -> None:
     alone, wanted = run(middle(), params, monkeypatch)
     found, drafts = run(Cascade(middle(), INNER[inner]), params, monkeypatch)
@@ -82,8 +81,10 @@ def test_it_drafts_what_the_draft_model_drafts_alone(inner: str, params: Any, mo
 
 
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALISED], ids=["greedy", "sampled", "penalised"])
-@pytest.mark.parametrize("inner", ["prompt_lookup", "lookahead", "smaller_tree"])
+@pytest.mark.parametrize(
+    ("inner", "params"),
+    in_turn(["prompt_lookup", "lookahead", "smaller_tree"], [GREEDY, SAMPLED, PENALISED]),
+)
 def test_a_tail_follows_the_chain_and_the_draft_model_does_not_run_for_it(
     inner: str, params: Any, verifier: str, monkeypatch: Any
 ) -> None:

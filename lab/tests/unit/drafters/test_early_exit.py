@@ -24,7 +24,7 @@ from outpace_lab.train.metric import Replay
 from outpace_lab.train.objectives import objective
 from outpace_lab.train.reading import read_batch
 from outpace_lab.train.trained import Batch
-from parts import first
+from parts import first, in_turn
 from watching import Watch
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
@@ -136,10 +136,10 @@ def adapter_of(kind: Kind, model: CausalTarget, draft_vocabulary: int = 0) -> Ad
 KINDS: list[Kind] = ["feed_forward", "attention"]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("static", [False, True])
-@pytest.mark.parametrize("drafted", [0, 30])
-def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, static: bool, drafted: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "drafted", "static"), in_turn(zip(KINDS, (0, 30), strict=True), [False, True])
+)
+def test_with_an_adapter_tokens_are_those_of_plain_decoding(kind: Kind, drafted: int, static: bool) -> None:
     model = target(static=static)
     drafter = EarlyExit(adapter_of(kind, model, drafted), num_speculative_tokens=4, min_confidence=0.0)
     for params in (LONG, SAMPLED):

@@ -28,6 +28,7 @@ from outpace_lab.train.modules.blocks import TrainedDFlash
 from outpace_lab.train.modules.eagle import TrainedEagle
 from outpace_lab.train.reading import read_batch
 from outpace_lab.train.trained import Trained
+from parts import in_turn
 from watching import Watch
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
@@ -108,8 +109,7 @@ def options(name: str) -> list[dict[str, Any]]:
 CASES = [(name, own) for name in MAKERS for own in options(name)]
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
-@pytest.mark.parametrize(("name", "own"), CASES)
+@pytest.mark.parametrize(("name", "own", "params"), in_turn(CASES, [GREEDY, SAMPLED]))
 def test_tokens_are_those_of_plain_decoding(name: str, own: dict[str, Any], params: SamplingParams) -> None:
     for made in (module(name, llama()), trained(name)[0]):
         found = Engine(llama(), MAKERS[name][1](made, **own), adaptive=False).generate(PROMPTS, params)

@@ -17,6 +17,7 @@ from outpace.targets import CausalTarget, Rows
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.drafters.cascade import Cascade
 from outpace_lab.drafters.layers.windowed import Windowed
+from parts import in_turn
 from zoo.families import FAMILIES
 
 PROMPTS = [random.Random(n).choices(range(1, 32), k=n) for n in (3, 61, 17, 30)]
@@ -42,8 +43,10 @@ def llama(dtype: torch.dtype = torch.float64) -> Any:
     return tiny_llama(vocabulary=40, layers=3, dtype=dtype)
 
 
-@pytest.mark.parametrize("params", [LONG, SAMPLED])
-@pytest.mark.parametrize("drafter", [Windowed(1, 6, 3), Windowed(4, 12, 2), Windowed(2, 20, 1)])
+@pytest.mark.parametrize(
+    ("drafter", "params"),
+    in_turn([Windowed(1, 6, 3), Windowed(4, 12, 2), Windowed(2, 20, 1)], [LONG, SAMPLED]),
+)
 def test_tokens_are_those_of_plain_decoding(drafter: Windowed, params: SamplingParams) -> None:
     target = CausalTarget(llama())
     plain = Engine(target, slots=4).generate(PROMPTS, params)

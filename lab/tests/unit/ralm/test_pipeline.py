@@ -20,6 +20,7 @@ from outpace.engine.engine import Engine
 from outpace.targets import Output, Rows
 from outpace.testing import ToyTarget
 from outpace_lab.ralm import BM25Retriever, DenseRetriever, RalmGeneration, RalmPipeline, Speculation
+from parts import in_turn
 from unit.ralm.bases import HashQuery, HashRetriever, Numbers, iterative_text
 
 DOCUMENTS = [[(7 * document + i * i) % 31 + 1 for i in range(5 + document)] for document in range(6)]
@@ -109,8 +110,10 @@ def test_speculation_changes_nothing_with_real_retrievers(
 
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED, PENALTY])
-@pytest.mark.parametrize("drafter", [None, "lookahead:window=3,ngram=3", DraftModel(ToyTarget(surprise=0.6))])
-@pytest.mark.parametrize("speculation", SPECULATIONS)
+@pytest.mark.parametrize(
+    ("speculation", "drafter"),
+    in_turn(SPECULATIONS, [None, "lookahead:window=3,ngram=3", DraftModel(ToyTarget(surprise=0.6))]),
+)
 def test_speculation_changes_nothing(speculation: Speculation, drafter: Any, params: SamplingParams) -> None:
     assert same(decode(speculation, params, drafter), decode(None, params))
 

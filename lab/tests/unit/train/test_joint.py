@@ -36,6 +36,7 @@ from outpace_lab.train.modules.eagle import TrainedEagle
 from outpace_lab.train.modules.heads import TrainedMedusa
 from outpace_lab.train.reading import read_batch
 from outpace_lab.train.trained import Trained
+from parts import in_turn
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6], [8, 8, 3]]
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -101,8 +102,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return found
 
 
-@pytest.mark.parametrize("method", DRAFTERS)
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
+@pytest.mark.parametrize(("method", "params"), in_turn(DRAFTERS, [GREEDY, SAMPLED]))
 def test_the_tuned_target_decodes_as_it_does_plainly(
     method: str, params: SamplingParams, folders: dict[str, Path]
 ) -> None:

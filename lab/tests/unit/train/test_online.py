@@ -32,6 +32,7 @@ from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.modules.heads import TrainedMedusa
 from outpace_lab.train.trained import Trained
 from outpace_lab.train.trainee import Round, Trainee
+from parts import in_turn
 
 PROMPTS = [[place, place + 3, place + 1] for place in range(1, 13)]
 GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
@@ -108,10 +109,12 @@ def scramble(learner: Online, seed: int) -> None:
 # -- exactness -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize(
-    ("method", "options"),
-    [*((method, {}) for method in LEARNED), *((m, own) for m, own in TREES.items() if m in LEARNED)],
+    ("method", "options", "params"),
+    in_turn(
+        [*((method, {}) for method in LEARNED), *((m, own) for m, own in TREES.items() if m in LEARNED)],
+        [GREEDY, SAMPLED],
+    ),
 )
 def test_weights_that_change_in_the_middle_change_no_token(
     method: str, options: dict[str, Any], params: SamplingParams
@@ -191,9 +194,11 @@ def test_it_learns_for_a_drafter_among_others() -> None:
 # -- learning --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("places", ["rejected", "all"])
 @pytest.mark.parametrize(
-    "method", [m for m in ("medusa", "eagle", "spec_drafter", "draft_model") if m in LEARNED]
+    ("method", "places"),
+    in_turn(
+        [m for m in ("medusa", "eagle", "spec_drafter", "draft_model") if m in LEARNED], ["rejected", "all"]
+    ),
 )
 def test_more_is_accepted_after_rounds(method: str, places: Any) -> None:
     target = ToyTarget()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from functools import lru_cache
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from outpace.drafters.eagle.eagle_module import EagleConfig
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
 from outpace_lab.train.modules.eagle import TrainedEagle
+from parts import in_turn
 
 PROMPTS = [[3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
 PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
@@ -26,10 +28,14 @@ def llama() -> TargetModel:
     return Target(tiny_llama(layers=4))
 
 
-@pytest.mark.parametrize("norms", ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"])
-@pytest.mark.parametrize("reduced", [0, 60])
-@pytest.mark.parametrize("own_head", [True, False])
-def test_written_and_read_back(tmp_path: Path, own_head: bool, reduced: int, norms: str) -> None:
+@pytest.mark.parametrize(
+    ("norms", "reduced", "own_head"),
+    in_turn(
+        ["norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"],
+        itertools.product([0, 60], [True, False]),
+    ),
+)
+def test_written_and_read_back(tmp_path: Path, norms: str, reduced: int, own_head: bool) -> None:
     config = EagleConfig(
         **{norms: True},
         layers=(1, 3),
