@@ -126,6 +126,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--data", type=Path, required=True, help="folder with the data of train_nano.py")
     parser.add_argument("--out", type=Path, required=True, help=f"folder to write the folder {NAME} to")
+    parser.add_argument("--start", type=Path, help="folder of an earlier run, to go on from its weights")
     parser.add_argument("--minutes", type=float, default=40.0, help="active time to train for")
     parser.add_argument("--until", metavar="HH:MM", help="end by this time at the latest")
     parser.add_argument("--tokens-per-step", type=int, default=4096)
