@@ -17,6 +17,7 @@
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model; test-llamacpp-real on its GGUF files of every type
 # make exactness     write the table of exactness from runs on the embedded model, SmolLM2 and GGUF files
+# make gpu           on a CUDA device, in half an hour: tests, figures, and the page of GPU measurements
 # make lint          ruff and mypy
 # make docs          write the generated pages, check all documents, and build them as a site in build/site
 # make packages      build the source archive and the pure wheel of both packages, into dist
@@ -47,7 +48,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs test-lowest test-newest clean distclean
+.PHONY: demo gpu test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -71,6 +72,10 @@ real: $(TEST)
 
 test-real: $(TEST)
 	$(BIN)/python -m pytest -m real --durations 25 tests lab/tests
+
+# GPU="--emulate --out build/gpu" is a dry run without a device.
+gpu: $(TEST)
+	$(BIN)/python lab/measure/first_hour.py $(or $(GPU),--out build/gpu --page docs/measurements/gpu.md)
 
 soak: $(TEST)
 	SOAK=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_soak.py -s

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from devices import DEVICES
+from devices import TRITON_DEVICES
 from outpace.core import SamplingParams
 from outpace.draws.many_rows import keys_of
 from outpace.draws.sampling import key, noisy_argmax, warp
@@ -19,7 +19,7 @@ from outpace.draws.draw_kernel import draw
 TEMPERATURES = (1.0, 0.7, 2.5)
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", TRITON_DEVICES)
 @pytest.mark.parametrize("size", [1, 5, 1024, 2500])
 def test_tokens_are_the_references(size: int, device: str) -> None:
     generator = torch.Generator().manual_seed(size)
@@ -33,7 +33,7 @@ def test_tokens_are_the_references(size: int, device: str) -> None:
         ]
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", TRITON_DEVICES)
 def test_some_ids(device: str) -> None:
     """Noise is that of the ids, not of the places."""
     scores, ids = torch.zeros(1, 40, device=device), torch.arange(0, 400, 10, device=device)
@@ -43,7 +43,7 @@ def test_some_ids(device: str) -> None:
     assert draw(scores, keys, ids).tolist() != draw(scores, keys).tolist()
 
 
-@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("device", TRITON_DEVICES)
 def test_what_the_reference_decides(device: str) -> None:
     """Infinite scores and NaN; two tokens with the same noise, whose scores are nearly the same."""
     size = 1030
