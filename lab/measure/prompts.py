@@ -30,11 +30,10 @@ def ways() -> dict[str, Callable[[list[int]], object]]:
     for dtype in (torch.float32, torch.bfloat16):
         name = str(dtype).removeprefix("torch.")
         model = AutoModelForCausalLM.from_pretrained(smollm2_path(), dtype=dtype).eval()
-        engine = Engine(Target(model))
-        if dtype == torch.float32:
-            found[f"transformers, {name}"] = lambda prompt, model=model: model(
-                torch.tensor([prompt]), use_cache=True, logits_to_keep=1
-            )
+        found[f"transformers, {name}"] = lambda prompt, model=model: model(
+            torch.tensor([prompt]), use_cache=True, logits_to_keep=1
+        )
+        engine = Engine(Target(AutoModelForCausalLM.from_pretrained(smollm2_path(), dtype=dtype).eval()))
         found[f"outpace, {name}"] = lambda prompt, engine=engine: engine.generate([prompt], _ONE)
     return found
 

@@ -13,7 +13,7 @@ from outpace.core import StreamedToken
 from outpace.serve.answers import Answer, Manner, Said
 from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Signature, Tagged, closed, literal
 from outpace.serve.dialogue import format_of
-from outpace.serve.marked import Coder, Gemma, Glm
+from outpace.serve.marked import Coder, Dsml, Gemma, Glm
 
 PARAMETERS = {
     "type": "object",
@@ -62,6 +62,16 @@ WRITTEN: list[tuple[CallFormat, str, str]] = [
         "<parameter=count>\n3\n</parameter>\n<parameter=kind>\nfile\n</parameter>\n"
         '<parameter=lines>\n["x","y"]\n</parameter>\n</function>\n</tool_call>',
         "<tool_call> <function=",
+    ),
+    (
+        Dsml(),
+        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="read">\n'
+        '<｜DSML｜parameter name="path" string="true">a "b" <c></｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="count" string="false">3</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="kind" string="true">file</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="lines" string="false">["x","y"]</｜DSML｜parameter>\n'
+        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
+        "｜DSML｜",
     ),
     (
         Gemma(),
@@ -159,6 +169,28 @@ def test_a_grammar_allows_the_call_and_no_other(form: CallFormat, text: str, tem
     ):
         if old in text and (wrong := text.replace(old, new, 1)) != text:
             assert not taken(wrong)[0], wrong
+
+
+def test_several_calls_between_marks_say_which_values_are_texts() -> None:
+    call = (
+        '<｜DSML｜invoke name="other">\n<｜DSML｜parameter name="a" string="true">3</｜DSML｜parameter>\n'
+        '<｜DSML｜parameter name="b" string="false">3</｜DSML｜parameter>\n</｜DSML｜invoke>\n'
+    )
+    found = Dsml().read(f"\n{call}{call}", {})
+    assert [json.loads(one.arguments) for one in found] == [{"a": "3", "b": 3}] * 2
+
+
+def test_a_text_ends_at_a_mark_that_is_a_token() -> None:
+    tokenizer = llguidance.LLTokenizer("byte")
+    special = 255  # a byte that no text has stands for the mark
+    grammar = Dsml().grammar([READ], lambda text: f"<[{special}]>")
+    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    assert not matcher.is_error(), matcher.get_error()
+    written = WRITTEN[[form for form, _, _ in WRITTEN].index(Dsml())][1]
+    data: list[int] = []
+    for part in written.split("｜DSML｜"):
+        data += [*([special] if data else []), *part.encode()]
+    assert matcher.try_consume_tokens(data) == len(data) and matcher.is_stopped()
 
 
 def test_special_tokens_are_marks_where_they_stand() -> None:

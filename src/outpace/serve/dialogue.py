@@ -15,7 +15,7 @@ from typing import Any
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Tagged
-from outpace.serve.marked import Coder, Gemma, Glm
+from outpace.serve.marked import Coder, Dsml, Gemma, Glm
 
 Turn = dict[str, Any]
 _GENERIC = Tagged()
@@ -161,6 +161,8 @@ class Dialogue:
 
 def format_of(template: str) -> CallFormat:
     """The format of calls of a template that shows tools."""
+    if "｜DSML｜" in template:
+        return Dsml()
     if "<｜tool▁calls▁begin｜>" in template:
         fenced = "```json" in template
         return DeepSeek(fenced=True, tail="\n```" + DeepSeek.tail) if fenced else DeepSeek()

@@ -7,7 +7,8 @@ _FIELDS = {
     "reasoning_effort response_format tools tool_choice conversation background logprobs seed "
     "stop n best_of suffix echo presence_penalty frequency_penalty logit_bias prediction "
     "modalities safety_identifier context_management",
-    "Anthropic's": "mcp_servers container fallbacks diagnostics thinking system stop_sequences betas",
+    "Anthropic's": "mcp_servers container fallbacks diagnostics thinking system stop_sequences betas "
+    "output_format",
     "vLLM's": "add_generation_prompt add_special_tokens allowed_token_ids bad_words chat_template "
     "continue_final_message detokenize documents guided_choice guided_grammar guided_json "
     "guided_regex include_reasoning include_stop_str_in_output kv_transfer_params length_penalty "
@@ -15,11 +16,11 @@ _FIELDS = {
     "return_tokens_as_token_ids skip_special_tokens spaces_between_special_tokens "
     "structured_outputs thinking_token_budget truncate_prompt_tokens use_beam_search vllm_xargs",
     "llama-server's": "cache_prompt dry_allowed_length dry_base dry_multiplier dry_penalty_last_n "
-    "dry_sequence_breakers dynatemp_exponent dynatemp_range grammar id_slot json_schema mirostat "
-    "mirostat_eta mirostat_tau n_discard n_indent n_keep n_predict n_probs parse_tool_calls "
-    "post_sampling_probs reasoning_format repeat_last_n repeat_penalty response_fields "
-    "return_progress return_tokens samplers t_max_predict_ms timings_per_token typical_p "
-    "xtc_probability xtc_threshold",
+    "dry_sequence_breakers dynatemp_exponent dynatemp_range grammar id_slot json_schema lora min_keep "
+    "mirostat mirostat_eta mirostat_tau n_cache_reuse n_cmpl n_discard n_indent n_keep n_predict n_probs "
+    "parse_tool_calls post_sampling_probs reasoning_control reasoning_format repeat_last_n "
+    "repeat_penalty response_fields return_progress return_tokens samplers sse_ping_interval "
+    "t_max_predict_ms timings_per_token typical_p xtc_probability xtc_threshold",
 }
 _OWNERS = {name: owner for owner, names in _FIELDS.items() for name in names.split()}
 

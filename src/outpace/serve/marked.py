@@ -1,11 +1,11 @@
-"""Formats of calls whose arguments are written between marks, not as JSON: GLM's, Qwen3-Coder's, Gemma's."""
+"""Formats of calls whose arguments are written between marks, not as one JSON value."""
 
 from __future__ import annotations
 
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from outpace.serve.calls import (
 
 _SCALARS = {"integer": "/-?(0|[1-9][0-9]{0,17})/", "boolean": '("true" | "false")', "null": '"null"'}
 _NUMBER = "/-?(0|[1-9][0-9]{0,17})([.][0-9]{1,17})?/"
+_DSML = "｜DSML｜"
 _DEEP = 32  # objects and lists within one another
 
 
@@ -58,18 +59,28 @@ def _texts(schema: Schema) -> list[str]:
     return list(schema["enum"]) if "enum" in schema else [schema["const"]] if "const" in schema else []
 
 
+Pair = tuple[str, str, bool]  # a key, a value, and whether the value says that it is a text
+Around = Callable[[str, bool], tuple[str, str]]  # what is around the value of a key, which is a text or not
+
+
 class Pairs(CallFormat):
     """Calls of pairs of a key and a value: a text as it is, all else as JSON."""
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        name, pairs = self._pairs(text)
-        if not re.fullmatch(r"[\w.-]+", name):
-            raise ValueError("a call has no name")
-        function = functions.get(name)
-        known = {} if function is None else _properties(function)
-        root = {} if function is None else function.parameters
-        found = {key: _value(value, _resolved(known.get(key), root)) for key, value in pairs}
-        return [Call(name, json.dumps(found, ensure_ascii=False))]
+        found = []
+        for one in self._calls(text):
+            name, pairs = self._pairs(one)
+            if not re.fullmatch(r"[\w.-]+", name):
+                raise ValueError("a call has no name")
+            function = functions.get(name)
+            known = {} if function is None else _properties(function)
+            root = {} if function is None else function.parameters
+            arguments = {
+                key: value if text_ else _value(value, _resolved(known.get(key), root))
+                for key, value, text_ in pairs
+            }
+            found.append(Call(name, json.dumps(arguments, ensure_ascii=False)))
+        return found
 
     def rule(self, function: Signature, mark: Mark) -> tuple[str, str]:
         needed = function.parameters.get("required")
@@ -77,20 +88,26 @@ class Pairs(CallFormat):
         before, between, after = self._around(function.name)
         terms, rules = split_by_marks(before, self.marks, mark), list[str]()
         for number, (key, schema) in enumerate(_properties(function).items()):
-            head, tail = between(key)
-            value, more = _term(f"@v{number}", _resolved(schema, function.parameters), tail, function)
+            own = _resolved(schema, function.parameters)
+            head, tail = between(key, _is_text(own))
+            ended = split_by_marks(tail, self.marks, mark)
+            value, more = _term(f"@v{number}", own, ended, function)
             rules.append(more)
-            pair = " ".join([literal(head), value])
+            pair = " ".join([*split_by_marks(head, self.marks, mark), value])
             terms.append(pair if key in names else f"({pair})?")
         return " ".join([*terms, *split_by_marks(after, self.marks, mark)]), "\n".join(filter(None, rules))
 
+    def _calls(self, text: str) -> list[str]:
+        """The calls between the marks."""
+        return [text]
+
     @abstractmethod
-    def _pairs(self, text: str) -> tuple[str, list[tuple[str, str]]]:
+    def _pairs(self, text: str) -> tuple[str, list[Pair]]:
         """A call's name, and its pairs."""
 
     @abstractmethod
-    def _around(self, name: str) -> tuple[str, Any, str]:
-        """The text before the pairs, a function of a key that returns what is around its value, the end."""
+    def _around(self, name: str) -> tuple[str, Around, str]:
+        """The text before the pairs, what is around a value, and the end."""
 
 
 def _value(text: str, schema: Any) -> Any:
@@ -102,19 +119,28 @@ def _value(text: str, schema: Any) -> Any:
         return text
 
 
-def _term(name: str, schema: Any, tail: str, function: Signature) -> tuple[str, str]:
-    """The term of a value and of what follows it, and the rules that it needs."""
+def _term(name: str, schema: Any, tail: list[str], function: Signature) -> tuple[str, str]:
+    """The term of a value and of what follows it, and the rules that it needs.
+
+    Args:
+        tail: what follows, as terms; those that are tokens are no literals.
+    """
+    after = " ".join(tail)
     if not _is_text(schema):
         root = {
             key: function.parameters[key] for key in ("$defs", "definitions") if key in function.parameters
         }
         whole = closed({**root, **(schema if isinstance(schema, dict) else {})})
         spacing = {"x-guidance": {"whitespace_flexible": False}}
-        return f"{name} {literal(tail)}", f"{name}: %json {json.dumps(whole | spacing)}"
+        return f"{name} {after}", f"{name}: %json {json.dumps(whole | spacing)}"
     texts = _texts(schema)
     if texts:
-        return f"({' | '.join(map(literal, texts))}) {literal(tail)}", ""
-    return name, f"{name}[suffix={literal(tail)}]: /(?s:.*)/"
+        return f"({' | '.join(map(literal, texts))}) {after}", ""
+    if len(tail) > 1 and tail[1].startswith("<["):  # a token ends the text, and what stands before it
+        before = re.escape(json.loads(tail[0])).replace("/", "\\/")
+        return f"{name} {' '.join(tail[1:])}", f"{name}: /(?s:.*){before}/"
+    whole_tail = "".join(map(json.loads, tail))
+    return name, f"{name}[suffix={literal(whole_tail)}]: /(?s:.*)/"
 
 
 @dataclass(frozen=True)
@@ -124,13 +150,13 @@ class Glm(Pairs):
     begin: str = "<tool_call>"
     end: str = "</tool_call>"
 
-    def _around(self, name: str) -> tuple[str, Any, str]:
-        def between(key: str) -> tuple[str, str]:
+    def _around(self, name: str) -> tuple[str, Around, str]:
+        def between(key: str, text: bool) -> tuple[str, str]:
             return f"<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"
 
         return f"{self.begin}{name}\n", between, self.end
 
-    def _pairs(self, text: str) -> tuple[str, list[tuple[str, str]]]:
+    def _pairs(self, text: str) -> tuple[str, list[Pair]]:
         name, *rest = text.split("<arg_key>")
         pairs = []
         for one in rest:
@@ -138,7 +164,7 @@ class Glm(Pairs):
             inner = value.partition("<arg_value>")[2].partition("</arg_value>")
             if not marked or not inner[1]:
                 raise ValueError("an argument has no value")
-            pairs.append((key.strip(), inner[0]))
+            pairs.append((key.strip(), inner[0], False))
         return name.strip(), pairs
 
 
@@ -149,13 +175,13 @@ class Coder(Pairs):
     begin: str = "<tool_call>"
     end: str = "</tool_call>"
 
-    def _around(self, name: str) -> tuple[str, Any, str]:
-        def between(key: str) -> tuple[str, str]:
+    def _around(self, name: str) -> tuple[str, Around, str]:
+        def between(key: str, text: bool) -> tuple[str, str]:
             return f"<parameter={key}>\n", "\n</parameter>\n"
 
         return f"{self.begin}\n<function={name}>\n", between, f"</function>\n{self.end}"
 
-    def _pairs(self, text: str) -> tuple[str, list[tuple[str, str]]]:
+    def _pairs(self, text: str) -> tuple[str, list[Pair]]:
         name, marked, rest = text.strip().removeprefix("<function=").partition(">")
         if not marked or "</function>" not in rest:
             raise ValueError("a call has no function")
@@ -165,7 +191,46 @@ class Coder(Pairs):
             value, ended, _ = value.partition("</parameter>")
             if not ended:
                 raise ValueError("an argument has no end")
-            pairs.append((key, value.removeprefix("\n").removesuffix("\n")))
+            pairs.append((key, value.removeprefix("\n").removesuffix("\n"), False))
+        return name, pairs
+
+
+@dataclass(frozen=True)
+class Dsml(Pairs):
+    """``<｜DSML｜invoke name="...">`` whose parameters say whether they are texts: DeepSeek V3.2's."""
+
+    begin: str = f"<{_DSML}function_calls>"
+    end: str = f"</{_DSML}function_calls>"
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        return (_DSML,)
+
+    def _around(self, name: str) -> tuple[str, Around, str]:
+        def between(key: str, text: bool) -> tuple[str, str]:
+            kind = "true" if text else "false"
+            return f'<{_DSML}parameter name="{key}" string="{kind}">', f"</{_DSML}parameter>\n"
+
+        return f'{self.begin}\n<{_DSML}invoke name="{name}">\n', between, f"</{_DSML}invoke>\n{self.end}"
+
+    def _calls(self, text: str) -> list[str]:
+        before, *calls = text.split(f'<{_DSML}invoke name="')
+        if before.strip() or not calls:
+            raise ValueError("there is no call")
+        return calls
+
+    def _pairs(self, text: str) -> tuple[str, list[Pair]]:
+        name, marked, rest = text.partition('">')
+        if not marked or f"</{_DSML}invoke>" not in rest:
+            raise ValueError("a call has no end")
+        pairs = []
+        for one in rest.split(f'<{_DSML}parameter name="')[1:]:
+            key, _, given = one.partition('" string="')
+            kind, _, value = given.partition('">')
+            value, ended, _ = value.partition(f"</{_DSML}parameter>")
+            if not ended:
+                raise ValueError("an argument has no end")
+            pairs.append((key, value, kind == "true"))
         return name, pairs
 
 
