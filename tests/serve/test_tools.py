@@ -388,7 +388,7 @@ def test_an_answer_beyond_the_context_is_cut_to_what_is_left(path: str) -> None:
         return found.get("status") or found.get("stop_reason") or choice.get("finish_reason")
 
     async def main() -> None:
-        long = [{"role": "user", "content": "ab " * 700}]
+        long = [{"role": "user", "content": "ab " * 1980}]
         room = model().target.context - len(model().encode_chat(long))
         async with serving() as client:
             filled = {**asked, "input" if path == RESPONSES else "messages": long}

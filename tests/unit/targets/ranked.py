@@ -1,7 +1,6 @@
 """One rank of the tests of ``test_ranks``: a separate process, over gloo.
 
-Arguments: the modes, joined by commas, the rank, how many there are, the folder of the stores, the time-out,
-and what goes wrong. It prints what each mode leaves, in a line of its own.
+Arguments: the mode, the rank, how many there are, the store's file, the time-out, and what goes wrong.
 """
 
 from __future__ import annotations
@@ -101,8 +100,6 @@ def main(mode: str, rank: int, size: int, store: str, timeout: float, fault: str
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    modes, rank, size, folder, timeout, *fault = sys.argv[1:]
-    for mode in modes.split(","):
-        store = f"{folder}/{mode}"
-        print(json.dumps(main(mode, int(rank), int(size), store, float(timeout), *fault)), flush=True)
+    mode, rank, size, store, timeout, *fault = sys.argv[1:]
+    print(json.dumps(main(mode, int(rank), int(size), store, float(timeout), *fault)), flush=True)
     os._exit(0)  # whatever connections are left
