@@ -42,7 +42,7 @@ from outpace.native.instructions import chosen, instructions
 from outpace.native.packaged import FLAGS, FOLDER, sealed, whole
 
 _log = logging.getLogger(__name__)
-_SECONDS = 20  # of a compiler; it needs about two
+_SECONDS = 60  # of a compiler; it needs about two, and on a busy machine twenty
 _PROC = Path("/proc")
 _MISSING = "there is none"
 
