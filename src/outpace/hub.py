@@ -5,9 +5,11 @@ Imports no torch. A hub that cannot be reached is reported within seconds.
 
 from __future__ import annotations
 
+import logging
 import re
 import ssl
 from collections.abc import Collection, Iterable
+from functools import lru_cache
 from http.client import HTTPException
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -18,6 +20,7 @@ from urllib.request import Request, urlopen
 
 from outpace.core import OutpaceError, first_line, near
 
+_log = logging.getLogger(__name__)
 _SECONDS = 2.5  # in which the hub must answer the first question
 _TRAINED = ("dflash", "eagle", "hydra", "medusa")  # drafters that ``outpace train`` makes
 _DRAFTER = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?")
@@ -37,6 +40,19 @@ def cached_names() -> list[str]:
     """The names of the models in the hub's cache."""
     folders = _cache().glob("models--*")
     return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
+
+
+@lru_cache(maxsize=64)
+def source(repository: str) -> str:
+    """What a model is loaded from: its name or, if only the cache has an answer, its folder there.
+
+    transformers asks the hub about each file of a name, and waits for minutes if none of that is answered.
+    """
+    folder = _current(repository)
+    if folder is None or _offline() or _answers():
+        return repository
+    _log.warning("the Hugging Face hub cannot be reached; %s is loaded from the cache", repository)
+    return str(folder)
 
 
 def check(repository: str, known: Iterable[str] = ()) -> None:
@@ -95,14 +111,14 @@ def drafter_folder(given: str | Path, method: str, tokenizer: bool = False) -> P
     path = Path(given)
     if path.exists() or not (named := _DRAFTER.fullmatch(str(given))):
         return path
-    from huggingface_hub import constants, snapshot_download
+    from huggingface_hub import snapshot_download
 
-    if not constants.HF_HUB_OFFLINE:
+    how: dict[str, Any] = {"allow_patterns": _PATTERNS if tokenizer else ["*config.json", f"*{_WEIGHTS}*"]}
+    if not (_offline() or _answers()):  # its library would wait for minutes
         check_drafter(given, method)
-
-    patterns = _PATTERNS if tokenizer else ["*config.json", f"*{_WEIGHTS}*"]
+        how["local_files_only"] = True
     try:
-        return Path(snapshot_download(named[1], revision=named[2], allow_patterns=patterns))
+        return Path(snapshot_download(named[1], revision=named[2], **how))
     except (OSError, ValueError) as error:
         raise _no_drafter(given, method, first_line(error).rstrip(".")) from error
 
@@ -234,19 +250,26 @@ def _files(repository: str, known: Iterable[str] = ()) -> list[str]:
 
 def _reached() -> bool:
     """True if the hub may be asked, and answers."""
+    return not _offline() and _answers()
+
+
+def _offline() -> bool:
+    """True if the hub must not be asked."""
     from huggingface_hub import constants
 
-    return not constants.HF_HUB_OFFLINE and _answers(constants.ENDPOINT)
+    return bool(constants.HF_HUB_OFFLINE)
 
 
-def _answers(endpoint: str) -> bool:
+def _answers() -> bool:
     """True if the hub answers in time, whatever it says.
 
     Its library asks several questions, each with its own patience, before it says that none is answered. A
     thread of its own asks, since the search for the hub's address has no time limit.
     """
+    from huggingface_hub import constants
+
     found = SimpleQueue[bool]()
-    Thread(target=lambda: found.put(_asked(endpoint)), daemon=True).start()
+    Thread(target=lambda: found.put(_asked(constants.ENDPOINT)), daemon=True).start()
     try:
         return found.get(timeout=_SECONDS)
     except Empty:
@@ -294,6 +317,14 @@ def _cache() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
+
+
+def _current(repository: str) -> Path | None:
+    """The folder of a model's files in the cache: its main branch's, or the only one."""
+    main = _cache() / f"models--{repository.replace('/', '--')}" / "refs" / "main"
+    folders = _snapshots(repository)
+    named = main.read_text("utf-8").strip() if main.is_file() else ""
+    return next((one for one in folders if one.name == named or len(folders) == 1), None)
 
 
 def _snapshots(repository: str) -> list[Path]:

@@ -223,6 +223,8 @@ def shown_name(name: str | None) -> str:
 def source_of(name: str | None) -> str:
     """The path or hub name that transformers loads a model from: a path if the folder exists.
 
+    A path in the hub's cache if the hub does not answer.
+
     Raises:
         OutpaceError: the name is neither.
     """
@@ -256,7 +258,7 @@ def source_of(name: str | None) -> str:
     if _looks_like_path(name):
         hint = near(path.name, [one.name for one in _siblings(path)])
         raise OutpaceError(f"no such folder: {name}{'.' if hint else ''}{hint}")
-    return name
+    return hub.source(name)
 
 
 def _siblings(path: Path) -> list[Path]:

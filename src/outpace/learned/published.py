@@ -19,7 +19,7 @@ from torch import Tensor
 
 from outpace.core import OutpaceError, first_line
 from outpace.files import check_plain, read_json
-from outpace.hub import drafter_folder
+from outpace.hub import drafter_folder, source
 from outpace.learned.formats import check_format
 from outpace.names import is_gguf
 from outpace.targets.weights.checkpoint import check_counts
@@ -52,7 +52,10 @@ def find_model(given: str | Path, method: str) -> str | Path:
     if is_gguf(given):
         return given
     # transformers takes a revision apart from the name.
-    place = drafter_folder(given, method, tokenizer=True) if "@" in str(given) else given
+    if "@" in str(given):
+        place: str | Path = drafter_folder(given, method, tokenizer=True)
+    else:
+        place = given if Path(given).exists() else source(str(given))
     check_format(config_of(place), place, method)
     return place
 

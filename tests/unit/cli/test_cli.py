@@ -660,3 +660,26 @@ def test_ctrl_c_twice_prints_no_traceback(folder: Path, where: str) -> None:
     assert result.returncode == 130
     assert result.stderr.endswith("the second")
     assert "Traceback" not in result.stderr and "Exception" not in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ({}, {"GOMP_SPINCOUNT": "10000"}),
+        ({"GOMP_SPINCOUNT": "7"}, {"GOMP_SPINCOUNT": "7"}),
+        ({"OMP_WAIT_POLICY": "active"}, {"OMP_WAIT_POLICY": "active"}),
+    ],
+)
+def test_threads_that_wait_spin_for_a_short_time_unless_told(
+    given: dict[str, str], kept: dict[str, str]
+) -> None:
+    ours = {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"}
+    script = (
+        "import outpace.cli, os, sys; from outpace.__main__ import main\n"
+        "outpace.cli.main = lambda: print('torch' in sys.modules, "
+        f"{{name: os.environ[name] for name in {ours} & os.environ.keys()}})\n"
+        "main()"
+    )
+    environment = {name: value for name, value in os.environ.items() if name not in ours} | given
+    done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+    assert done.stdout == f"False {kept}\n", done.stderr

@@ -19,6 +19,7 @@ from local_hub import local_hub
 from outpace import hub
 from outpace.core import OutpaceError
 from outpace.loading import smollm2
+from outpace.names import source_of
 
 Said = dict[str, tuple[int, str, str]]
 CHILD = """
@@ -114,6 +115,29 @@ def test_a_hub_that_does_not_answer_is_one_line(tmp_path: Path, monkeypatch: pyt
         for port in (silent.getsockname()[1], 9, "none"):
             monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{port}")
             _refuses_in_one_line()
+
+
+def test_a_cached_model_does_not_wait_for_a_hub_that_does_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(hub, "_SECONDS", 0.05)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    snapshots = tmp_path / "models--some--model" / "snapshots"
+    for commit in ("old", "new"):
+        (snapshots / commit).mkdir(parents=True)
+        (snapshots / commit / "config.json").write_text("{}", "utf-8")
+    (snapshots.parent / "refs").mkdir()
+    (snapshots.parent / "refs" / "main").write_text("new", "utf-8")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        monkeypatch.setattr(
+            "huggingface_hub.constants.ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}"
+        )
+        assert source_of("some/model") == str(snapshots / "new")
+        assert "cannot be reached; some/model is loaded from the cache" in caplog.text
+        assert source_of("other/model") == "other/model"
+        # Its library would wait for minutes.
+        assert hub.drafter_folder("some/model", "eagle") == snapshots / "new"
 
 
 def test_a_hub_whose_address_is_sought_without_end_is_one_line(
