@@ -24,10 +24,10 @@ from transformers import (
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from corpus import build_corpus
+from outpace import nano_path
 from train_nano import (
     END_ID,
     MIX,
-    TARGET,
     Batches,
     Clock,
     Learner,
@@ -43,8 +43,6 @@ from train_nano import (
 NAME = "outpace-hybrid"
 RATE = 0.4
 """The peak of the learning rate, as a share of that of a model that starts from nothing."""
-
-MODELS = Path(__file__).parents[2] / "src" / "outpace" / "models"
 
 
 def new_hybrid(folder: Path) -> Qwen3_5ForCausalLM:
@@ -142,12 +140,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     torch.manual_seed(options.seed)
     corpus = build_corpus(options.data, options.seed)
-    tokenizer = AutoTokenizer.from_pretrained(MODELS / TARGET)
+    tokenizer = AutoTokenizer.from_pretrained(nano_path())
     training = {kind: encode(tokenizer, corpus.train[kind]) for kind in MIX}
     held_out = {kind: encode(tokenizer, corpus.held_out[kind]) for kind in MIX}
-    learner = Learner.new(
-        new_hybrid(MODELS / TARGET), NAME, options.threads, getattr(torch, options.precision)
-    )
+    learner = Learner.new(new_hybrid(nano_path()), NAME, options.threads, getattr(torch, options.precision))
     for optimizer in learner.optimizers:
         for group in optimizer.param_groups:
             group["peak"] *= RATE
