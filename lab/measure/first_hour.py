@@ -51,7 +51,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "exact": {"static": "auto", "exact": True},
 }
 PROMPTS = [[(7 * place + 3 * prompt) % 90 + 5 for place in range(40)] for prompt in range(5)]
-FAMILIES = ("qwen3", "gemma2", "gemma3", "mixtral", "gpt_oss", "phi3")
+FAMILIES = ("qwen3", "gemma2", "gemma3", "mixtral", "gpt-oss", "phi3")
 GPU_TESTS = (
     "unit/targets/test_tree_attention.py",
     "unit/targets/test_invariant.py",

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.core import OutpaceError
+from outpace.transfer import upload
 
 
 def tokens_only(reader: str = "this") -> OutpaceError:
@@ -49,7 +50,8 @@ class Logits:
 
     def gather(self, nodes: Seq[int]) -> Tensor:
         """The rows of n nodes, shape [n, vocabulary]."""
-        return self._rows[[self._first + 1 + node for node in nodes]]
+        rows = [self._first + 1 + node for node in nodes]
+        return self._rows[rows if self.device.type == "cpu" else upload(rows, self.device)]
 
     def copied(self, node: int) -> Tensor | NDArray[np.float32]:
         """A copy of a row, which is valid after the next forward too."""
