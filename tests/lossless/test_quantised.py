@@ -14,6 +14,7 @@ from lossless.trained import with_trained
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded, load
+from parts import in_turn
 
 AT_ONCE = 8
 # One spec per class of drafter.
@@ -43,15 +44,14 @@ def plain(quantise: str, new: int) -> list[list[int]]:
     return decode(quantise, "none", 1, new)
 
 
-@pytest.mark.parametrize("slots", [1, AT_ONCE])
 @pytest.mark.parametrize(
-    ("drafter", "quantise", "new"),
-    [pytest.param(name, "int4", 8, id=name) for name in CLASSES]
-    + [pytest.param("draft_model", "int8", 8, id="draft_model-int8")]
+    ("drafter", "quantise", "new", "slots"),
+    in_turn([*((name, "int4", 8) for name in CLASSES), ("draft_model", "int8", 8)], [AT_ONCE, 1])
     + [
-        pytest.param(name, quantise, 96, id=f"{name}-{quantise}-slow", marks=pytest.mark.slow)
+        pytest.param(name, quantise, 96, slots, marks=pytest.mark.slow)
         for name in CLASSES
         for quantise in ("int8", "int4")
+        for slots in (1, AT_ONCE)
     ],
 )
 def test_tokens_are_those_of_plain_decoding_with_the_same_weights(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
 NEW = 24
 GREEDY = SamplingParams(max_new_tokens=NEW, ignore_eos=True)
 SAMPLED = SamplingParams(max_new_tokens=NEW, temperature=0.7, seed=3, ignore_eos=True)
+SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED}
+SHAPES: dict[str, dict[str, int]] = {"chains": {}, "trees": {"expand": 2, "max_nodes": 5}}
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6, 11, 30, 12, 14, 15, 17, 19]]
 CASES = [*((name, 1) for name in FAMILIES), ("glm4_moe", 3), ("deepseek_v3", 2), ("mimo_v2_flash", 2)]
 
@@ -57,25 +60,24 @@ def targets(made: Callable[..., Path]) -> Callable[..., TargetModel]:
     return target
 
 
-@pytest.mark.parametrize(("name", "layers", "sampling"), in_turn(CASES, ["greedy", "sampled"]))
+@pytest.mark.parametrize(("name", "layers", "sampling", "shape"), in_turn(CASES, product(SAMPLINGS, SHAPES)))
 def test_tokens_are_those_of_plain_decoding(
-    targets: Callable[..., TargetModel], name: str, layers: int, sampling: str
+    targets: Callable[..., TargetModel], name: str, layers: int, sampling: str, shape: str
 ) -> None:
-    target, params = targets(name, layers), GREEDY if sampling == "greedy" else SAMPLED
+    target, params = targets(name, layers), SAMPLINGS[sampling]
     plain = [found.tokens for found in Engine(target).generate(PROMPTS, params)]
-    for own in ({}, {"expand": 2, "max_nodes": 5}):
-        engine = Engine(target, Mtp(**own), adaptive=False, prefill_chunk=5)
-        found = engine.generate(PROMPTS, params)
-        assert [g.tokens for g in found] == plain
-        assert sum(g.stats.accepted for g in found) >= 5
-        # A batch that others leave and join.
-        first = [engine.add(prompt, params) for prompt in PROMPTS]
+    engine = Engine(target, Mtp(**SHAPES[shape]), adaptive=False, prefill_chunk=5)
+    found = engine.generate(PROMPTS, params)
+    assert [g.tokens for g in found] == plain
+    assert sum(g.stats.accepted for g in found) >= 5
+    # A batch that others leave and join.
+    first = [engine.add(prompt, params) for prompt in PROMPTS]
+    engine.step()
+    engine.remove(first[0])
+    late = engine.add(PROMPTS[0], params)
+    while engine.sequences:
         engine.step()
-        engine.remove(first[0])
-        late = engine.add(PROMPTS[0], params)
-        while engine.sequences:
-            engine.step()
-        assert [one.output for one in (late, *first[1:])] == plain
+    assert [one.output for one in (late, *first[1:])] == plain
 
 
 def test_one_name_in_a_spec_and_inside_combined(targets: Callable[..., TargetModel]) -> None:

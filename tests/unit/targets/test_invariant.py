@@ -347,7 +347,7 @@ def test_a_split_by_rows_fails_the_bit_test(device: str, monkeypatch: pytest.Mon
     assert "(Linear) gives a row other bits" in bit_test(target, target._modules.step, 64)
 
 
-PROMPTS = [[*range(7, 40)], [50, 51]]
+PROMPTS = [[*range(7, 16)], [50, 51]]
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)
@@ -378,7 +378,7 @@ def tokens_of(target: CausalTarget, drafter: str, new: int = 8, **options: Any) 
 @pytest.mark.parametrize("device", TRITON_MODELS)
 def test_drafts_do_not_change_a_token_in_bfloat16(device: str) -> None:
     target = exact(device, torch.bfloat16)
-    drafted = tokens_of(target, "lookahead:window=3,ngram=3,guesses=2", prefill_chunk=17)
+    drafted = tokens_of(target, "lookahead:window=3,ngram=3,guesses=2", prefill_chunk=5)
     assert drafted == tokens_of(target, "none")
 
 
