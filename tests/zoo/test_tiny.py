@@ -42,6 +42,8 @@ from zoo.tiny_families import (
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
+# Of Gemma 3n the text is built (gemma3n_text); what fills in blocks has no step of one token.
+NOT_BUILT = {"gemma3n", "diffusion_gemma"}
 BY_QUICK = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in TINY]
 
 
@@ -126,7 +128,7 @@ def test_a_type_that_is_served_is_not_refused_by_its_config(kind: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", KNOWN)
+@pytest.mark.parametrize("kind", sorted({*KNOWN} - NOT_BUILT))
 def test_reasons_by_name_are_of_types_that_a_target_refuses(kind: str) -> None:
     """Without the name a target finds out by itself."""
     with pytest.raises(UnsupportedModel):

@@ -288,6 +288,7 @@ OF_REFUSED: dict[str, Mapping[str, Any]] = {
         "hidden_size_per_layer_input": 8,
         "activation_sparsity_pattern": None,
     },
+    "kyutai_speech_to_text": {"codec_config": {"upsample_groups": 32}},
     "modernbert-decoder": dict.fromkeys(
         ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), "default"
     ),

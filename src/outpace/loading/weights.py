@@ -47,7 +47,8 @@ def needs_of_name(
         config = read_config(source, trust_remote_code)
         if getattr(config, "is_encoder_decoder", False):
             return None
-        refuse_unloaded(transformers.AutoModelForCausalLM, config)
+        kind, config = _kind_of(source, shown_name(name), trust_remote_code, False)
+        refuse_unloaded(kind, config)
         if not is_large(config):
             return None
         own = getattr(config, "dtype", None) or torch.float32
@@ -174,6 +175,8 @@ def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders
         raise UnsupportedModel(f"{shown} ({config.model_type}) reads no audio; leave --audio out")
     if getattr(config, "is_encoder_decoder", False):
         text = type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
+        refuse_unloaded(transformers.AutoModelForSeq2SeqLM, config)
+        refuse_unloaded(transformers.AutoModelForSpeechSeq2Seq, config)
         if text and seq2seq:
             return transformers.AutoModelForSeq2SeqLM, config
         where = "from Python"
@@ -187,6 +190,7 @@ def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders
         )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
+            refuse_unloaded(transformers.AutoModelForImageTextToText, config)
             raise UnsupportedModel(
                 f"{shown} ({config.model_type}) reads images; use it from Python: "
                 "outpace.accelerate(model, drafter)"
