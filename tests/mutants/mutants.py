@@ -1708,6 +1708,13 @@ SERVE = [
         ("tests/serve/test_tools.py::test_tools_are_in_the_prompt_whatever_the_template",),
     ),
     Mutant(
+        "a text does not end at a mark that is a token",
+        "outpace/serve/marked.py",
+        '    if len(tail) > 1 and tail[1].startswith("<["):',
+        '    if len(tail) > 9 and tail[1].startswith("<["):',
+        ("tests/serve/test_calls.py::test_a_text_ends_at_a_mark_that_is_a_token",),
+    ),
+    Mutant(
         "a forced call may have keys that its schema does not name",
         "outpace/serve/calls.py",
         '        found.setdefault("additionalProperties", False)\n',

@@ -6,7 +6,8 @@
 
    A row's result does not depend on other rows. A product's sums run over the inputs in their order, DEEP at a
    time, for any number of rows. Those of attention run over the row's own columns, in the order of the text, in groups
-   that begin at the first of them. So a node of a tree has the bits that the same token has in plain decoding,
+   that begin at the first of them. With AMX a group's order is that of the processor's squares, wherever in
+   a square a row is. So a node of a tree has the bits that the same token has in plain decoding,
    although its columns are elsewhere in the cache. To keep it so, the sums over columns are in functions that
    are never inlined: the compiler makes one form of each.
 
