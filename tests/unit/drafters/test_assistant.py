@@ -132,8 +132,7 @@ def drafted_by(made: Any, model: Any, text: list[int], count: int) -> list[int]:
     return draft
 
 
-@pytest.mark.parametrize("ordered", [False, True], ids=["whole", "ordered"])
-@pytest.mark.parametrize("shared", [0, SHARED])
+@pytest.mark.parametrize(("shared", "ordered"), in_turn([0, SHARED], [False, True]))
 def test_drafts_are_those_of_a_plain_computation(shared: int, ordered: bool, watched: Drafts) -> None:
     """Past the window of 8, in a batch whose sequences have other lengths."""
     target, made = target_of(shared), assistant(ordered=ordered).double()

@@ -49,7 +49,7 @@ def processes(
 
 @pytest.mark.parametrize("mode", first(1, ["tensor", "draft"]))
 def test_two_processes_decode_as_one(tmp_path: Path, mode: str) -> None:
-    """What is slow has quick tests with ranks in threads, in ``test_shared_drafts``."""
+    """Ranks that share drafts have quick tests in threads, in ``test_shared_drafts``."""
     leader, other = processes(tmp_path, mode, 2)
     assert leader.get("equal"), leader
     assert other == {"ended": True}

