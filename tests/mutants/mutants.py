@@ -412,8 +412,8 @@ DRAWS = [
     Mutant(
         "logits at nodes are those of the nodes before them",
         "outpace/draws/logits.py",
-        "        return self._rows[[self._first + 1 + node for node in nodes]]\n",
-        "        return self._rows[[self._first + max(node, 0) for node in nodes]]\n",
+        "        rows = [self._first + 1 + node for node in nodes]\n",
+        "        rows = [self._first + max(node, 0) for node in nodes]\n",
         ("tests/unit/drafters/test_jacobi.py::test_the_right_block_is_the_fixed_point",),
     ),
     Mutant(
