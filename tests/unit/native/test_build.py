@@ -244,7 +244,7 @@ def test_a_compiler_that_hangs_is_killed_with_its_children_and_not_asked_again(
 
     monkeypatch.setattr(subprocess.Popen, "wait", waited)
     monkeypatch.setenv("CC", str(script))
-    expected = f"{script} did not end within 20 seconds; set CC to another compiler"
+    expected = f"{script} did not end within {build._SECONDS} seconds; set CC to another compiler"
     assert place.load() == expected
     [reader] = readers
     assert reader.read() == ""
