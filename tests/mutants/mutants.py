@@ -1740,7 +1740,7 @@ SERVE = [
         "outpace/serve/request.py",
         "        return left if asked is None else min(left, asked)\n",
         "        return left if asked is None else asked\n",
-        ("tests/serve/test_tools.py::test_an_answer_beyond_the_context_is_cut_to_what_is_left",),
+        ("tests/serve/test_tools.py::test_a_limit_of_an_answer_is_what_the_prompt_leaves",),
     ),
     Mutant(
         "tools that are left out of the prompt are not named",

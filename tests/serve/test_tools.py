@@ -11,7 +11,9 @@ import pytest
 
 from outpace.loading import Loaded
 from outpace.serve.dialogue import Dialogue
+from outpace.serve.errors import Refused
 from outpace.serve.messages_body import Messages, conversation, toolbox
+from outpace.serve.request import Defaults
 from outpace.serve.tools import LEFT_OUT
 from parts import in_turn
 from serving import STORY, Client, engine_text, model, run, serving, story
@@ -376,6 +378,16 @@ def test_thinking_sets_the_templates_variable() -> None:
             assert [item["type"] for item in found["output"]] == ["reasoning"]
 
     run(main)
+
+
+def test_a_limit_of_an_answer_is_what_the_prompt_leaves() -> None:
+    prompts = [[0] * 60, [0] * 20]
+    assert (
+        Defaults({}, 100).most_tokens(prompts, 32_000) == 40 == Defaults({}, 100).most_tokens(prompts, None)
+    )
+    assert Defaults({}, 100, cut=False).most_tokens(prompts, 40) == 40
+    with pytest.raises(Refused, match="41 of the answer"):
+        Defaults({}, 100, cut=False).most_tokens(prompts, 41)
 
 
 @pytest.mark.parametrize("path", PATHS)
