@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -183,7 +184,7 @@ def profile(emulate: bool, made: Any) -> list[dict[str, Any]]:
 
 def memory(emulate: bool, made: Any) -> dict[str, Any]:
     """32 sequences that grow over a doubling of their rows in 0.9 of the memory; captured shapes."""
-    target = outpace.Target(made.to("cuda:0"), check=False)
+    target: Any = outpace.Target(made.to("cuda:0"), check=False)
     count, length = (3, 30) if emulate else (32, 900)
     engine = outpace.Engine(target, "prompt_lookup", memory=0.9, slots=4)
     params = outpace.SamplingParams(max_new_tokens=length, ignore_eos=True)
@@ -201,8 +202,7 @@ def memory(emulate: bool, made: Any) -> dict[str, Any]:
 
 def built_families(emulate: bool) -> dict[str, Any]:
     """Tiny models, by family."""
-    from zoo import families as zoo
-
+    zoo = import_module("zoo.families")  # of the tests
     names = [name for name in zoo.FAMILIES if name.startswith(FAMILIES)]
     return {name: zoo.FAMILIES[name].build() for name in names[: 2 if emulate else None]}
 
@@ -287,9 +287,7 @@ def alone(name: str, out: Path, emulate: bool) -> None:
     assert step.run is not None
     prepared = step.prepare(emulate)
     if emulate:
-        from accelerator import Accelerator
-
-        with Accelerator("cuda"):
+        with import_module("accelerator").Accelerator("cuda"):  # of the tests
             found = step.run(emulate, prepared)
     else:
         found = step.run(emulate, prepared)
