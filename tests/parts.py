@@ -25,7 +25,8 @@ def in_turn(cases: Iterable[Any], values: Iterable[Any], among: Container[Any] |
     Args:
         among: the cases that have a turn; None for all.
     """
-    every, pairs, turn = list(values), [], 0
+    every, turn = list(values), 0
+    pairs: list[Any] = []
     for case in cases:
         has = among is None or case in among
         for place, value in enumerate(every):
