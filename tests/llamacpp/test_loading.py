@@ -56,6 +56,28 @@ def test_the_tokenizer_in_the_file_is_the_models_own(loaded: Any) -> None:
     assert loaded.render(turn) == own.apply_chat_template(turn, tokenize=False, add_generation_prompt=True)
 
 
+def test_the_tokenizer_has_the_everyday_calls_of_transformers(loaded: Any) -> None:
+    own, tokenizer = AutoTokenizer.from_pretrained(nano_path()), loaded.tokenizer
+    assert tokenizer.encode(TEXT) == tokenizer(TEXT)["input_ids"] == own.encode(TEXT)
+    assert tokenizer([TEXT, "a"])["attention_mask"] == own([TEXT, "a"])["attention_mask"]
+    ids = own([TEXT, "a b"]).input_ids
+    assert tokenizer.batch_decode(ids, skip_special_tokens=True) == [TEXT, "a b"]
+    for given in (TEXT, [TEXT, TEXT]):
+        found, expected = tokenizer(given, return_tensors="pt"), own(given, return_tensors="pt")
+        assert found.keys() <= expected.keys() and all(found[key].equal(expected[key]) for key in found)
+    turn = [{"role": "user", "content": "What is 2 + 3?"}]
+    asked = {"add_generation_prompt": True, "return_tensors": "pt"}
+    found = tokenizer.apply_chat_template(turn, **asked)
+    assert found["input_ids"].equal(own.apply_chat_template(turn, **asked)["input_ids"])
+    assert (
+        tokenizer.apply_chat_template(turn, return_dict=False) == own.apply_chat_template(turn)["input_ids"]
+    )
+    with pytest.raises(OutpaceError, match="does not pad"):
+        tokenizer([TEXT, "a"], return_tensors="pt")
+    with pytest.raises(OutpaceError, match="takes no padding"):
+        tokenizer.apply_chat_template(turn, padding=True)
+
+
 def test_long_texts_are_read_in_a_process_that_reads_the_vocabulary_again(loaded: Any) -> None:
     text = TEXT * 2000
     spread = copy.deepcopy(loaded.tokenizer)

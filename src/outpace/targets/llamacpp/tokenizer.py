@@ -6,9 +6,9 @@ import ctypes
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from transformers import BatchEncoding
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from outpace.core import OutpaceError
@@ -16,6 +16,8 @@ from outpace.targets.llamacpp.library import LlamaModel, library
 
 _NO_VOCABULARY = 0  # a file of weights alone
 _NO_TOKEN = -1
+# What transformers' tokenizers pad or cut by; a template would take it for a variable.
+_SIZING = frozenset(("padding", "truncation", "max_length"))
 
 
 class LlamaTokenizer:
@@ -54,16 +56,28 @@ class LlamaTokenizer:
     def __len__(self) -> int:
         return self._size
 
-    def __call__(self, text: str | Sequence[str], add_special_tokens: bool = True) -> Any:
-        """Ids of a text, or of each of several, as ``input_ids``.
+    def __call__(
+        self, text: str | Sequence[str], add_special_tokens: bool = True, return_tensors: str | None = None
+    ) -> BatchEncoding:
+        """Ids of a text, or of each of several, as ``input_ids``, with an ``attention_mask`` of ones.
 
         Args:
             add_special_tokens: add the tokens that begin and end a text according to the file.
+            return_tensors: "pt" or "np" for arrays [texts, tokens], of texts with as many tokens each.
+
+        Raises:
+            OutpaceError: the file has no vocabulary, or the texts differ in length and cannot be an array.
         """
         self.need_text()
         if isinstance(text, str):
-            return SimpleNamespace(input_ids=self._encoded(text, add_special_tokens))
-        return SimpleNamespace(input_ids=[self._encoded(piece, add_special_tokens) for piece in text])
+            return _batch(self._encoded(text, add_special_tokens), return_tensors)
+        return _batch([self._encoded(piece, add_special_tokens) for piece in text], return_tensors)
+
+    def encode(
+        self, text: str, add_special_tokens: bool = True, return_tensors: str | None = None
+    ) -> list[int] | Any:
+        """Ids of a text; the arguments are those of a call."""
+        return self(text, add_special_tokens, return_tensors)["input_ids"]
 
     def need_text(self) -> None:
         """Refuse a file without a vocabulary.
@@ -100,6 +114,10 @@ class LlamaTokenizer:
             if count >= 0:
                 return buffer.raw[:count].decode(errors="replace")
             room = -count
+
+    def batch_decode(self, texts: Sequence[Sequence[int]], *, skip_special_tokens: bool = False) -> list[str]:
+        """The texts of several lists of tokens."""
+        return [self.decode(ids, skip_special_tokens=skip_special_tokens) for ids in texts]
 
     def convert_ids_to_tokens(self, ids: Sequence[int]) -> list[str]:
         """The tokens' spellings in the file."""
@@ -144,11 +162,26 @@ class LlamaTokenizer:
         return None if token == _NO_TOKEN else int(token)
 
     def apply_chat_template(
-        self, conversation: Sequence[Mapping[str, Any]], tokenize: bool = True, **options: Any
+        self,
+        conversation: Sequence[Mapping[str, Any]],
+        tokenize: bool = True,
+        return_tensors: str | None = None,
+        return_dict: bool = True,
+        **options: Any,
     ) -> Any:
-        """A conversation in the file's chat template, as token ids, or as text without ``tokenize``."""
+        """A conversation in the file's chat template, as a call returns it, or as text without ``tokenize``.
+
+        Args:
+            return_dict: False returns the ids alone.
+            options: variables of the template, such as add_generation_prompt.
+
+        Raises:
+            OutpaceError: the file has no chat template, or an option asks to pad or cut.
+        """
         if self.chat_template is None:
             raise OutpaceError(f"{self._model.path} has no chat template")
+        if unknown := sorted(_SIZING & options.keys()):
+            raise OutpaceError(f"the tokenizer of a GGUF file takes no {unknown[0]}: leave it out")
         names = {"bos_token": self.bos_token_id, "eos_token": self.eos_token_id}
         known = {
             name: self.convert_ids_to_tokens([token])[0] for name, token in names.items() if token is not None
@@ -159,7 +192,23 @@ class LlamaTokenizer:
             **{**known, **options},
         )
         text: str = rendered[0][0]
-        return self(text, add_special_tokens=False).input_ids if tokenize else text
+        if not tokenize:
+            return text
+        found = self(text, False, return_tensors)
+        return found if return_dict else found["input_ids"]
+
+
+def _batch(ids: list[Any], tensors: str | None) -> BatchEncoding:
+    """The ids of a text, or of several, with their mask; as arrays they have a row for each text."""
+    one = not ids or not isinstance(ids[0], list)
+    rows = [ids] if one else ids
+    if tensors is not None and len({len(row) for row in rows}) > 1:
+        raise OutpaceError(
+            "texts of different lengths are no array: call a GGUF file's tokenizer on each; it does not pad"
+        )
+    mask = [[1] * len(row) for row in rows]
+    found = {"input_ids": ids, "attention_mask": mask[0] if one else mask}
+    return BatchEncoding(found, tensor_type=tensors, prepend_batch_axis=one)
 
 
 def _of_file(path: Path) -> LlamaTokenizer:
