@@ -44,7 +44,7 @@ CASES: dict[str, tuple[Any, Any]] = {
 @pytest.fixture
 def windows(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Small length classes, and few rows reserved ahead; filled with the number of lanes of each forward."""
-    monkeypatch.setattr("outpace.cache.kv._LEAST_ROOM", 8)
+    monkeypatch.setattr(KVCache, "_least_room", 8)
     monkeypatch.setattr("outpace.engine.scheduler._ANSWER", 4)
     monkeypatch.setattr("outpace.engine.scheduler._DRAFT", 4)
     counts: list[int] = []

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from outpace.cache import kv
+from outpace.cache import KVCache
 from outpace.core import Draft, SamplingParams, Speculation
 from outpace.drafters import SequenceDrafter
 from outpace.drafters.base import Drafter
@@ -233,7 +233,7 @@ def run(engine: Engine, asked: list[Request]) -> Counter[str]:
 def tight() -> Any:
     """Reserve few rows for answers, so that sequences outgrow them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv, "_LEAST_ROOM", 64)
+        patch.setattr(KVCache, "_least_room", 64)
         patch.setattr(scheduler, "_ANSWER", 16)
         patch.setattr(scheduler, "_DRAFT", 8)
         yield

@@ -242,7 +242,8 @@ def test_a_connection_whose_answer_is_not_read_ends(asked: bytes) -> None:
                 await asyncio.sleep(0)
             while server.server_state.connections:
                 await asyncio.sleep(0.01)
-            assert server.app.state.service.admission.inside == 0 == server.app.state.bodies
+            await server.app.state.service.admission.empty.wait()
+            assert server.app.state.bodies == 0
             silent[1].close()
 
     run(main)

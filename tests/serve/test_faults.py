@@ -16,7 +16,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from outpace.cache import kv
+from outpace.cache import KVCache
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
@@ -210,7 +210,9 @@ def test_a_request_that_fails_fails_alone(monkeypatch: pytest.MonkeyPatch) -> No
 def test_where_memory_runs_out_the_newest_goes_on_later_with_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv, "_LEAST_ROOM", 16)  # few rows are reserved ahead, so that requests outgrow them
+    monkeypatch.setattr(
+        KVCache, "_least_room", 16
+    )  # few rows are reserved ahead, so that requests outgrow them
     monkeypatch.setattr(scheduler, "_ANSWER", 4)
     monkeypatch.setattr(scheduler, "_DRAFT", 4)
     put_back: list[int] = []

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace.cache import kv
+from outpace.cache import KVCache
 from outpace.core import SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
@@ -125,7 +125,7 @@ def play(operations: list[tuple[str, object]]) -> Watched:
 def little_room() -> Iterator[None]:
     """Few rows are reserved ahead, so that sequences outgrow them."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kv, "_LEAST_ROOM", 16)
+        patch.setattr(KVCache, "_least_room", 16)
         patch.setattr(scheduler, "_ANSWER", 4)
         patch.setattr(scheduler, "_DRAFT", 4)
         yield

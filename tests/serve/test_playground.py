@@ -350,6 +350,7 @@ def test_the_lines_of_python_do_the_same(
 
 
 def test_a_refusal_is_shown(page: Page) -> None:
-    page.get_by_role("spinbutton", name="Tokens").fill("99999")
+    page.get_by_role("radio", name="Completion").check()
+    page.get_by_label("Text to continue").fill("word " * 9999)
     page.get_by_role("button", name="Generate").click()
     page.get_by_text("maximum context length").wait_for()

@@ -121,7 +121,7 @@ KINDS: dict[str, dict[str, Any]] = {
 def test_against_a_list(device: torch.device, kind: str, seed: int, verbs: list[str]) -> None:
     """Random allocations, feeds, paths, frees, truncations, copies and reservations."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("outpace.cache.kv._LEAST_ROOM", 4)
+        patch.setattr(KVCache, "_least_room", 4)
         patch.setattr("outpace.cache.lanes._TOGETHER", 2)
         layers = layers_on(device)
         cache = StaticCache(layers, 5, 300) if kind == "static" else KVCache(layers, **KINDS[kind])

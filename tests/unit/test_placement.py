@@ -33,11 +33,11 @@ def test_a_device_map_changes_no_token() -> None:
         f"model.layers.{i}" for i in range(AutoConfig.from_pretrained(outpace.nano_path()).num_hidden_layers)
     ]
     text = "{" + ", ".join(f'"{name}": "cpu"' for name in ("model.embed_tokens", *names)) + ', "": "cpu"}'
-    expected = load(device="cpu")
+    expected = load(dtype="float64", device="cpu")
     prompt = expected.encode("Question: What is 2 + 3?")
     plain = expected.engine("none").generate([prompt], SamplingParams(max_new_tokens=16))[0].tokens
     for layers in ("auto", text):
-        loaded = load(device=Spread.of(layers))
+        loaded = load(dtype="float64", device=Spread.of(layers))
         found = loaded.engine("prompt_lookup").generate([prompt], SamplingParams(max_new_tokens=16))[0]
         assert found.tokens == plain
 

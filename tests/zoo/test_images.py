@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 import outpace
 from outpace import Engine, SamplingParams, Target
-from outpace.cache import kv
+from outpace.cache import KVCache
 from outpace.engine import scheduler
 from watching import preemptions
 from zoo.image_families import IMAGE_FAMILIES, build, prompts
@@ -160,7 +160,7 @@ def test_a_prefix_cache_keeps_images_apart(name: str) -> None:
 
 def test_it_resumes_after_preemption(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows that were given back are computed again, from the same images."""
-    monkeypatch.setattr(kv, "_LEAST_ROOM", 16)
+    monkeypatch.setattr(KVCache, "_least_room", 16)
     monkeypatch.setattr(scheduler, "_ANSWER", 4)
     monkeypatch.setattr(scheduler, "_DRAFT", 2)
     target = Target(model_of(name))

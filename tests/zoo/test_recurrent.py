@@ -18,6 +18,7 @@ import transformers
 from transformers import PreTrainedModel
 
 from outpace import Engine, Target
+from outpace.cache import KVCache
 from outpace.core import UnsupportedModel
 from outpace.testing.matrix import Matrix
 from watching import preemptions
@@ -150,7 +151,7 @@ def test_shared_prefixes(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "mamba2"])
 def test_it_resumes_after_preemption(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """States that were given back are computed again, those of the prompt in the same chunks."""
-    monkeypatch.setattr("outpace.cache.kv._LEAST_ROOM", 16)
+    monkeypatch.setattr(KVCache, "_least_room", 16)
     monkeypatch.setattr("outpace.engine.scheduler._ANSWER", 4)
     monkeypatch.setattr("outpace.engine.scheduler._DRAFT", 2)
     cache = target_of(name).new_cache()

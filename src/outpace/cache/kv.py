@@ -14,8 +14,6 @@ from torch import Tensor
 from outpace.cache.base import Cache, CacheFull, Slot, first_room, next_slot
 from outpace.cache.lanes import Lane, LayerShape, Seat, Window, buffer_layouts, power_of_two
 
-_LEAST_ROOM = 256  # rows of the smallest length class
-
 
 class KVCache(Cache):
     """Keys and values as tensors: a layer's rows of a forward are written in place and read as views.
@@ -46,7 +44,7 @@ class KVCache(Cache):
     """
 
     copies_rows = True
-    _least_room = _LEAST_ROOM
+    _least_room = 256  # rows of the smallest length class
 
     def __init__(
         self,

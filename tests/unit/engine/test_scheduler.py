@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outpace.cache import kv
+from outpace.cache import KVCache
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.chunks import Pace
@@ -248,7 +248,7 @@ def test_what_never_fits_is_refused() -> None:
 def test_a_sequence_goes_on_with_the_same_tokens(
     drafter: Any, prefix_cache: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kv, "_LEAST_ROOM", 64)
+    monkeypatch.setattr(KVCache, "_least_room", 64)
     monkeypatch.setattr(scheduler, "_ANSWER", 16)
     monkeypatch.setattr(scheduler, "_DRAFT", 8)
     target = ToyTarget(context=None)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from outpace.cache import kv
+from outpace.cache import KVCache
 from outpace.core import SamplingParams, Speculation
 from outpace.engine import scheduler
 from outpace.engine.aio import AsyncEngine
@@ -120,7 +120,7 @@ def mixes() -> bool:
 @pytest.fixture
 def engine(mixes: bool, monkeypatch: pytest.MonkeyPatch) -> Engine:
     """An engine with little memory, small chunks, a prefix cache and several drafters."""
-    monkeypatch.setattr(kv, "_LEAST_ROOM", 64)
+    monkeypatch.setattr(KVCache, "_least_room", 64)
     monkeypatch.setattr(scheduler, "_ANSWER", 16)
     monkeypatch.setattr(scheduler, "_DRAFT", 8)
     target = Watched(context=None)
