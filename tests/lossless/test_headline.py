@@ -41,7 +41,7 @@ def test_the_defaults_are_what_was_measured() -> None:
     assert about["dtype"] == "bfloat16" and about["fused"] and about["bit_exact"]
     assert set(about["packed"]) == {"compiled"} and about["slow"] == []
     readme = (ROOT / "README.md").read_text("utf-8")
-    assert "SmolLM2-135M in bfloat16" in readme
+    assert "SmolLM2-135M-Instruct in bfloat16" in readme
 
 
 def test_the_headline_without_options() -> None:
