@@ -92,7 +92,7 @@ CACHE = [
         "outpace/cache/lanes.py",
         "        self._copy(old, place, seat.place, seat.written)\n",
         "",
-        (f"{_CACHE}::test_against_a_list", "tests/lossless/test_lanes.py"),
+        (f"{_CACHE}::test_slots_that_grow_together_stay_together", "tests/lossless/test_lanes.py"),
     ),
     Mutant(
         "the last slot moves to the place of one that left without its rows",
@@ -792,14 +792,14 @@ ENGINE = [
         "outpace/engine/active.py",
         "        active.doubt |= not isinstance(error, OutpaceError)\n",
         "        pass\n",
-        ("tests/unit/engine/test_interrupts.py::test_an_error_of_a_handler_at_any_line",),
+        ("tests/unit/engine/test_interrupts.py::test_at_any_line_of_a_file",),
     ),
     Mutant(
         "a call that has ended is taken for one in progress",
         "outpace/engine/guards.py",
         "            if self._call is not here and in_progress(self._call):\n",
         "            if self._call is not here:\n",
-        ("tests/unit/engine/test_interrupts.py::test_an_interrupt_at_any_line",),
+        ("tests/unit/engine/test_interrupts.py::test_at_any_line_of_a_file",),
     ),
     Mutant(
         "an engine is used by two threads",

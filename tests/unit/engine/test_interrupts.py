@@ -159,16 +159,19 @@ def test_what_a_drafter_remembers_is_replaced(error: type[BaseException]) -> Non
         check(engine, "suffix", f"{error} at {line}, the {time}. time")
 
 
-def test_an_interrupt_at_any_line_of_the_guards() -> None:
-    """Those that begin and end a call."""
+@pytest.mark.parametrize(
+    ("file", "error"), [("guards.py", Interrupted), ("kv.py", Late)], ids=["guards", "cache"]
+)
+def test_at_any_line_of_a_file(file: str, error: type[BaseException]) -> None:
+    """Of what begins and ends a call, and of the cache."""
     engine = ENGINES["none"]()
-    found = lines(lambda: use(engine))
-    guards = {line: count for line, count in found.items() if line.file.endswith("guards.py")}
-    for line, count in sorted(guards.items()):
+    found = {line: count for line, count in lines(lambda: use(engine)).items() if line.file.endswith(file)}
+    assert found
+    for line, count in sorted(found.items()):
         for time in sorted({1, count // 2 or 1, count}):
-            interrupt(lambda: use(engine), line, time)
+            interrupt(lambda: use(engine), line, time, error)
             remove_all(engine)
-            check(engine, "none", f"interrupted at {line}, the {time}. time")
+            check(engine, "none", f"{error} at {line}, the {time}. time")
 
 
 def test_an_interrupt_while_the_engine_is_renewed() -> None:
