@@ -113,7 +113,7 @@ class Outlines:
 
 
 def outline_of(module: str, name: str, base: str) -> type[Outline] | None:
-    """The outline of a class of another package; None if its source, or that of a base, is not to be had.
+    """The outline of a class of another package; None if its source, or a base's, cannot be found.
 
     Args:
         base: as for ``Outlines``.
