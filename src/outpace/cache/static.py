@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 
 import torch
@@ -145,3 +146,9 @@ class FixedRows:
             sequences, rows = self.sequences.to(target.device), self.rows.to(target.device)
             target[sequences, :, rows] = new.transpose(1, 2)
         return self._views[layer]
+
+    def at(self, rows: Tensor) -> FixedRows:
+        """The same, for a part of a forward's rows, with these indices, [B, width]."""
+        part = copy.copy(self)
+        part.rows, part.width = rows, rows.shape[1]
+        return part

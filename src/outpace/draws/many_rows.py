@@ -98,7 +98,7 @@ def _draw_compiled(
     margin, given = _margin(vocabulary), scores.contiguous()
     draws = (DrawStruct * count)()
     for place, (own, word) in enumerate(zip(params, words, strict=True)):
-        top_k, top_p, min_p = _limits(own, vocabulary)
+        top_k, top_p, min_p = limits_of(own, vocabulary)
         draws[place] = DrawStruct(
             key=word,
             top_k=top_k,
@@ -219,11 +219,11 @@ class _Limits(NamedTuple):
 
     @classmethod
     def of(cls, params: Seq[SamplingParams], vocabulary: int) -> _Limits:
-        top_k, top_p, min_p = zip(*(_limits(own, vocabulary) for own in params), strict=True)
+        top_k, top_p, min_p = zip(*(limits_of(own, vocabulary) for own in params), strict=True)
         return cls(np.array(top_k), np.array(top_p), np.array(min_p))
 
 
-def _limits(own: SamplingParams, vocabulary: int) -> tuple[int, float, float]:
+def limits_of(own: SamplingParams, vocabulary: int) -> tuple[int, float, float]:
     """Top-k, top-p and min-p; one that is off has a value without effect."""
     return (
         own.top_k if 0 < own.top_k < vocabulary else vocabulary,

@@ -59,10 +59,12 @@ class PartialHead:
     def __init__(self, target: TargetModel, ids: Tensor | None) -> None:
         self._target = target
         self._ids = ids
+        self._reads = 0
         self._read()
 
     def _read(self) -> None:
         """Copy the ids' part of the head."""
+        self._reads += 1
         layer = getattr(self._target.model, "get_output_embeddings", lambda: None)()
         self._weights = Weights([] if layer is None else [layer])
         whole = None if self._ids is None else head_weights(self._target)
@@ -74,10 +76,15 @@ class PartialHead:
         """Whether it is computed for the ids alone, from the input of the target's head."""
         return self._own is not None
 
-    def __call__(self, states: Tensor) -> Tensor:
-        """Logits [..., n] of inputs of the head, [..., hidden size]. Gradients reach the inputs."""
+    def revision(self) -> int:
+        """The number of times that the head was copied, after a look whether it has changed."""
         if self._weights.changed(thorough=False):
             self._read()
+        return self._reads
+
+    def __call__(self, states: Tensor) -> Tensor:
+        """Logits [..., n] of inputs of the head, [..., hidden size]. Gradients reach the inputs."""
+        self.revision()
         if self._own is None:
             return self.among(self._target.head(states))
         if torch.is_inference_mode_enabled() and states.dtype == self._own[0].dtype:

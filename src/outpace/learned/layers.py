@@ -123,7 +123,9 @@ class Rotary:
 
     def __call__(self, positions: Tensor, like: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines [B, 1, width, head size] of positions [B, width], in the dtype of ``like``."""
-        angles = positions[..., None].float() * upload(self._frequencies, positions.device)
+        if self._frequencies.device != positions.device:  # a graph may contain no upload
+            self._frequencies = upload(self._frequencies, positions.device)
+        angles = positions[..., None].float() * self._frequencies
         angles = torch.cat([angles, angles], dim=-1)[:, None]
         return (angles.cos() * self._scale).to(like), (angles.sin() * self._scale).to(like)
 

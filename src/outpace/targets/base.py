@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from outpace.targets.hardware import hardware
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import HiddenStates, Output, Reading, Rows
 from outpace.tree import is_chain
+
+if TYPE_CHECKING:
+    from outpace.targets.gpu.fixed import FixedShapes
 
 
 class TargetModel(ABC):
@@ -322,6 +325,10 @@ class TargetModel(ABC):
         raise UnsupportedModel(
             f"a {type(self).__name__} takes no embeddings in place of token ids; use another drafter"
         )
+
+    def shapes_beside(self) -> FixedShapes | None:
+        """``FixedShapes`` for a drafter's own module on its device, if its steps have fixed shapes, or None."""
+        return None
 
     def takes_drawn(self, count: int) -> bool:
         """True if ``Rows.drawn`` is obeyed in a forward over this number of slots.

@@ -66,5 +66,7 @@ class Assistant(ContinuingDrafter):
     def prepare(self, target: TargetModel) -> AssistantShared:
         module = AssistantModule.of(self.path, target)
         return AssistantShared(
-            **self.growth(module.tokens), module=module, cache=LayerCache(list(module.shapes.values()))
+            **self.growth(module.tokens),
+            module=module,
+            cache=LayerCache(list(module.shapes.values()), target.shapes_beside()),
         )

@@ -138,7 +138,7 @@ class BlockDrafter(Drafter[BlockState]):
             shape=shape_of(config.tokens, method=self.name),
             draws=Draws(self.draws),
             module=module,
-            cache=LayerCache.of(config, config.depth, weight.dtype, weight.device),
+            cache=LayerCache.of(config, config.depth, weight, target.shapes_beside()),
         )
 
     def renew(self, shared: BlockShared, target: TargetModel) -> BlockShared:

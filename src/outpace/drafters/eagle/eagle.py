@@ -30,6 +30,9 @@ class EagleShared(Continuing):
     def layers_read(self) -> tuple[int, ...]:
         return self.module.hidden_layers
 
+    def revision(self) -> int:
+        return 0 if self.module.config.own_head else self.module.targets_head.revision()
+
     def committed(self, hidden: Mapping[int, Tensor], before: Tensor) -> Tensor:
         return self.module.features(hidden)
 
@@ -68,5 +71,5 @@ class Eagle(ContinuingDrafter):
             **self.growth(module.config.tokens),
             vocabulary=part_of(module.drafted, target.vocabulary),
             module=module,
-            cache=LayerCache.of(module.config, module.config.depth, weight.dtype, weight.device),
+            cache=LayerCache.of(module.config, module.config.depth, weight, target.shapes_beside()),
         )

@@ -79,5 +79,7 @@ class Mtp(ContinuingDrafter):
                 f"layers, each of which drafts one place; not {asked}"
             )
         return MtpShared(
-            **self.growth(_TOKENS if layers == 1 else layers), module=module, cache=LayerCache(module.shapes)
+            **self.growth(_TOKENS if layers == 1 else layers),
+            module=module,
+            cache=LayerCache(module.shapes, target.shapes_beside()),
         )

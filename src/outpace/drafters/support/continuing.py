@@ -12,22 +12,30 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from outpace.cache import FixedRows, FixedWindow
 from outpace.core import Draft
 from outpace.drafters.base import Drafter
-from outpace.drafters.support.chains import Chains, drawn_together
 from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_grown, log_confidence
+from outpace.drafters.support.forest import Forest, Plan, groups, hang_all, pack, unpack
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
-from outpace.transfer import gather, upload
+from outpace.targets.gpu.fixed import FixedInputs, width_of
+from outpace.targets.gpu.graphs import Made
+from outpace.targets.inputs.device_rows import Trees, dense, read_numbers
+from outpace.targets.inputs.forward import rows_of
+from outpace.targets.rows import HiddenStates, Rows
+from outpace.transfer import gather, scatter, upload, upload_into
 from outpace.tree import ancestor_mask
 
 _CHUNK = 512  # rows of a prompt in one forward
@@ -177,9 +185,8 @@ class ContinuingDrafter(Drafter[ContinuedState]):
                 state.tree.layers = 0  # no state of the target is available yet
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
-        if active and active[0].outputs.device.type == "cuda" and drawn_together(active):
-            _draw_together(active)
-            active = []
+        if active and active[0].shared.cache.shapes is not None:
+            active = _grow_on_device(active)
         while active:
             fronts = torch.cat([_front(state) for state in active])
             grow(active, active[0].shared.logits(fronts))
@@ -189,26 +196,86 @@ class ContinuingDrafter(Drafter[ContinuedState]):
         return [_finish(state) for state in states]
 
 
-def _draw_together(active: Seq[ContinuedState]) -> None:
-    """Draft chains whose tokens stay on the device until all are drawn."""
-    shared, outputs = active[0].shared, torch.cat([state.outputs for state in active])
-    chains = Chains(active, outputs.device)
+class _Inputs:
+    """Inputs of the growth of a batch's trees, at fixed addresses.
+
+    Attributes:
+        rows: the rows of the cache that it writes.
+        numbers: those of ``forest.pack``, on the device.
+        outputs: of the rows before the trees, [S, ...].
+    """
+
+    def __init__(self, window: FixedWindow, numbers: NDArray[np.int64], like: Tensor) -> None:
+        self.rows = FixedRows(window, like.device)
+        self.numbers = torch.zeros(numbers.shape, dtype=torch.int64, device=like.device)
+        self.outputs = like.new_zeros(window.stop, *like.shape[1:])
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + self.outputs.nbytes
+
+    def fill(self, numbers: NDArray[np.int64], places: Seq[int], outputs: Tensor) -> None:
+        upload_into(self.numbers, numbers)
+        scatter(self.outputs, places, outputs)
+
+
+def _grow_on_device(active: Seq[ContinuedState]) -> list[ContinuedState]:
+    """Grow trees whose tokens stay on the device until all are drawn; return the others' sequences."""
+    left, grown = list[ContinuedState](), []
+    for plan, members in groups(active):
+        if plan is None:
+            left += members
+        else:
+            grown.append((plan, members, *_run_growth(plan, members)))
+    hang_all(grown)
+    return left
+
+
+def _run_growth(plan: Plan, members: Seq[ContinuedState]) -> tuple[Tensor, list[Tensor]]:
+    """Run the growth of trees that share a plan: what was found, and the distributions, for ``hang_all``."""
+    shared, outputs = members[0].shared, torch.cat([state.outputs for state in members])
+    cache, rows = shared.cache, max(plan.rows, 1)
+    assert cache.shapes is not None
+    with cache.fixed({state.slot: rows for state in members}, kept=False) as window:
+        places = [window.slots.index(state.slot) for state in members]
+        numbers = pack(plan, members, places, [state.rows for state in members], window.stop)
+        made = cache.shapes.replay(
+            window.lane.memory,
+            (plan, window.stop, window.columns, shared.revision()),
+            lambda: _Inputs(window, numbers, outputs),
+            lambda inputs: inputs.fill(numbers, places, outputs),
+            lambda inputs: _growth(shared, plan, inputs),
+        )
+    found, *distributions = (gather(each, places).clone() for each in (made.logits, *made.hidden.values()))
+    return found, distributions
+
+
+def _growth(shared: Continuing, plan: Plan, inputs: _Inputs) -> Made:
+    """Grow trees from the data in the inputs, without any data from the host."""
+    numbers = unpack(plan, inputs.numbers)
+    outputs = inputs.outputs[:, None]
+    forest = Forest(plan, numbers, shared.vocabulary.drafted(outputs)[1])
+    base, nodes = numbers.base[:, None], max(plan.rows, 1)
+    node_positions = numbers.base.new_zeros(len(base), nodes)
+    sees = torch.zeros((len(base), 1, nodes), dtype=torch.bool, device=outputs.device)
+    fed = 0
     while True:
-        ids = chains.draw(shared.logits(outputs))
-        if not chains.active:
-            break
-        if len(chains.active) < len(active):
-            outputs = gather(outputs, [active.index(state) for state in chains.active])
-            active = chains.active
-        place = chains.depth - 1  # in the chain, of the rows that are fed
-        feeds = [
-            Feed(state.slot, [state.rows + place], np.ones((1, 1 + place), np.bool_)) for state in active
-        ]
-        forward = shared.cache.begin(feeds)
-        rows = shared.run(forward, forward.spread(ids), forward.spread(outputs), 1 + place)
-        forward.keep([1] * len(active))
-        outputs = forward.gathered(rows)
-    chains.finish()
+        forest.grow(shared.logits(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2]))
+        if forest.ended:
+            return Made(forest.found(), dict(enumerate(forest.distributions)))
+        front = forest.tokens.shape[1]
+        own = torch.arange(fed, fed + front, device=outputs.device)
+        every = torch.arange(nodes, device=outputs.device)
+        sees = sees.gather(1, forest.above[..., None].expand(-1, -1, nodes)) | (every == own[:, None])
+        positions = (base - 1 + forest.depth).expand(-1, front)
+        node_positions = torch.where((every >= fed) & (every < fed + front), positions[:, :1], node_positions)
+        real = numbers.used[:, None].expand(-1, front)
+        mask, _ = dense(Trees(base, real, sees, positions, node_positions), inputs.rows.columns, None)
+        rows = inputs.rows.at(torch.where(real, base + own, inputs.rows.scratch))
+        above = forest.above.view(*forest.above.shape, *[1] * (outputs.dim() - 2)).expand(-1, -1, *outputs.shape[2:])
+        read = outputs.gather(1, above)
+        outputs = shared.run(Forward(rows, positions, mask), forest.tokens, read, forest.depth)
+        fed += front
 
 
 def _front(state: ContinuedState) -> Tensor:
@@ -239,9 +306,47 @@ def _catch_up(behind: Seq[ContinuedState]) -> None:
             tokens.append(text)
             features.append(state.shared.committed(now, state.outputs))
             state.rows += width
-        for state, rows in zip(behind, _forward(behind, feeds, tokens, features, 0), strict=True):
-            state.outputs = rows[-1:]
+        outputs = _catch_up_fixed(behind, tokens, features)
+        if outputs is None:
+            outputs = [rows[-1:] for rows in _forward(behind, feeds, tokens, features, 0)]
+        for state, own in zip(behind, outputs, strict=True):
+            state.outputs = own
         behind = [state for state in behind if state.waiting]
+
+
+def _catch_up_fixed(
+    behind: Seq[ContinuedState], tokens: Seq[Seq[int]], features: Seq[Tensor]
+) -> Seq[Tensor] | None:
+    """The outputs of the last row of each text, [1, ...], by a forward of fixed shapes; None if that does not pay."""
+    shared, widths = behind[0].shared, [len(own) for own in tokens]
+    cache, like = shared.cache, features[0]
+    if cache.shapes is None or not width_of(len(behind), max(widths)):
+        return None
+    slots = [state.slot for state in behind]
+    with cache.fixed(dict(zip(slots, widths, strict=True)), kept=True) as window:
+        fed = {slot: Rows(own) for slot, own in zip(slots, tokens, strict=True)}
+        made = cache.shapes.run(
+            partial(_continued, shared, like.shape[1:]),
+            window,
+            rows_of(window, fed),
+            HiddenStates(like[0].numel(), like.dtype, like.device),
+            (shared.revision(),),
+            {slot: own.flatten(1) for slot, own in zip(slots, features, strict=True)},
+        )
+    places = [window.slots.index(slot) for slot in slots]
+    ends = [place * window.width + width - 1 for place, width in zip(places, widths, strict=True)]
+    return made.logits.flatten(0, 1)[upload(ends, like.device)].split(1)
+
+
+def _continued(shared: Continuing, shape: Seq[int], inputs: FixedInputs, key: tuple[int, ...]) -> Made:
+    """The outputs of rows of committed places from the data in the inputs, [S, width, ...]."""
+    at, rows = read_numbers(inputs.numbers, inputs.width), inputs.rows
+    assert inputs.states is not None
+    mask, _ = dense(at.trees, rows.columns, None)
+    forward = Forward(
+        rows.at(torch.where(at.trees.real, at.rows, rows.scratch)), at.trees.positions, mask
+    )
+    return Made(shared.run(forward, at.tokens, inputs.states.unflatten(2, shape), 0), {})
 
 
 def _feed_fronts(active: Seq[ContinuedState]) -> None:

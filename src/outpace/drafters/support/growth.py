@@ -38,6 +38,10 @@ class Growth:
         """Tokens after which nothing is drafted."""
         return sequence.stop_tokens
 
+    def revision(self) -> int:
+        """Another number if tensors that a graph may have captured were replaced."""
+        return 0
+
     def begin(self, sequence: Sequence) -> Growing:
         """An empty tree for this step, limited to the nodes that may be drafted and the useful depth.
 
@@ -119,10 +123,10 @@ def grow(active: Seq[Grows], rows: Tensor) -> None:
         layer: list[int] = []
         for node in state.tree.front:
             children = found.get(place) or _children(state, rows[place], node, counts[place])
-            if _confident(state, node, children):
-                layer += _hang(state.tree, node, children)
+            if confident(state, node, children):
+                layer += hang(state.tree, node, children)
             place += 1
-        _advance(state, layer)
+        advance(state, layer)
 
 
 def feed_of(state: Drafting) -> Feed:
@@ -158,7 +162,7 @@ def _children(state: Grows, row: Tensor, node: int, count: int) -> Children:
     return replace(children, distribution=vocabulary.whole(children.distribution))
 
 
-def _confident(state: Grows, node: int, children: Children) -> bool:
+def confident(state: Grows, node: int, children: Children) -> bool:
     """True if a tree continues from a node.
 
     The rule uses the best token's probability, not the drawn token's: whether a node has children must not
@@ -168,13 +172,14 @@ def _confident(state: Grows, node: int, children: Children) -> bool:
     return before + children.peak >= state.shared.least
 
 
-def _hang(tree: Growing, node: int, children: Children) -> range:
+def hang(tree: Growing, node: int, children: Children) -> range:
+    """Add children to a node and return their nodes."""
     if children.distribution is not None and children.tokens:
         tree.distributions[node] = children.distribution
     return tree.add(node, children.tokens, children.weights)
 
 
-def _advance(state: Grows, layer: Seq[int]) -> None:
+def advance(state: Grows, layer: Seq[int]) -> None:
     """End a layer and choose the next front, without tokens that end the text."""
     tree, shared = state.tree, state.shared
     tree.depth += 1

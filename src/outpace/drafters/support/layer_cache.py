@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,12 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.cache import KVCache, LayerShape, RowShape, Slot
+from outpace.cache import FixedCache, FixedRows, FixedWindow, KVCache, LayerShape, RowShape, Slot, Window
+from outpace.cache.lanes import power_of_two
 from outpace.learned.layers import LayerConfig, Store
-from outpace.transfer import gather, scatter, upload
+from outpace.targets.gpu.fixed import FixedShapes
+from outpace.targets.gpu.graphs import Eager
+from outpace.transfer import upload
 from outpace.tree import chain_mask
 
-__all__ = ["Feed", "Forward", "LayerCache", "Slot"]
+__all__ = ["Feed", "Feeding", "Forward", "LayerCache", "Slot"]
 
 
 @dataclass(frozen=True)
@@ -38,8 +43,9 @@ class Feed:
         return cls(slot, range(first, first + width), chain_mask(width))
 
 
+@dataclass
 class Forward:
-    """A forward over S slots, open until ``keep``.
+    """A forward over S slots, as a module's layers see it.
 
     Attributes:
         window: the rows of the cache that it writes.
@@ -47,11 +53,22 @@ class Forward:
         mask: true where a row attends to a column, [S, 1, width, columns].
     """
 
+    window: Window | FixedRows
+    positions: Tensor
+    mask: Tensor
+
+    def store(self, layer: int) -> Store:
+        """The function that stores a layer's new keys and values."""
+        return lambda keys, values: self.window.append(layer, keys, values)
+
+
+class Feeding(Forward):
+    """A forward of feeds, open until ``keep``."""
+
     def __init__(self, cache: KVCache, feeds: Seq[Feed], device: torch.device) -> None:
         self._cache = cache
         self._feeds = feeds
         (window,) = cache.begin({feed.slot: len(feed.positions) for feed in feeds})
-        self.window = window
         places = {slot: place for place, slot in enumerate(window.slots)}
         self._order = [places[feed.slot] for feed in feeds]
         count = len(window.slots)
@@ -65,12 +82,7 @@ class Forward:
             positions[place, :width] = feed.positions
             mask[place, 0, :width, : end - own] = True
             mask[place, 0, :width, end - own : end] = feed.sees
-        self.positions = upload(positions, device)
-        self.mask = upload(mask, device)
-
-    def store(self, layer: int) -> Store:
-        """The function that stores a layer's new keys and values."""
-        return lambda keys, values: self.window.append(layer, keys, values)
+        super().__init__(window, upload(positions, device), upload(mask, device))
 
     def pad(self, inputs: Seq[Tensor]) -> Tensor:
         """Pad the rows of each feed, [w, ...], with zeros to one tensor [S, width, ...]."""
@@ -79,18 +91,6 @@ class Forward:
         for place, rows in zip(self._order, inputs, strict=True):
             padded[place, : len(rows)] = rows
         return padded
-
-    def spread(self, rows: Tensor) -> Tensor:
-        """One row of each feed, [feeds, ...], as one tensor [S, 1, ...]; zeros where none is fed."""
-        if self._order == list(range(len(self.window.slots))):
-            return rows[:, None]
-        spread = rows.new_zeros((len(self.window.slots), *rows.shape[1:]))
-        scatter(spread, self._order, rows)
-        return spread[:, None]
-
-    def gathered(self, states: Tensor) -> Tensor:
-        """The first row of each feed, [feeds, ...], from [S, width, ...]."""
-        return gather(states[:, 0], self._order)
 
     def rows(self, states: Tensor) -> list[Tensor]:
         """Extract the rows of each feed, [w, ...], from [S, width, ...]."""
@@ -108,23 +108,29 @@ class LayerCache:
 
     Args:
         layers: shape of each layer's rows, all on one device.
+        shapes: captures forwards of fixed shapes, if the device is a GPU of CUDA; None runs them unrecorded.
+
+    Attributes:
+        shapes: this, and on a GPU of CUDA always some.
     """
 
-    def __init__(self, layers: Seq[LayerShape]) -> None:
+    def __init__(self, layers: Seq[LayerShape], shapes: FixedShapes | None = None) -> None:
         self._layers = layers
-        self._device = layers[0].keys.device
+        self.device = layers[0].keys.device
+        fixed = self.device.type == "cuda"
+        self.shapes = None if not fixed else FixedShapes(Eager(), None) if shapes is None else shapes
         # One lane, so that a module runs once: padding its few layers costs little compared with the target.
-        self._cache = KVCache(layers, spread=math.inf)
+        self._cache = (FixedCache if fixed else KVCache)(layers, spread=math.inf)
 
     @classmethod
-    def of(cls, config: LayerConfig, layers: int, dtype: torch.dtype, device: torch.device) -> LayerCache:
-        """A cache for this many layers of ``outpace.learned``."""
-        rows = RowShape(config.kv_heads, config.head_size, dtype, device)
-        return cls([LayerShape(rows, rows)] * layers)
+    def of(cls, config: LayerConfig, layers: int, like: Tensor, shapes: FixedShapes | None) -> LayerCache:
+        """A cache for this many layers of ``outpace.learned``, in the dtype of ``like`` and on its device."""
+        rows = RowShape(config.kv_heads, config.head_size, like.dtype, like.device)
+        return cls([LayerShape(rows, rows)] * layers, shapes)
 
     def renewed(self) -> LayerCache:
         """An empty cache of the same shape."""
-        return LayerCache(self._layers)
+        return LayerCache(self._layers, self.shapes)
 
     def open(self) -> Slot:
         """Allocate an empty slot."""
@@ -141,6 +147,18 @@ class LayerCache:
         if self.length(slot) > length:
             self._cache.truncate(slot, length)
 
-    def begin(self, feeds: Seq[Feed]) -> Forward:
+    def begin(self, feeds: Seq[Feed]) -> Feeding:
         """Open a forward for feeds of at least one row each."""
-        return Forward(self._cache, feeds, self._device)
+        return Feeding(self._cache, feeds, self.device)
+
+    @contextmanager
+    def fixed(self, widths: Mapping[Slot, int], kept: bool) -> Iterator[FixedWindow]:
+        """Context of a forward of fixed shapes of these numbers of rows.
+
+        Args:
+            kept: whether the rows stay in the cache.
+        """
+        assert isinstance(self._cache, FixedCache)
+        (window,) = self._cache.begin_fixed(widths, power_of_two(max(widths.values())))
+        yield window
+        self._cache.keep({slot: range(width) for slot, width in widths.items()} if kept else {})

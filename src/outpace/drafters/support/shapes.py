@@ -86,11 +86,13 @@ class Shape(ABC):
         depth: maximum number of layers.
         branches: whether it may branch.
         weighs: whether it depends on the draft model's confidence.
+        key: equal for equal shapes: what kind it is, and the numbers that describe it.
     """
 
     depth: int
     branches: bool
     weighs: bool = False
+    key: tuple[str, tuple[int, ...]]
 
     @abstractmethod
     def count(self, tree: Growing, node: int) -> int:
@@ -123,6 +125,7 @@ class Static(Shape):
 
     def __init__(self, parents: Seq[int], likeliest: Seq[int] | None = None) -> None:
         self.parents = tuple(parents)
+        self.key = ("static", self.parents)
         self._likeliest = range(len(parents)) if likeliest is None else likeliest
         self._narrower: dict[int, Static] = {}
         self.depth = max(depths(parents)) + 1
@@ -172,6 +175,7 @@ class Confident(Shape):
         self.width = width
         self.nodes = nodes
         self.depth = depth
+        self.key = ("confident", (width, nodes, depth))
 
     def count(self, tree: Growing, node: int) -> int:
         return self.width

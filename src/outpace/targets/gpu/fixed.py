@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -93,6 +93,16 @@ class FixedInputs:
                     self.states[sequence, : len(states[slot])] = states[slot]
 
 
+class Inputs(Protocol):
+    """Inputs of forwards of one shape, at fixed addresses."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+I = TypeVar("I", bound=Inputs)  # noqa: E741
+
+
 @dataclass(eq=False)
 class Captured:
     """A forward of one shape.
@@ -103,7 +113,7 @@ class Captured:
         used: number of the last forward that ran it.
     """
 
-    inputs: FixedInputs
+    inputs: Any
     run: Callable[[], Made]
     bytes: int = _GRAPH
     used: int = 0
@@ -132,11 +142,24 @@ class FixedShapes:
         self.most = most
         self._options = compiled
         self._compiled: Any = None
+        self._lent: weakref.WeakSet[FixedShapes] = weakref.WeakSet()
         self._forwards = itertools.count()
 
     def anew(self) -> FixedShapes:
         """The same for another model: nothing captured, nothing compiled."""
         return FixedShapes(self.runner, self._options, self.most)
+
+    def lend(self) -> FixedShapes:
+        """Those of a module beside the model, which are dropped with these; their outputs stay valid."""
+        lent = FixedShapes(self.runner.another(), None, self.most)
+        self._lent.add(lent)
+        return lent
+
+    def drop(self) -> None:
+        """Drop all that is captured, and what modules have captured."""
+        for shapes in (self, *self._lent):
+            shapes.known.clear()
+            shapes._compiled = None
 
     def run(
         self,
@@ -157,15 +180,39 @@ class FixedShapes:
         """
         nodes = power_of_two(window.width + max(len(row.fed) for row in rows))
         shape = (window.stop, window.width, window.columns, nodes, hidden_layers, states is not None)
-        shapes = self.known.setdefault(window.lane.memory, {})
+        return self.replay(
+            window.lane.memory,
+            shape,
+            lambda: FixedInputs(window, nodes, like, states is not None),
+            lambda inputs: inputs.fill(rows, window, states),
+            lambda inputs: forward(inputs, hidden_layers),
+        )
+
+    def replay(
+        self,
+        memory: Memory,
+        shape: tuple[Any, ...],
+        make: Callable[[], I],
+        fill: Callable[[I], None],
+        forward: Callable[[I], Made],
+    ) -> Made:
+        """Run a forward of a shape, which is captured if it was not yet.
+
+        Args:
+            memory: what it is captured over.
+            make: makes its inputs.
+            fill: writes what differs from forward to forward into them.
+            forward: computes from them, without data from the host.
+        """
+        shapes = self.known.setdefault(memory, {})
         captured = shapes.get(shape)
         if captured is not None:
-            captured.inputs.fill(rows, window, states)
+            fill(captured.inputs)
             captured.used = next(self._forwards)
             return captured.run()
-        inputs = FixedInputs(window, nodes, like, states is not None)
-        inputs.fill(rows, window, states)
-        captured = Captured(inputs, self._capture(partial(forward, inputs, hidden_layers)))
+        inputs = make()
+        fill(inputs)
+        captured = Captured(inputs, self._capture(partial(forward, inputs)))
         captured.used = next(self._forwards)
         shapes[shape] = captured
         made = captured.run()

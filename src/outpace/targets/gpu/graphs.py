@@ -50,6 +50,10 @@ class Runner(ABC):
                 be called more than once: it writes the same rows again.
         """
 
+    def another(self) -> Runner:
+        """One whose outputs stay valid while this one's forwards run."""
+        return self
+
 
 class Eager(Runner):
     """Runner that executes the operations one by one."""
@@ -72,6 +76,9 @@ class CudaGraphs(Runner):
         self._device = device
         self._stream = torch.cuda.Stream(device)
         self._pool = torch.cuda.graph_pool_handle()
+
+    def another(self) -> Runner:
+        return CudaGraphs(self._device)
 
     def capture(self, forward: Callable[[], Made]) -> Callable[[], Made]:
         graph = torch.cuda.CUDAGraph()

@@ -204,7 +204,8 @@ class CausalTarget(UncachedForwards):
         self._modules.line_untried = True
         self._others = None  # so that the revision is another
         if self._fixed is not None:
-            self._fixed, self._addresses = self._fixed.anew(), Addresses(self.model.modules())
+            self._fixed.drop()
+            self._addresses = Addresses(self.model.modules())
 
     def replaced(self) -> str | None:
         reason = None if self._given is None else self._given.changed()
@@ -313,6 +314,9 @@ class CausalTarget(UncachedForwards):
             self.plan.layouts[name] += 1
             windows = windows[taken.windows :]
         return Output.join(outputs)
+
+    def shapes_beside(self) -> FixedShapes | None:
+        return None if self._fixed is None else self._fixed.lend()
 
     def takes_drawn(self, count: int) -> bool:
         return self._fixed is not None and width_of(count, 1) > 0

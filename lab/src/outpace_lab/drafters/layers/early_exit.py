@@ -209,7 +209,7 @@ def cache_of(adapter: Adapter) -> LayerCache | None:
     if adapter.attends is None:
         return None
     weight = adapter.before.weight
-    return LayerCache.of(adapter.attends, 1, weight.dtype, weight.device)
+    return LayerCache.of(adapter.attends, 1, weight, None)
 
 
 def _shared(state: ExitState) -> ExitShared:

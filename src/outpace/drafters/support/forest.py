@@ -1,0 +1,375 @@
+"""Trees that grow on a device, all sequences together, and reach the host in one transfer per draft.
+
+Grown on the host, each layer's tokens are read before the next forward is launched, and the device waits.
+Here every layer has a fixed size, so that one graph replays the growth of a whole draft. The host then hangs
+the tokens on its trees by the rules of ``growth``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice, takewhile
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import pad
+
+from outpace.cache.lanes import power_of_two
+from outpace.drafters.support.draws import Children
+from outpace.drafters.support.growth import Grows, advance, confident, hang
+from outpace.drafters.support.shapes import Confident, Shape, Static
+from outpace.drafters.support.vocabulary import Subset, Vocabulary
+from outpace.draws.many_rows import has_kernels, host_keys, is_cut, limits_of
+from outpace.draws.sampling import TINY_TEMPERATURE
+from outpace.draws.warped import Warps, noisy, warped
+from outpace.transfer import upload
+from outpace.tree import children
+
+# How candidates follow from logits: the most probable tokens, those after temperature and cuts, draws with the
+# target's own noise, draws with separate noise.
+Kind = Literal["best", "warped", "shared", "own"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A layer of growth: ``front`` nodes have ``count`` candidates for children each.
+
+    Attributes:
+        parents: for each node of the front, the candidate of the layer before that it is; None if confidence
+            decides that.
+    """
+
+    front: int
+    count: int
+    parents: tuple[int, ...] | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """All about the trees of a batch that a graph contains.
+
+    Attributes:
+        cut: whether top-k, top-p or min-p of some row has an effect.
+        fused: whether the kernel for draws may be used.
+        weigh, floor, by_path: ``Draws.weigh``, ``Growth.least`` and ``Growth.by_path``.
+        most: nodes of the tree, for a tree by confidence.
+        stops: number of tokens that end a text, with padding.
+    """
+
+    layers: tuple[Layer, ...]
+    kind: Kind
+    cut: bool
+    fused: bool
+    weigh: bool
+    floor: float
+    by_path: bool
+    most: int | None
+    stops: int
+
+    @property
+    def rows(self) -> int:
+        """Number of nodes that are fed."""
+        return sum(layer.front for layer in self.layers[1:])
+
+
+def kind_of(state: Grows) -> Kind | None:
+    """How a sequence's candidates follow from logits; None if the host must draw them."""
+    shared, sequence = state.shared, state.sequence
+    draws = shared.draws
+    if type(shared.vocabulary) not in (Vocabulary, Subset) or sequence.processor.adjusts or draws.replacement:
+        return None
+    if not draws.draws_from(sequence):
+        return "best" if sequence.params.greedy else "warped"
+    if draws.shares(sequence):
+        return "shared"
+    return None if state.tree.shape.branches or draws.weigh else "own"
+
+
+def groups(states: Seq[Any]) -> Iterator[tuple[Plan | None, list[Any]]]:
+    """The sequences with something to draft, by the plan that they share; None for those that the host draws."""
+    found: dict[Any, list[Any]] = {}
+    for state in states:
+        if state.tree.layers > 0:
+            kind = kind_of(state)
+            found.setdefault(kind and (kind, state.tree.shape.key), []).append(state)
+    for key, members in found.items():
+        yield (None if key is None else _plan(key[0], members)), members
+
+
+def _plan(kind: Kind, states: Seq[Grows]) -> Plan:
+    shared, shape = states[0].shared, states[0].tree.shape
+    params = [state.sequence.params for state in states]
+    ends = max(len(shared.ends(state.sequence)) for state in states)
+    by_confidence = isinstance(shape, Confident)
+    return Plan(
+        layers=_layers(shape.key, max(state.tree.layers for state in states)),
+        kind=kind,
+        cut=kind != "best" and any(map(is_cut, params)),
+        fused=all(own.temperature >= TINY_TEMPERATURE for own in params),
+        weigh=shared.draws.weigh,
+        floor=shared.least,
+        by_path=shared.by_path,
+        most=shape.nodes if isinstance(shape, Confident) else None,
+        stops=power_of_two(ends) if by_confidence and ends else 0,
+    )
+
+
+@lru_cache(maxsize=256)
+def _layers(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[Layer, ...]:
+    """The layers of a tree of a shape, by ``Shape.key``."""
+    name, numbers = key
+    if name == "confident":
+        width = numbers[0]
+        return tuple(Layer(width if place else 1, width, None) for place in range(depth))
+    below, front, parents, layers = children(numbers), [-1], tuple[int, ...](), list[Layer]()
+    while front and len(layers) < depth:
+        count = max(len(below[node]) for node in front)
+        layers.append(Layer(len(front), count, parents))
+        next_ = {
+            slot * count + rank: child
+            for slot, node in enumerate(front)
+            for rank, child in enumerate(below[node])
+            if below[child]
+        }
+        parents, front = tuple(next_), list(next_.values())
+    return tuple(layers)
+
+
+# Of a place's numbers: rows before the tree, whether it is in use, the root, four parameters, the least weight.
+_FIRST = 8
+
+
+class Numbers(NamedTuple):
+    """What the growth of a batch reads, on the device.
+
+    Attributes:
+        base: number of rows before each tree, [n].
+        used: whether a place has a sequence, [n].
+        roots: the last token of each text, [n].
+        warps: the places' parameters.
+        least: ``Growing.least``, [n].
+        keys: the key of each layer's draws, [n, layers].
+        stops: tokens that end each text, [n, stops].
+    """
+
+    base: Tensor
+    used: Tensor
+    roots: Tensor
+    warps: Warps
+    least: Tensor
+    keys: Tensor
+    stops: Tensor
+
+
+def pack(plan: Plan, states: Seq[Any], places: Seq[int], bases: Seq[int], size: int) -> NDArray[np.int64]:
+    """The numbers of a batch for one upload, [size, n].
+
+    Args:
+        places: of the states in the batch.
+        bases: number of rows before each tree.
+    """
+    count = _FIRST + len(plan.layers) + plan.stops
+    numbers = np.zeros((size, count), np.int64)
+    reals = numbers.view(np.float64)
+    reals[:, [3, 5]] = 1.0
+    numbers[:, 4], numbers[:, _FIRST + len(plan.layers) :] = 1, -1
+    for state, place, base in zip(states, places, bases, strict=True):
+        sequence, draws = state.sequence, state.shared.draws
+        numbers[place, :3] = base, 1, sequence.tokens[-1]
+        reals[place, 3] = sequence.params.temperature
+        numbers[place, 4], reals[place, 5], reals[place, 6] = limits_of(sequence.params, _ALL)
+        reals[place, 7] = state.tree.least
+        if plan.kind in ("shared", "own"):
+            root = sequence.output_length
+            words = [draws.word(sequence, root, depth, depth) for depth in range(len(plan.layers))]
+            numbers[place, _FIRST : _FIRST + len(words)] = host_keys(words)
+        if plan.stops:
+            ends = list(state.shared.ends(sequence))
+            numbers[place, _FIRST + len(plan.layers) :][: len(ends)] = ends
+    return numbers
+
+
+_ALL = 1 << 40  # more tokens than any vocabulary has
+
+
+def unpack(plan: Plan, numbers: Tensor) -> Numbers:
+    """Split the array of ``pack`` on its device."""
+    reals = numbers.view(torch.float64)
+    keys = numbers[:, _FIRST : _FIRST + len(plan.layers)]
+    warps = Warps(reals[:, 3], numbers[:, 4], reals[:, 5], reals[:, 6])
+    used, stops = numbers[:, 1] > 0, numbers[:, _FIRST + len(plan.layers) :]
+    return Numbers(numbers[:, 0], used, numbers[:, 2], warps, reals[:, 7], keys, stops)
+
+
+class Forest:
+    """The trees of a batch of n places, while they grow.
+
+    Args:
+        ids: the token of each logit; None if it is the logit's place.
+
+    Attributes:
+        tokens: those of the front, [n, front].
+        above: the parent of each node of the front, as a place in the front before, [n, front].
+        distributions: of each layer, [n, drafted ids], for draws with separate noise.
+    """
+
+    def __init__(self, plan: Plan, numbers: Numbers, ids: Tensor | None) -> None:
+        self._plan, self._numbers, self._ids = plan, numbers, ids
+        self.tokens = self.above = torch.empty(0)
+        self.distributions: list[Tensor] = []
+        self._found: list[Tensor] = []
+        self._path = numbers.least.new_zeros(len(numbers.base), 1)
+        self._real = numbers.used[:, None]
+        self._every: list[Tensor] = []
+
+    @property
+    def depth(self) -> int:
+        """Number of layers that have grown."""
+        return len(self._found) // 2
+
+    @property
+    def ended(self) -> bool:
+        return self.depth == len(self._plan.layers)
+
+    def grow(self, rows: Tensor) -> None:
+        """Add a layer.
+
+        Args:
+            rows: logits after the nodes of the front, [n, front, drafted ids].
+        """
+        layer = self._plan.layers[self.depth]
+        places, weights = self._candidates(rows.to(self._path.device), layer.count)
+        tokens = places if self._ids is None else torch.where(places < 0, places, self._ids[places.clamp(min=0)])
+        self._found += [tokens.double().flatten(1), weights.flatten(1)]
+        if self.ended:
+            return
+        if (parents := self._plan.layers[self.depth].parents) is None:
+            chosen = self._most_confident(tokens.flatten(1), weights)
+        else:
+            chosen = _indices(parents, rows.device).expand(len(rows), -1)
+        self.tokens = tokens.flatten(1).gather(1, chosen).clamp(min=0)
+        self.above = chosen // layer.count
+
+    def _candidates(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+        """Places of the candidates among the drafted ids, -1 for none, and their weights, [n, front, count]."""
+        plan, front = self._plan, rows.shape[1]
+        flat = rows.flatten(0, 1)
+        if count == 1 and not plan.weigh and plan.kind != "own" and not plan.cut:
+            places = self._single(flat, front)[:, None]
+            return places.unflatten(0, (-1, front)), places.new_zeros((), dtype=torch.float64).expand(
+                len(rows), front, 1
+            )
+        values = flat.float() if flat.dtype.itemsize < 4 else flat
+        if plan.kind != "best":
+            values = warped(flat, self._numbers.warps.spread(front), plan.cut)
+        scores, draws = values, plan.kind in ("shared", "own")
+        if draws:
+            scores, values = scores.double(), noisy(scores, self._keys(front), self._ids)
+        best, places = values.topk(min(count, values.shape[-1]), dim=-1)
+        weights = (best.double() - values.logsumexp(dim=-1, keepdim=True).double()).clamp(max=0)
+        drawn = best > -torch.inf
+        if draws:  # a chance may round to 0
+            drawn = (scores.gather(1, places) - scores.logsumexp(dim=-1, keepdim=True)).exp() > 0
+        if plan.kind == "own":
+            self.distributions.append(scores.softmax(dim=-1))
+        weights = torch.where(drawn, weights if plan.weigh else 0.0, -torch.inf)
+        places, short = torch.where(drawn, places, -1), count - places.shape[1]
+        places, weights = pad(places, (0, short), value=-1), pad(weights, (0, short), value=-torch.inf)
+        return places.unflatten(0, (-1, front)), weights.unflatten(0, (-1, front))
+
+    def _keys(self, front: int) -> Tensor:
+        return self._numbers.keys[:, self.depth, None].expand(-1, front).reshape(-1)
+
+    def _single(self, rows: Tensor, front: int) -> Tensor:
+        """The only candidate from each row of logits, [n x front, drafted ids]; -1 for none."""
+        if self._plan.kind in ("best", "warped"):
+            return rows.argmax(dim=-1)
+        warps = self._numbers.warps.spread(front)
+        if self._plan.fused and has_kernels(rows.device):
+            from outpace.draws.draw_kernel import draw
+
+            keys = torch.stack([self._keys(front), warps.temperature.view(torch.int64)], dim=1)
+            return draw(rows.float(), keys, self._ids, sure=False).clamp(min=-1)
+        values = noisy(warped(rows, warps, False), self._keys(front), self._ids)
+        return torch.where(values.amax(dim=-1) > -torch.inf, values.argmax(dim=-1), -1)
+
+    def _most_confident(self, tokens: Tensor, weights: Tensor) -> Tensor:
+        """The candidates that are the next front, [n, front], by the rules of ``Confident.front``.
+
+        Args:
+            tokens: the candidates, [n, front x count].
+            weights: theirs, [n, front, count].
+        """
+        plan, numbers = self._plan, self._numbers
+        before = self._path if plan.by_path else torch.zeros_like(self._path)
+        grown = self._real & (before + weights[..., 0] >= plan.floor)
+        layer = (self._path[..., None] + weights).masked_fill(~grown[..., None], -torch.inf).flatten(1)
+        self._every.append(layer)
+        least, every, most = numbers.least[:, None], torch.cat(self._every, dim=1), plan.most or 0
+        if every.shape[1] >= most:
+            least = torch.maximum(least, every.topk(most, dim=1).values[:, -1:])
+        ends = (tokens[..., None] == numbers.stops[:, None]).any(dim=-1)
+        ranked = layer.masked_fill(ends | (layer <= least), -torch.inf)
+        size = plan.layers[self.depth].front
+        best, chosen = ranked.sort(dim=1, descending=True, stable=True)
+        chosen = torch.where(best > -torch.inf, chosen, layer.shape[1])[:, :size].sort(dim=1).values
+        self._real = chosen < layer.shape[1]
+        chosen = chosen.clamp(max=layer.shape[1] - 1)
+        self._path = layer.gather(1, chosen)
+        return chosen
+
+    def found(self) -> Tensor:
+        """All candidates and their weights, float64 [n, numbers], for ``hang_all``."""
+        return torch.cat(self._found, dim=1)
+
+
+@lru_cache(maxsize=256)
+def _indices(parents: tuple[int, ...], device: torch.device) -> Tensor:
+    with torch.inference_mode(False):
+        return upload(list(parents), device)
+
+
+def hang_all(grown: Seq[tuple[Plan, Seq[Any], Tensor, Seq[Tensor]]]) -> None:
+    """Hang what grew on a device on the trees of the host, after one transfer.
+
+    Args:
+        grown: plans, their states, per state its row of ``Forest.found``, and its distribution of each layer.
+    """
+    if not grown:
+        return
+    found = iter(torch.cat([each.flatten() for *_, each, _ in grown]).tolist())
+    for plan, states, each, distributions in grown:
+        for place, state in enumerate(states):
+            _hang_tree(plan, state, list(islice(found, each.shape[1])), [own[place] for own in distributions])
+
+
+def _hang_tree(plan: Plan, state: Any, found: Seq[float], distributions: Seq[Tensor]) -> None:
+    tree, vocabulary, start = state.tree, state.shared.vocabulary, 0
+    slots = {-1: 0}  # node of the front -> its place in the device's front
+    for depth, layer in enumerate(plan.layers):
+        size = layer.front * layer.count
+        tokens, weights = found[start : start + size], found[start + size : start + 2 * size]
+        start += 2 * size
+        candidates: dict[int, int] = {}  # node -> the candidate that it is
+        for node in tree.front:
+            first = slots[node] * layer.count
+            kept = list(takewhile(lambda c: tokens[c] >= 0, range(first, first + tree.shape.count(tree, node))))
+            own = [weights[c] for c in kept]
+            p = vocabulary.whole(distributions[depth]) if distributions and kept else None
+            made = Children([int(tokens[c]) for c in kept], own, own[0] if own else 0.0, p)
+            if confident(state, node, made):
+                candidates.update(zip(hang(tree, node, made), kept, strict=True))
+        advance(state, list(candidates))
+        if not tree.front:
+            return
+        parents = plan.layers[depth + 1].parents
+        slots = {
+            node: place if parents is None else parents.index(candidates[node])
+            for place, node in enumerate(tree.front)
+        }
