@@ -75,6 +75,10 @@ class DraftVocabulary(nn.Module):
             self._head = PartialHead(target, self.part)
         return self._head
 
+    def revision(self, target: TargetModel) -> int:
+        """See ``PartialHead``."""
+        return self.head(target).revision()
+
     def spread(self, logits: Tensor) -> Tensor:
         """Logits over the target's ids, [..., vocabulary]; minus infinity for ids that are not drafted."""
         if not self.reduced:

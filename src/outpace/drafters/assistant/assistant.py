@@ -22,6 +22,7 @@ from outpace.drafters.assistant.assistant_module import AssistantModule
 from outpace.drafters.support.continuing import Continuing, ContinuingDrafter
 from outpace.drafters.support.layer_cache import Forward, LayerCache
 from outpace.targets.base import TargetModel
+from outpace.targets.gpu.fixed import shapes_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,5 +69,5 @@ class Assistant(ContinuingDrafter):
         return AssistantShared(
             **self.growth(module.tokens),
             module=module,
-            cache=LayerCache(list(module.shapes.values()), target.shapes_beside()),
+            cache=LayerCache(list(module.shapes.values()), shapes_for(target)),
         )

@@ -17,16 +17,17 @@ from torch import Tensor, nn
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafters.support.chains import Chains, drawn_together
 from outpace.drafters.support.draws import Draws, Noise
+from outpace.drafters.support.forest import Grown, Plan, grow_from, grow_on_device
 from outpace.drafters.support.growth import Growth, grow_whole
-from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
+from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, shape_of
 from outpace.learned.layers import Layer, LayerConfig, Rotary, initialise
 from outpace.learned.vocabulary import DraftsPart
 from outpace.sequence import Sequence
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
+from outpace.targets.gpu.fixed import shapes_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +139,7 @@ class BlockDrafter(Drafter[BlockState]):
             shape=shape_of(config.tokens, method=self.name),
             draws=Draws(self.draws),
             module=module,
-            cache=LayerCache.of(config, config.depth, weight, target.shapes_beside()),
+            cache=LayerCache.of(config, config.depth, weight, shapes_for(target)),
         )
 
     def renew(self, shared: BlockShared, target: TargetModel) -> BlockShared:
@@ -158,22 +159,21 @@ class BlockDrafter(Drafter[BlockState]):
             Logits [n, tokens, vocabulary].
         """
 
+    def grown(self, plan: Plan, members: Seq[BlockState]) -> Grown:
+        """As ``fill``, and draw from the block on its device."""
+        return grow_from(plan, members, self.fill(members))
+
     @torch.inference_mode()
     def propose(self, states: Seq[BlockState]) -> list[Draft]:
         active = [state for state in states if begin_block(state, self.num_speculative_tokens)]
+        if active and active[0].shared.cache.shapes is not None:
+            active = grow_on_device(active, self.grown)
         if active:
             # A place's logits do not depend on the tokens drawn before it.
             rows = {id(state): own for state, own in zip(active, self.fill(active), strict=True)}
-            if rows[id(active[0])].device.type == "cuda" and drawn_together(active):
-                chains = Chains(active, rows[id(active[0])].device)
-                while chains.active:
-                    chains.draw(torch.stack([rows[id(state)][chains.depth] for state in chains.active]))
-                chains.finish()
-            else:
-                grow_whole(
-                    active,
-                    lambda states: torch.stack([rows[id(state)][state.tree.depth] for state in states]),
-                )
+            grow_whole(
+                active, lambda states: torch.stack([rows[id(state)][state.tree.depth] for state in states])
+            )
         return [state.tree.finish() for state in states]
 
 
@@ -191,14 +191,19 @@ def run_layers(
     """
     module, cache = active[0].shared.module, active[0].shared.cache
     forward = cache.begin(feeds)
-    states = forward.pad(inputs)
+    states = through(module, forward, forward.pad(inputs))
+    forward.keep(keep)
+    return forward.rows(states)
+
+
+def through(module: BlockModule, forward: Forward, states: Tensor) -> Tensor:
+    """The layers' outputs for the rows of a forward, [S, width, hidden size]."""
     angles = module.rotary(forward.positions, states)
     masks = {window: within(forward.mask, forward.positions, window) for window in {*module.windows}}
     for place, layer in enumerate(module.layers):
         mask = masks[module.windows[place]] if module.windows else forward.mask
         states = layer(states, angles, mask, forward.store(place))
-    forward.keep(keep)
-    return forward.rows(states)
+    return states
 
 
 def within(mask: Tensor, positions: Tensor, window: int) -> Tensor:

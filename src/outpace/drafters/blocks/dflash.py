@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -24,6 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from typing_extensions import Self
 
+from outpace.cache import FixedRows
 from outpace.core import OutpaceError
 from outpace.drafters.blocks.blocks import (
     BlockConfig,
@@ -32,8 +34,10 @@ from outpace.drafters.blocks.blocks import (
     BlockShared,
     BlockState,
     run_layers,
+    through,
 )
-from outpace.drafters.support.layer_cache import Feed
+from outpace.drafters.support.forest import Forest, Grown, Inputs, Plan, pack, unpack
+from outpace.drafters.support.layer_cache import Feed, Forward
 from outpace.learned import published_dflash
 from outpace.learned.hidden_layers import default_layers
 from outpace.learned.learned import Fit, head_weights
@@ -42,6 +46,11 @@ from outpace.learned.vocabulary import DraftVocabulary
 from outpace.sequence import Step
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
+from outpace.targets.gpu.fixed import FixedInputs, width_of
+from outpace.targets.gpu.graphs import Made
+from outpace.targets.inputs.device_rows import read_numbers
+from outpace.targets.inputs.forward import rows_of
+from outpace.targets.rows import HiddenStates, Rows
 from outpace.transfer import upload
 
 _CHUNK = 512  # places of a text in one forward
@@ -223,6 +232,10 @@ class DFlash(BlockDrafter):
         _feed_text([state for state in active if state.waiting])
         return _fill(active)
 
+    def grown(self, plan: Plan, members: Seq[BlockState]) -> Grown:
+        _feed_text([state for state in members if state.waiting])
+        return _run_growth(plan, members)
+
 
 def _feed_text(behind: Seq[BlockState]) -> None:
     """Add keys and values of all waiting places to the cache, from the target's states."""
@@ -243,6 +256,8 @@ def _waited(state: BlockState) -> Tensor:
 
 def _feed_part(states: Seq[BlockState], texts: Seq[Tensor]) -> None:
     module, cache = states[0].shared.module, states[0].shared.cache
+    if _feed_fixed(states, texts):
+        return
     fused = [module.fuse(text) for text in texts]
     forward = cache.begin(
         [Feed.text(state.slot, state.rows, len(rows)) for state, rows in zip(states, fused, strict=True)]
@@ -254,6 +269,78 @@ def _feed_part(states: Seq[BlockState], texts: Seq[Tensor]) -> None:
     forward.keep([len(rows) for rows in fused])
     for state, rows in zip(states, fused, strict=True):
         state.rows += len(rows)
+
+
+def _feed_fixed(states: Seq[BlockState], texts: Seq[Tensor]) -> bool:
+    """``_feed_part`` by a forward of fixed shapes; False if there are none, or that does not pay."""
+    cache, widths = states[0].shared.cache, [len(text) for text in texts]
+    if cache.shapes is None or not width_of(len(states), max(widths)):
+        return False
+    slots, like = [state.slot for state in states], texts[0]
+    with cache.fixed(dict(zip(slots, widths, strict=True)), kept=True) as window:
+        fed = {slot: Rows([0] * width) for slot, width in zip(slots, widths, strict=True)}
+        cache.shapes.run(
+            partial(_read, states[0].shared.module),
+            window,
+            rows_of(window, fed),
+            HiddenStates(like.shape[1], like.dtype, like.device),
+            (),
+            dict(zip(slots, texts, strict=True)),
+        )
+    for state, width in zip(states, widths, strict=True):
+        state.rows += width
+    return True
+
+
+def _read(module: DFlashModule, inputs: FixedInputs, layers: tuple[int, ...]) -> Made:
+    """Write keys and values of a text's rows, whose joined states are in the inputs."""
+    at, columns = read_numbers(inputs.numbers, inputs.width), inputs.rows
+    assert inputs.states is not None
+    text, rows = module.fuse(inputs.states), columns.at(torch.where(at.trees.real, at.rows, columns.scratch))
+    angles = module.rotary(at.trees.positions, text)
+    for place, layer in enumerate(module.layers):
+        attention: Any = layer.self_attn
+        rows.append(place, *attention.keys(text, angles))
+    return Made(inputs.states, {})
+
+
+def _run_growth(plan: Plan, members: Seq[BlockState]) -> Grown:
+    """Fill the blocks of sequences that share a plan and draw from them, by a forward of fixed shapes."""
+    shared = members[0].shared
+    module, cache = shared.module, shared.cache
+    assert cache.shapes is not None
+    none = module.mask.new_zeros(len(members), 0)
+    with cache.fixed({state.slot: 1 + module.config.tokens for state in members}, kept=False) as window:
+        places = [window.slots.index(state.slot) for state in members]
+        numbers = pack(plan, members, places, [state.rows for state in members], window.stop)
+        made = cache.shapes.replay(
+            window.lane.memory,
+            (plan, window.stop, window.columns, module.drafted.revision(module.target)),
+            lambda: Inputs(numbers, none, FixedRows(window, none.device)),
+            lambda inputs: inputs.fill(numbers, places, none),
+            lambda inputs: _growth(module, plan, inputs),
+        )
+    return Grown.of(made, places)
+
+
+def _growth(module: DFlashModule, plan: Plan, inputs: Inputs) -> Made:
+    """Fill blocks and draw from them with the data in the inputs, without any data from the host."""
+    numbers, columns = unpack(plan, inputs.numbers), inputs.rows
+    assert columns is not None
+    base, width, device = numbers.base[:, None], 1 + module.config.tokens, inputs.numbers.device
+    positions = base + torch.arange(width, device=device)
+    sees = torch.arange(columns.columns, device=device) < base + width
+    forward = Forward(
+        columns.at(torch.where(numbers.used[:, None], positions, columns.scratch)),
+        positions,
+        sees[:, None, None].expand(-1, 1, width, -1),
+    )
+    states = through(module, forward, module.masked(numbers.roots))
+    logits = module.drafted.spread(module.logits(states[:, 1:]))
+    forest = Forest(plan, numbers, None)
+    while not forest.ended:
+        forest.grow(logits[:, forest.depth, None])
+    return forest.made
 
 
 def _fill(active: Seq[BlockState]) -> Tensor:

@@ -18,6 +18,7 @@ from outpace.drafters.support.layer_cache import Forward, LayerCache
 from outpace.drafters.support.vocabulary import part_of
 from outpace.embedded import nano_drafter_path
 from outpace.targets.base import TargetModel
+from outpace.targets.gpu.fixed import shapes_for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,5 +72,5 @@ class Eagle(ContinuingDrafter):
             **self.growth(module.config.tokens),
             vocabulary=part_of(module.drafted, target.vocabulary),
             module=module,
-            cache=LayerCache.of(module.config, module.config.depth, weight, target.shapes_beside()),
+            cache=LayerCache.of(module.config, module.config.depth, weight, shapes_for(target)),
         )

@@ -17,10 +17,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from outpace.cache.lanes import Memory, power_of_two
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.draws import Draws, Noise, check_grown
+from outpace.drafters.support.forest import Forest, Grown, Inputs, Plan, grow_on_device, pack, unpack
 from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Confident, Growing, Shape, Static
 from outpace.drafters.support.vocabulary import part_of
@@ -28,6 +30,8 @@ from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
+from outpace.targets.gpu.fixed import FixedShapes, shapes_for
+from outpace.targets.gpu.graphs import Made
 from outpace.transfer import upload
 
 MOST_NODES = 1024  # of the tree that a configuration asks for
@@ -116,9 +120,19 @@ def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True)
 class HeadGrowth(Growth):
-    """Data that an engine's sequences share: the heads, and the tree of their guesses."""
+    """Data that an engine's sequences share: the heads, and the tree of their guesses.
+
+    Attributes:
+        shapes: captures their forwards on a GPU of CUDA; None elsewhere.
+        memory: what these are captured over.
+    """
 
     heads: Heads
+    shapes: FixedShapes | None = None
+    memory: Memory = field(default_factory=Memory)
+
+    def revision(self) -> int:
+        return self.heads.drafted.revision(self.heads.target)
 
 
 @dataclass
@@ -183,6 +197,7 @@ class HeadDrafter(Drafter[HeadState]):
             draws=Draws(self.draws, weigh=shape.weighs, independent=not shape.weighs),
             vocabulary=part_of(heads.drafted.part, target.vocabulary),
             heads=heads,
+            shapes=shapes_for(target),
         )
 
     def renew(self, shared: HeadGrowth, target: TargetModel) -> HeadGrowth:
@@ -203,7 +218,10 @@ class HeadDrafter(Drafter[HeadState]):
         """Draft for a batch, one depth at a time for all sequences."""
         for state in states:
             state.begin()
-        grow_whole(states, _rows)
+        left = states
+        if states and states[0].shared.shapes is not None:
+            left = grow_on_device(states, _run_growth)
+        grow_whole(left, _rows)
         return [state.tree.finish() for state in states]
 
     def observe(self, states: Seq[HeadState], steps: Seq[Step]) -> None:
@@ -238,6 +256,38 @@ class TreeHeads(HeadDrafter):
         if self.expand is None:
             return Static(heads.tree(nodes))
         return Confident(self.expand, nodes, heads.depth)
+
+
+def _run_growth(plan: Plan, members: Seq[HeadState]) -> Grown:
+    """Grow the trees of sequences that share a plan, by a forward of fixed shapes."""
+    shared, places = members[0].shared, range(len(members))
+    before = torch.stack([state.before for state in members if state.before is not None])
+    numbers = pack(plan, members, places, [0] * len(members), power_of_two(len(members)))
+    assert shared.shapes is not None
+    made = shared.shapes.replay(
+        shared.memory,
+        (plan, len(numbers), shared.revision()),
+        lambda: Inputs(numbers, before),
+        lambda inputs: inputs.fill(numbers, places, before),
+        lambda inputs: _growth(shared, plan, inputs),
+    )
+    return Grown.of(made, places)
+
+
+def _growth(shared: HeadGrowth, plan: Plan, inputs: Inputs) -> Made:
+    """Grow trees from the data in the inputs, without any data from the host."""
+    numbers = unpack(plan, inputs.numbers)
+    forest = Forest(plan, numbers, shared.vocabulary.drafted(inputs.given)[1])
+    paths, every = numbers.roots[:, None, None], torch.arange(len(inputs.given), device=inputs.given.device)
+    while True:
+        count, front, depth = paths.shape
+        owners = every[:, None].expand(-1, front).flatten()
+        rows = shared.heads.rows(inputs.given, owners, paths.flatten(0, 1))
+        forest.grow(rows.unflatten(0, (count, front)))
+        if forest.ended:
+            return forest.made
+        above = forest.above[..., None].expand(-1, -1, depth)
+        paths = torch.cat([paths.gather(1, above), forest.tokens[..., None]], dim=2)
 
 
 def _rows(active: Seq[HeadState]) -> Tensor:

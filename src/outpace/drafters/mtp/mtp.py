@@ -20,6 +20,7 @@ from outpace.drafters.support.layer_cache import Forward, LayerCache
 from outpace.drafters.support.shapes import Growing
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
+from outpace.targets.gpu.fixed import shapes_for
 
 _TOKENS = 3  # of a draft by a single layer, which was trained for the first
 
@@ -81,5 +82,5 @@ class Mtp(ContinuingDrafter):
         return MtpShared(
             **self.growth(_TOKENS if layers == 1 else layers),
             module=module,
-            cache=LayerCache(module.shapes, target.shapes_beside()),
+            cache=LayerCache(module.shapes, shapes_for(target)),
         )

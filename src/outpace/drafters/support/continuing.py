@@ -17,14 +17,13 @@ from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.cache import FixedRows, FixedWindow
+from outpace.cache import FixedRows
 from outpace.core import Draft
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_grown, log_confidence
-from outpace.drafters.support.forest import Forest, Plan, groups, hang_all, pack, unpack
+from outpace.drafters.support.forest import Forest, Grown, Inputs, Plan, grow_on_device, pack, unpack
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
@@ -35,7 +34,7 @@ from outpace.targets.gpu.graphs import Made
 from outpace.targets.inputs.device_rows import Trees, dense, read_numbers
 from outpace.targets.inputs.forward import rows_of
 from outpace.targets.rows import HiddenStates, Rows
-from outpace.transfer import gather, scatter, upload, upload_into
+from outpace.transfer import gather, upload
 from outpace.tree import ancestor_mask
 
 _CHUNK = 512  # rows of a prompt in one forward
@@ -186,7 +185,7 @@ class ContinuingDrafter(Drafter[ContinuedState]):
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
         if active and active[0].shared.cache.shapes is not None:
-            active = _grow_on_device(active)
+            active = grow_on_device(active, _run_growth)
         while active:
             fronts = torch.cat([_front(state) for state in active])
             grow(active, active[0].shared.logits(fronts))
@@ -196,43 +195,8 @@ class ContinuingDrafter(Drafter[ContinuedState]):
         return [_finish(state) for state in states]
 
 
-class _Inputs:
-    """Inputs of the growth of a batch's trees, at fixed addresses.
-
-    Attributes:
-        rows: the rows of the cache that it writes.
-        numbers: those of ``forest.pack``, on the device.
-        outputs: of the rows before the trees, [S, ...].
-    """
-
-    def __init__(self, window: FixedWindow, numbers: NDArray[np.int64], like: Tensor) -> None:
-        self.rows = FixedRows(window, like.device)
-        self.numbers = torch.zeros(numbers.shape, dtype=torch.int64, device=like.device)
-        self.outputs = like.new_zeros(window.stop, *like.shape[1:])
-
-    @property
-    def nbytes(self) -> int:
-        return self.numbers.nbytes + self.outputs.nbytes
-
-    def fill(self, numbers: NDArray[np.int64], places: Seq[int], outputs: Tensor) -> None:
-        upload_into(self.numbers, numbers)
-        scatter(self.outputs, places, outputs)
-
-
-def _grow_on_device(active: Seq[ContinuedState]) -> list[ContinuedState]:
-    """Grow trees whose tokens stay on the device until all are drawn; return the others' sequences."""
-    left, grown = list[ContinuedState](), []
-    for plan, members in groups(active):
-        if plan is None:
-            left += members
-        else:
-            grown.append((plan, members, *_run_growth(plan, members)))
-    hang_all(grown)
-    return left
-
-
-def _run_growth(plan: Plan, members: Seq[ContinuedState]) -> tuple[Tensor, list[Tensor]]:
-    """Run the growth of trees that share a plan: what was found, and the distributions, for ``hang_all``."""
+def _run_growth(plan: Plan, members: Seq[ContinuedState]) -> Grown:
+    """Grow the trees of sequences that share a plan, by a forward of fixed shapes."""
     shared, outputs = members[0].shared, torch.cat([state.outputs for state in members])
     cache, rows = shared.cache, max(plan.rows, 1)
     assert cache.shapes is not None
@@ -242,18 +206,18 @@ def _run_growth(plan: Plan, members: Seq[ContinuedState]) -> tuple[Tensor, list[
         made = cache.shapes.replay(
             window.lane.memory,
             (plan, window.stop, window.columns, shared.revision()),
-            lambda: _Inputs(window, numbers, outputs),
+            lambda: Inputs(numbers, outputs, FixedRows(window, outputs.device)),
             lambda inputs: inputs.fill(numbers, places, outputs),
             lambda inputs: _growth(shared, plan, inputs),
         )
-    found, *distributions = (gather(each, places).clone() for each in (made.logits, *made.hidden.values()))
-    return found, distributions
+    return Grown.of(made, places)
 
 
-def _growth(shared: Continuing, plan: Plan, inputs: _Inputs) -> Made:
+def _growth(shared: Continuing, plan: Plan, inputs: Inputs) -> Made:
     """Grow trees from the data in the inputs, without any data from the host."""
     numbers = unpack(plan, inputs.numbers)
-    outputs = inputs.outputs[:, None]
+    outputs, columns = inputs.given[:, None], inputs.rows
+    assert columns is not None
     forest = Forest(plan, numbers, shared.vocabulary.drafted(outputs)[1])
     base, nodes = numbers.base[:, None], max(plan.rows, 1)
     node_positions = numbers.base.new_zeros(len(base), nodes)
@@ -262,7 +226,7 @@ def _growth(shared: Continuing, plan: Plan, inputs: _Inputs) -> Made:
     while True:
         forest.grow(shared.logits(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2]))
         if forest.ended:
-            return Made(forest.found(), dict(enumerate(forest.distributions)))
+            return forest.made
         front = forest.tokens.shape[1]
         own = torch.arange(fed, fed + front, device=outputs.device)
         every = torch.arange(nodes, device=outputs.device)
@@ -270,8 +234,8 @@ def _growth(shared: Continuing, plan: Plan, inputs: _Inputs) -> Made:
         positions = (base - 1 + forest.depth).expand(-1, front)
         node_positions = torch.where((every >= fed) & (every < fed + front), positions[:, :1], node_positions)
         real = numbers.used[:, None].expand(-1, front)
-        mask, _ = dense(Trees(base, real, sees, positions, node_positions), inputs.rows.columns, None)
-        rows = inputs.rows.at(torch.where(real, base + own, inputs.rows.scratch))
+        mask, _ = dense(Trees(base, real, sees, positions, node_positions), columns.columns, None)
+        rows = columns.at(torch.where(real, base + own, columns.scratch))
         above = forest.above.view(*forest.above.shape, *[1] * (outputs.dim() - 2)).expand(-1, -1, *outputs.shape[2:])
         read = outputs.gather(1, above)
         outputs = shared.run(Forward(rows, positions, mask), forest.tokens, read, forest.depth)

@@ -7,7 +7,7 @@ the tokens on its trees by the rules of ``growth``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
@@ -20,15 +20,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import pad
 
+from outpace.cache import FixedRows
 from outpace.cache.lanes import power_of_two
 from outpace.drafters.support.draws import Children
-from outpace.drafters.support.growth import Grows, advance, confident, hang
+from outpace.drafters.support.growth import G, Grows, advance, confident, hang
 from outpace.drafters.support.shapes import Confident, Shape, Static
 from outpace.drafters.support.vocabulary import Subset, Vocabulary
 from outpace.draws.many_rows import has_kernels, host_keys, is_cut, limits_of
 from outpace.draws.sampling import TINY_TEMPERATURE
 from outpace.draws.warped import Warps, noisy, warped
-from outpace.transfer import upload
+from outpace.targets.gpu.graphs import Made
+from outpace.transfer import gather, scatter, upload, upload_into
 from outpace.tree import children
 
 # How candidates follow from logits: the most probable tokens, those after temperature and cuts, draws with the
@@ -216,13 +218,12 @@ class Forest:
     Attributes:
         tokens: those of the front, [n, front].
         above: the parent of each node of the front, as a place in the front before, [n, front].
-        distributions: of each layer, [n, drafted ids], for draws with separate noise.
     """
 
     def __init__(self, plan: Plan, numbers: Numbers, ids: Tensor | None) -> None:
         self._plan, self._numbers, self._ids = plan, numbers, ids
         self.tokens = self.above = torch.empty(0)
-        self.distributions: list[Tensor] = []
+        self._distributions: list[Tensor] = []
         self._found: list[Tensor] = []
         self._path = numbers.least.new_zeros(len(numbers.base), 1)
         self._real = numbers.used[:, None]
@@ -277,7 +278,7 @@ class Forest:
         if draws:  # a chance may round to 0
             drawn = (scores.gather(1, places) - scores.logsumexp(dim=-1, keepdim=True)).exp() > 0
         if plan.kind == "own":
-            self.distributions.append(scores.softmax(dim=-1))
+            self._distributions.append(scores.softmax(dim=-1))
         weights = torch.where(drawn, weights if plan.weigh else 0.0, -torch.inf)
         places, short = torch.where(drawn, places, -1), count - places.shape[1]
         places, weights = pad(places, (0, short), value=-1), pad(weights, (0, short), value=-torch.inf)
@@ -324,9 +325,10 @@ class Forest:
         self._path = layer.gather(1, chosen)
         return chosen
 
-    def found(self) -> Tensor:
-        """All candidates and their weights, float64 [n, numbers], for ``hang_all``."""
-        return torch.cat(self._found, dim=1)
+    @property
+    def made(self) -> Made:
+        """All candidates and their weights, float64 [n, numbers], and the distributions of layers."""
+        return Made(torch.cat(self._found, dim=1), dict(enumerate(self._distributions)))
 
 
 @lru_cache(maxsize=256)
@@ -335,18 +337,84 @@ def _indices(parents: tuple[int, ...], device: torch.device) -> Tensor:
         return upload(list(parents), device)
 
 
-def hang_all(grown: Seq[tuple[Plan, Seq[Any], Tensor, Seq[Tensor]]]) -> None:
-    """Hang what grew on a device on the trees of the host, after one transfer.
+class Inputs:
+    """Inputs of the growth of a batch's trees, at fixed addresses.
 
     Args:
-        grown: plans, their states, per state its row of ``Forest.found``, and its distribution of each layer.
+        numbers: as ``pack`` returns.
+        like: what a place's growth begins with besides them, [n, ...].
+
+    Attributes:
+        numbers: those of ``pack``, on the device.
+        given: what the growth begins with, [size, ...].
+        rows: the rows of a cache that it writes; None for none.
     """
-    if not grown:
-        return
-    found = iter(torch.cat([each.flatten() for *_, each, _ in grown]).tolist())
-    for plan, states, each, distributions in grown:
-        for place, state in enumerate(states):
-            _hang_tree(plan, state, list(islice(found, each.shape[1])), [own[place] for own in distributions])
+
+    def __init__(self, numbers: NDArray[np.int64], like: Tensor, rows: FixedRows | None = None) -> None:
+        self.numbers = torch.zeros(numbers.shape, dtype=torch.int64, device=like.device)
+        self.given = like.new_zeros(len(numbers), *like.shape[1:])
+        self.rows = rows
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + self.given.nbytes
+
+    def fill(self, numbers: NDArray[np.int64], places: Seq[int], given: Tensor) -> None:
+        """Write a batch's numbers, and what is given for its places."""
+        upload_into(self.numbers, numbers)
+        scatter(self.given, places, given)
+
+
+class Grown(NamedTuple):
+    """What grew for the n sequences of a plan.
+
+    Attributes:
+        found: a row of ``Forest.made`` each, [n, numbers].
+        distributions: that of each layer, [n, drafted ids], if there are any.
+    """
+
+    found: Tensor
+    distributions: Seq[Tensor]
+
+    @classmethod
+    def of(cls, made: Made, places: Seq[int]) -> Grown:
+        """Copies of the places' parts of what a forward made."""
+        found, *distributions = (gather(each, places).clone() for each in (made.logits, *made.hidden.values()))
+        return cls(found, distributions)
+
+
+def grow_on_device(states: Seq[G], run: Callable[[Plan, list[G]], Grown]) -> list[G]:
+    """Grow trees whose tokens stay on the device until all are drawn; one transfer then brings them.
+
+    Args:
+        run: grows the trees of sequences that share a plan.
+
+    Returns:
+        The sequences whose trees the host must grow.
+    """
+    left, grown = list[G](), []
+    for plan, members in groups(states):
+        if plan is None:
+            left += members
+        else:
+            grown.append((plan, members, run(plan, members)))
+    if grown:
+        found = iter(torch.cat([each.found.flatten() for *_, each in grown]).tolist())
+        for plan, members, each in grown:
+            for place, state in enumerate(members):
+                numbers = list(islice(found, each.found.shape[1]))
+                _hang_tree(plan, state, numbers, [own[place] for own in each.distributions])
+    return left
+
+
+def grow_from(plan: Plan, members: Seq[Any], rows: Tensor) -> Grown:
+    """Draw chains from logits that do not depend on the tokens before them, [n, layers, vocabulary]."""
+    places = range(len(members))
+    numbers = unpack(plan, upload(pack(plan, members, places, [0] * len(members), len(members)), rows.device))
+    forest = Forest(plan, numbers, None)
+    while not forest.ended:
+        forest.grow(rows[:, forest.depth, None])
+    return Grown.of(forest.made, places)
 
 
 def _hang_tree(plan: Plan, state: Any, found: Seq[float], distributions: Seq[Tensor]) -> None:

@@ -17,7 +17,6 @@ from outpace.cache import FixedCache, FixedRows, FixedWindow, KVCache, LayerShap
 from outpace.cache.lanes import power_of_two
 from outpace.learned.layers import LayerConfig, Store
 from outpace.targets.gpu.fixed import FixedShapes
-from outpace.targets.gpu.graphs import Eager
 from outpace.transfer import upload
 from outpace.tree import chain_mask
 
@@ -108,19 +107,15 @@ class LayerCache:
 
     Args:
         layers: shape of each layer's rows, all on one device.
-        shapes: captures forwards of fixed shapes, if the device is a GPU of CUDA; None runs them unrecorded.
-
-    Attributes:
-        shapes: this, and on a GPU of CUDA always some.
+        shapes: captures forwards of fixed shapes; None if there are none.
     """
 
     def __init__(self, layers: Seq[LayerShape], shapes: FixedShapes | None = None) -> None:
         self._layers = layers
         self.device = layers[0].keys.device
-        fixed = self.device.type == "cuda"
-        self.shapes = None if not fixed else FixedShapes(Eager(), None) if shapes is None else shapes
+        self.shapes = shapes
         # One lane, so that a module runs once: padding its few layers costs little compared with the target.
-        self._cache = (FixedCache if fixed else KVCache)(layers, spread=math.inf)
+        self._cache = (KVCache if shapes is None else FixedCache)(layers, spread=math.inf)
 
     @classmethod
     def of(cls, config: LayerConfig, layers: int, like: Tensor, shapes: FixedShapes | None) -> LayerCache:

@@ -6,6 +6,7 @@ A lane that grows has other memory, over which its shapes are captured anew.
 from __future__ import annotations
 
 import itertools
+import logging
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -20,12 +21,13 @@ from outpace.cache import CacheFull, FixedCache, FixedRows, FixedWindow, Slot
 from outpace.cache.lanes import Memory, power_of_two
 from outpace.core import TargetOptions, out_of_memory
 from outpace.targets.base import TargetModel
-from outpace.targets.gpu.graphs import Made, Runner
+from outpace.targets.gpu.graphs import Eager, Made, NotCaptured, Runner
 from outpace.targets.hardware import total_bytes
 from outpace.targets.inputs.device_rows import row_numbers
 from outpace.targets.rows import HiddenStates, Rows
 from outpace.transfer import scatter, upload_into
 
+_log = logging.getLogger(__name__)
 # Forwards with more rows are bound by arithmetic, so that a graph gains nothing.
 _MOST_ROWS = 512
 # Wider ones are chunks of prompts.
@@ -142,6 +144,7 @@ class FixedShapes:
         self.most = most
         self._options = compiled
         self._compiled: Any = None
+        self._beside = False
         self._lent: weakref.WeakSet[FixedShapes] = weakref.WeakSet()
         self._forwards = itertools.count()
 
@@ -152,6 +155,7 @@ class FixedShapes:
     def lend(self) -> FixedShapes:
         """Those of a module beside the model, which are dropped with these; their outputs stay valid."""
         lent = FixedShapes(self.runner.another(), None, self.most)
+        lent._beside = True
         self._lent.add(lent)
         return lent
 
@@ -224,6 +228,12 @@ class FixedShapes:
         """Capture a forward; if memory runs out, once more without what was captured before."""
         try:
             return self.runner.capture(forward)
+        except NotCaptured as error:
+            if not self._beside:  # then the target goes on without graphs
+                raise
+            _log.warning("a drafter's module on this GPU is launched one kernel at a time: %s", error)
+            self.runner = Eager()
+            return forward
         except Exception as error:
             if not (out_of_memory(error) and any(self.known.values())):
                 raise
@@ -257,6 +267,13 @@ class FixedShapes:
 
             self._compiled = run
         return self._compiled
+
+
+def shapes_for(target: TargetModel) -> FixedShapes | None:
+    """What captures the forwards of a drafter's own module, beside its target; None if it is not on CUDA."""
+    if target.hidden.device.type != "cuda":
+        return None
+    return target.shapes_beside() or FixedShapes(Eager(), None)
 
 
 def most_bytes(device: torch.device) -> int | None:
