@@ -7,6 +7,7 @@ import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
+from itertools import product
 from typing import Any
 
 import pytest
@@ -102,7 +103,9 @@ class Watch:
     def left(self, *args: Any) -> None: ...
 
     def stepped(self, steps: Any) -> None:
-        self.seen += [(list(step.draft.tokens), list(step.path), step.tokens) for step in steps]
+        for step in steps:
+            tokens, parents = list(step.draft.tokens), list(step.draft.parents)
+            self.seen.append((tokens, parents, list(step.path), step.tokens))
 
 
 SAMPLINGS = {
@@ -132,25 +135,27 @@ def test_chains_on_the_device_are_those_of_the_host(cuda: Accelerator, sampling:
     with cuda:
         targets = [CausalTarget(model(seed).to("cuda:0"), check=False) for seed in range(2)]
         assert drafted(*targets) == expected
-        assert any(path for _, path, _ in expected)
+        assert any(path for *_, path, _ in expected)
+
+
+# Trees by confidence, static trees, blocks; others are slow.
+LEARNED = [("eagle, trees", "cut"), ("medusa", "cut"), ("dflash", "cut")]
+OTHERS = [
+    *product(("eagle", "mtp", "dflash"), ("greedy", "cut")),
+    *product(("eagle, trees", "mtp, trees", "medusa", "hydra", "hydra, by confidence"), SAMPLINGS),
+    *(("eagle:min_confidence=0.3", sampling) for sampling in SAMPLINGS),
+]
 
 
 @pytest.mark.parametrize(
     ("drafter", "sampling"),
-    [
-        ("eagle", "cut"),
-        ("dflash", "cut"),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("eagle", "greedy"), ("dflash", "greedy"), ("mtp", "greedy"), ("mtp", "cut"))
-        ),
-    ],
+    [*LEARNED, *(pytest.param(*case, marks=pytest.mark.slow) for case in OTHERS if case not in LEARNED)],
 )
-def test_learned_chains_on_the_device_are_those_of_the_host(
+def test_learned_drafts_on_the_device_are_those_of_the_host(
     cuda: Accelerator, drafter: str, sampling: str
 ) -> None:
     lab = lab_on(torch.float64)
-    spec, params = with_trained(DRAFTERS[drafter]), SAMPLINGS[sampling]
+    spec, params = with_trained(DRAFTERS.get(drafter, drafter)), SAMPLINGS[sampling]
 
     def drafted(target: Any) -> list[Any]:
         watch: Any = Watch()

@@ -1,4 +1,4 @@
-"""Temperature, top-k, top-p, min-p and keyed noise on rows that stay on their device, with their parameters there.
+"""Temperature, top-k, top-p, min-p and keyed noise on rows that stay on their device, as their parameters.
 
 For drafts, which need not be exact: rounding may decide otherwise than in ``sampling``, the reference.
 """

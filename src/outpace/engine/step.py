@@ -311,5 +311,7 @@ def _rows_kept(step: Step, ahead: int) -> list[int]:
 def _committed(hidden: Mapping[int, Tensor], path: Seq[int]) -> dict[int, Tensor]:
     """Select the root's and a path's rows of hidden states, shape [1 + nodes, size]."""
     rows = [0, *(node + 1 for node in path)]
+    if rows[-1] == len(path):  # copies: the next forward may overwrite what these are views of
+        return {layer: states[: len(rows)].clone() for layer, states in hidden.items()}
     places = {device: upload(rows, device) for device in {states.device for states in hidden.values()}}
     return {layer: states[places[states.device]] for layer, states in hidden.items()}

@@ -327,7 +327,7 @@ class TargetModel(ABC):
         )
 
     def shapes_beside(self) -> FixedShapes | None:
-        """``FixedShapes`` for a drafter's own module on its device, if its steps have fixed shapes, or None."""
+        """``FixedShapes`` for a drafter's own module, if its own steps have fixed shapes; otherwise None."""
         return None
 
     def takes_drawn(self, count: int) -> bool:

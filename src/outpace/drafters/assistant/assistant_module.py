@@ -23,7 +23,6 @@ from outpace.targets.base import TargetModel
 from outpace.targets.cpu.linear import pack_drafter
 from outpace.targets.inputs.config import family
 from outpace.targets.weights.pretrained import read_model
-from outpace.transfer import upload
 
 KINDS = ("gemma4_assistant", "gemma4_unified_assistant")
 _SLIDING = "sliding_attention"
@@ -100,8 +99,7 @@ class AssistantModule(nn.Module):
             kind: forward.store(place)(*self._keys(kind, parts[1 + place], forward.positions))
             for place, kind in enumerate(self._layers)
         }
-        last = upload(forward.window.widths, tokens.device)[:, None] - 1
-        last.clamp_(min=0)
+        last = (forward.widths[:, None] - 1).clamp(min=0)
         made = self._run(
             seen,
             tokens.gather(1, last),

@@ -334,6 +334,7 @@ def _growth(module: DFlashModule, plan: Plan, inputs: Inputs) -> Made:
         columns.at(torch.where(numbers.used[:, None], positions, columns.scratch)),
         positions,
         sees[:, None, None].expand(-1, 1, width, -1),
+        numbers.used * width,
     )
     states = through(module, forward, module.masked(numbers.roots))
     logits = module.drafted.spread(module.logits(states[:, 1:]))

@@ -236,9 +236,12 @@ def _growth(shared: Continuing, plan: Plan, inputs: Inputs) -> Made:
         real = numbers.used[:, None].expand(-1, front)
         mask, _ = dense(Trees(base, real, sees, positions, node_positions), columns.columns, None)
         rows = columns.at(torch.where(real, base + own, columns.scratch))
-        above = forest.above.view(*forest.above.shape, *[1] * (outputs.dim() - 2)).expand(-1, -1, *outputs.shape[2:])
+        above = forest.above.view(*forest.above.shape, *[1] * (outputs.dim() - 2)).expand(
+            -1, -1, *outputs.shape[2:]
+        )
         read = outputs.gather(1, above)
-        outputs = shared.run(Forward(rows, positions, mask), forest.tokens, read, forest.depth)
+        forward = Forward(rows, positions, mask, real.sum(dim=1))
+        outputs = shared.run(forward, forest.tokens, read, forest.depth)
         fed += front
 
 
@@ -254,9 +257,9 @@ def _catch_up(behind: Seq[ContinuedState]) -> None:
     tokens ``rows`` + 1 to ``rows`` + ``width``.
     """
     for state in behind:
-        layers = state.waiting[0]
-        whole = {layer: torch.cat([part[layer] for part in state.waiting]) for layer in layers}
-        state.waiting = [whole]
+        if len(state.waiting) > 1:
+            layers = state.waiting[0]
+            state.waiting = [{layer: torch.cat([part[layer] for part in state.waiting]) for layer in layers}]
     while behind:
         feeds, tokens, features = [], [], []
         for state in behind:
@@ -281,7 +284,7 @@ def _catch_up(behind: Seq[ContinuedState]) -> None:
 def _catch_up_fixed(
     behind: Seq[ContinuedState], tokens: Seq[Seq[int]], features: Seq[Tensor]
 ) -> Seq[Tensor] | None:
-    """The outputs of the last row of each text, [1, ...], by a forward of fixed shapes; None if that does not pay."""
+    """The outputs of each text's last row, [1, ...], by a forward of fixed shapes; None if none is used."""
     shared, widths = behind[0].shared, [len(own) for own in tokens]
     cache, like = shared.cache, features[0]
     if cache.shapes is None or not width_of(len(behind), max(widths)):
@@ -299,7 +302,8 @@ def _catch_up_fixed(
         )
     places = [window.slots.index(slot) for slot in slots]
     ends = [place * window.width + width - 1 for place, width in zip(places, widths, strict=True)]
-    return made.logits.flatten(0, 1)[upload(ends, like.device)].split(1)
+    last: Seq[Tensor] = made.logits.flatten(0, 1)[upload(ends, like.device)].split(1)
+    return last
 
 
 def _continued(shared: Continuing, shape: Seq[int], inputs: FixedInputs, key: tuple[int, ...]) -> Made:
@@ -307,9 +311,9 @@ def _continued(shared: Continuing, shape: Seq[int], inputs: FixedInputs, key: tu
     at, rows = read_numbers(inputs.numbers, inputs.width), inputs.rows
     assert inputs.states is not None
     mask, _ = dense(at.trees, rows.columns, None)
-    forward = Forward(
-        rows.at(torch.where(at.trees.real, at.rows, rows.scratch)), at.trees.positions, mask
-    )
+    real = at.trees.real
+    written = rows.at(torch.where(real, at.rows, rows.scratch))
+    forward = Forward(written, at.trees.positions, mask, real.sum(dim=1))
     return Made(shared.run(forward, at.tokens, inputs.states.unflatten(2, shape), 0), {})
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice, takewhile
+from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -24,7 +24,7 @@ from outpace.cache import FixedRows
 from outpace.cache.lanes import power_of_two
 from outpace.drafters.support.draws import Children
 from outpace.drafters.support.growth import G, Grows, advance, confident, hang
-from outpace.drafters.support.shapes import Confident, Shape, Static
+from outpace.drafters.support.shapes import Confident
 from outpace.drafters.support.vocabulary import Subset, Vocabulary
 from outpace.draws.many_rows import has_kernels, host_keys, is_cut, limits_of
 from outpace.draws.sampling import TINY_TEMPERATURE
@@ -33,8 +33,8 @@ from outpace.targets.gpu.graphs import Made
 from outpace.transfer import gather, scatter, upload, upload_into
 from outpace.tree import children
 
-# How candidates follow from logits: the most probable tokens, those after temperature and cuts, draws with the
-# target's own noise, draws with separate noise.
+# How candidates follow from logits: the most probable tokens; those after temperature and cuts; draws with
+# the target's own noise, or with separate noise.
 Kind = Literal["best", "warped", "shared", "own"]
 
 
@@ -94,7 +94,7 @@ def kind_of(state: Grows) -> Kind | None:
 
 
 def groups(states: Seq[Any]) -> Iterator[tuple[Plan | None, list[Any]]]:
-    """The sequences with something to draft, by the plan that they share; None for those that the host draws."""
+    """The sequences with something to draft, by the plan that they share; None if the host draws for them."""
     found: dict[Any, list[Any]] = {}
     for state in states:
         if state.tree.layers > 0:
@@ -143,7 +143,7 @@ def _layers(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[Layer, ...]:
     return tuple(layers)
 
 
-# Of a place's numbers: rows before the tree, whether it is in use, the root, four parameters, the least weight.
+# Of a place: rows before the tree, whether it is in use, the root, four parameters, the least weight.
 _FIRST = 8
 
 
@@ -246,7 +246,9 @@ class Forest:
         """
         layer = self._plan.layers[self.depth]
         places, weights = self._candidates(rows.to(self._path.device), layer.count)
-        tokens = places if self._ids is None else torch.where(places < 0, places, self._ids[places.clamp(min=0)])
+        tokens = (
+            places if self._ids is None else torch.where(places < 0, places, self._ids[places.clamp(min=0)])
+        )
         self._found += [tokens.double().flatten(1), weights.flatten(1)]
         if self.ended:
             return
@@ -258,7 +260,7 @@ class Forest:
         self.above = chosen // layer.count
 
     def _candidates(self, rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-        """Places of the candidates among the drafted ids, -1 for none, and their weights, [n, front, count]."""
+        """Places of the candidates in the rows, -1 for none, and their weights, each [n, front, count]."""
         plan, front = self._plan, rows.shape[1]
         flat = rows.flatten(0, 1)
         if count == 1 and not plan.weigh and plan.kind != "own" and not plan.cut:
@@ -379,7 +381,9 @@ class Grown(NamedTuple):
     @classmethod
     def of(cls, made: Made, places: Seq[int]) -> Grown:
         """Copies of the places' parts of what a forward made."""
-        found, *distributions = (gather(each, places).clone() for each in (made.logits, *made.hidden.values()))
+        found, *distributions = (
+            gather(each, places).clone() for each in (made.logits, *made.hidden.values())
+        )
         return cls(found, distributions)
 
 
@@ -427,7 +431,8 @@ def _hang_tree(plan: Plan, state: Any, found: Seq[float], distributions: Seq[Ten
         candidates: dict[int, int] = {}  # node -> the candidate that it is
         for node in tree.front:
             first = slots[node] * layer.count
-            kept = list(takewhile(lambda c: tokens[c] >= 0, range(first, first + tree.shape.count(tree, node))))
+            every = range(first, first + tree.shape.count(tree, node))
+            kept = every[: next((place for place, one in enumerate(every) if tokens[one] < 0), len(every))]
             own = [weights[c] for c in kept]
             p = vocabulary.whole(distributions[depth]) if distributions and kept else None
             made = Children([int(tokens[c]) for c in kept], own, own[0] if own else 0.0, p)

@@ -50,11 +50,13 @@ class Forward:
         window: the rows of the cache that it writes.
         positions: positions of each slot's rows, [S, width].
         mask: true where a row attends to a column, [S, 1, width, columns].
+        widths: number of rows that each slot feeds, [S].
     """
 
     window: Window | FixedRows
     positions: Tensor
     mask: Tensor
+    widths: Tensor
 
     def store(self, layer: int) -> Store:
         """The function that stores a layer's new keys and values."""
@@ -69,10 +71,11 @@ class Feeding(Forward):
         self._feeds = feeds
         (window,) = cache.begin({feed.slot: len(feed.positions) for feed in feeds})
         places = {slot: place for place, slot in enumerate(window.slots)}
+        self._widths = window.widths
         self._order = [places[feed.slot] for feed in feeds]
-        count = len(window.slots)
-        positions = np.zeros((count, window.width), dtype=np.int64)
-        mask = np.zeros((count, 1, window.width, window.columns), dtype=np.bool_)
+        self._size = size = len(window.slots), window.width
+        positions = np.zeros(size, dtype=np.int64)
+        mask = np.zeros((size[0], 1, size[1], window.columns), dtype=np.bool_)
         # Padding attends to an arbitrary row, so that its softmax is defined.
         mask[:, :, :, 0] = True
         for place, feed in zip(self._order, feeds, strict=True):
@@ -81,12 +84,15 @@ class Feeding(Forward):
             positions[place, :width] = feed.positions
             mask[place, 0, :width, : end - own] = True
             mask[place, 0, :width, end - own : end] = feed.sees
-        super().__init__(window, upload(positions, device), upload(mask, device))
+        self.window, self.positions, self.mask = window, upload(positions, device), upload(mask, device)
+
+    @property
+    def widths(self) -> Tensor:  # type: ignore[override]
+        return upload(self._widths, self.positions.device)
 
     def pad(self, inputs: Seq[Tensor]) -> Tensor:
         """Pad the rows of each feed, [w, ...], with zeros to one tensor [S, width, ...]."""
-        size = (len(self.window.slots), self.window.width, *inputs[0].shape[1:])
-        padded = inputs[0].new_zeros(size)
+        padded = inputs[0].new_zeros(*self._size, *inputs[0].shape[1:])
         for place, rows in zip(self._order, inputs, strict=True):
             padded[place, : len(rows)] = rows
         return padded
