@@ -9,6 +9,7 @@ import copy
 import json
 import re
 import types
+from base64 import b64encode
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
@@ -17,6 +18,7 @@ import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
+from image_models import picture, seeing, url_of
 from outpace.loading import Loaded
 from outpace.serve.body import IGNORED
 from outpace.serve.routes import _APIS
@@ -49,6 +51,10 @@ TOKENS: Fragment = {"max_tokens": 2, "temperature": 0, "return_token_ids": True}
 SHORT: Fragment = {"max_tokens": 2, "temperature": 0}
 OUT: Fragment = {"max_output_tokens": 2, "temperature": 0}
 LOGPROBS: Fragment = {"logprobs": True}
+SOURCE: Fragment = {"type": "base64", "data": b64encode(picture(0)).decode()}
+OTHER: Fragment = {"type": "base64", "data": b64encode(picture(1)).decode()}
+# Types of which one request has an image: a model that reads images answers it.
+PICTURED = {"ImagePart", "ImageUrl", "InputImage", "ImageBlock", "ImageSource"}
 
 
 def chat(**more: Any) -> Fragment:
@@ -135,6 +141,31 @@ PLACES: dict[str, tuple[str, Callable[[Fragment], Fragment], Fragment]] = {
             messages=[USER, {"role": "assistant", "content": [USE]}, {"role": "user", "content": [one]}]
         ),
         {"type": "tool_result", "tool_use_id": "c1", "content": "a"},
+    ),
+    "ImagePart": (
+        CHAT,
+        lambda one: chat(messages=[{"role": "user", "content": [one]}]),
+        {"type": "image_url", "image_url": {"url": url_of(picture(0))}},
+    ),
+    "ImageUrl": (
+        CHAT,
+        lambda one: chat(messages=[{"role": "user", "content": [{"type": "image_url", "image_url": one}]}]),
+        {"url": url_of(picture(0))},
+    ),
+    "InputImage": (
+        RESPONSES,
+        lambda one: responses(input=[{"role": "user", "content": [one]}]),
+        {"type": "input_image", "image_url": url_of(picture(0))},
+    ),
+    "ImageBlock": (
+        MESSAGES,
+        lambda one: messages(messages=[{"role": "user", "content": [one]}]),
+        {"type": "image", "source": SOURCE},
+    ),
+    "ImageSource": (
+        MESSAGES,
+        lambda one: messages(messages=[{"role": "user", "content": [{"type": "image", "source": one}]}]),
+        SOURCE,
     ),
     "AnthropicTool": (MESSAGES, lambda one: messages(tools=[one]), OWN),
     "AnthropicHosted": (MESSAGES, lambda one: messages(tools=[one]), {"type": "bash_20250124"}),
@@ -259,6 +290,9 @@ VALUES: dict[str, Any] = {
     "ReasoningItem.content": [{"type": "text", "text": "b"}],
     "CustomTool.format": {"type": "grammar"}, "NamespaceTool.tools": [], "HostedTool.type": "other",
     "ResponseText.format": {"type": "json_object"}, "ResponseFormat.type": "text",
+    "ImagePart.image_url": {"url": url_of(picture(1))}, "ImageUrl.url": url_of(picture(1)),
+    "InputImage.image_url": url_of(picture(1)), "file_id": "a", "source": OTHER, "data": OTHER["data"],
+    "ImageSource.type": "url", "ImageSource.url": "http://localhost/a.png",
     "FunctionChoice.name": "other", "FunctionChoice.type": "custom",
     "OutputItem.type": "custom_tool_call_output", "ReasoningText.type": "text", "TextPart.type": "input_text",
 }  # fmt: skip
@@ -384,8 +418,9 @@ def test_fields_without_an_effect_have_none() -> None:
 
     async def main() -> None:
         wrong = []
-        async with serving(loaded=rich()) as client:
+        async with serving(loaded=rich()) as text, serving(loaded=seeing()) as images:
             for kind, name in INERT:
+                client = images if kind in PICTURED else text
                 value = sample(known[kind, name], name)
                 other = {"store": None, "data": "c"}.get(name)
                 path, body = built(kind, {name: value})
@@ -401,8 +436,12 @@ def test_fields_without_an_effect_have_none() -> None:
 def test_all_other_fields_change_something() -> None:
     async def main() -> None:
         wrong = []
-        async with serving("prompt_lookup", loaded=rich(), others={"lookahead": "lookahead"}) as client:
+        async with (
+            serving("prompt_lookup", loaded=rich(), others={"lookahead": "lookahead"}) as text,
+            serving(loaded=seeing()) as images,
+        ):
             for kind, name in ACTIVE:
+                client = images if kind in PICTURED else text
                 key = f"{kind}.{name}"
                 common = key.replace("Completions.", "Chat.")
                 base = dict(WITH.get(common, {}))

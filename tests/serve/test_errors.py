@@ -84,15 +84,19 @@ def test_bodies() -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "part"),
+    ("path", "part", "kind"),
     [
-        (CHAT, {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}),
-        (CHAT, {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}),
-        ("/v1/messages", {"type": "image", "source": {"type": "url", "url": "http://localhost/a.png"}}),
-        ("/v1/responses", {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}),
+        (CHAT, {"type": "input_audio", "input_audio": {"data": "", "format": "wav"}}, "input_audio"),
+        ("/v1/messages", {"type": "document", "source": {"type": "text", "data": "a"}}, "document"),
+        (
+            "/v1/messages",
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": {}}]},
+            "image",
+        ),
+        ("/v1/responses", {"type": "input_file", "file_id": "a"}, "input_file"),
     ],
 )
-def test_what_is_not_text_is_refused_by_its_name(path: str, part: dict[str, Any]) -> None:
+def test_what_is_not_text_is_refused_by_its_name(path: str, part: dict[str, Any], kind: str) -> None:
     said = [{"role": "user", "content": [{"type": "text", "text": "What is this?"}, part]}]
 
     async def main() -> None:
@@ -101,7 +105,8 @@ def test_what_is_not_text_is_refused_by_its_name(path: str, part: dict[str, Any]
             body = {field: said} if path == "/v1/responses" else {field: said, "max_tokens": 2}
             exchange = client.send(path, body)
             error = (await exchange.json())["error"]
-            assert exchange.status == 400 and f"takes text, not {part['type']!r}" in error["message"]
+            taken = "text here" if kind == "image" else "text and images here"
+            assert exchange.status == 400 and f"takes {taken}, not {kind!r}" in error["message"]
 
     run(main)
 

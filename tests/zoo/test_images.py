@@ -5,6 +5,7 @@ In float64, for batches of prompts with different numbers of images, of differen
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -141,21 +142,42 @@ def test_sampled_by_generate(name: str) -> None:
 
 
 def test_a_prefix_cache_keeps_images_apart(name: str) -> None:
-    """Requests of the same tokens, more than a block of rows, and of other images: nothing is shared."""
+    """Requests of the same tokens, more than a block of rows: shared only if their images are the same."""
     engine = Engine(Target(model_of(name)), LOOKAHEAD, prefix_cache=2**20, adaptive=False)
     outputs = []
-    for seed in (0, 1, 0):
+    for seed, cached in ((0, 0), (1, 0), (0, 32)):
         source = alone(name, seed, more=40)[0]
         stock = model_of(name).generate(**source, max_new_tokens=NEW, repetition_penalty=PENALTY)
         text = source["input_ids"][0].tolist()
         (found,) = engine.generate([text], LIVELY, sources=[source])
         outputs.append(found.tokens)
-        assert found.tokens == stock[0, len(text) :].tolist() and found.stats.cached_tokens == 0
+        assert found.tokens == stock[0, len(text) :].tolist() and found.stats.cached_tokens == cached
     assert outputs[0] == outputs[2] != outputs[1]
+    (found,) = engine.generate([text], LIVELY)  # the same tokens, of which none are an image
+    assert found.stats.cached_tokens == 0
     text = [token % 80 + 1 for token in text]
     for cached in (0, 32):  # a prompt of text is shared as ever
         (found,) = engine.generate([text], LIVELY)
         assert found.stats.cached_tokens == cached
+
+
+def test_a_conversation_goes_on_from_the_rows_of_its_answer(name: str) -> None:
+    """An answer's rows are shared by a later prompt: they follow the same image, at its positions."""
+    engine = Engine(Target(model_of(name)), LOOKAHEAD, prefix_cache=2**20, adaptive=False)
+    source = alone(name, more=40)[0]
+    text = source["input_ids"][0].tolist()
+    # No pads, and no places of images.
+    words = replace(LIVELY, logit_bias=dict.fromkeys((0, *range(90, 94)), -100.0))
+    (first,) = engine.generate([text], words, sources=[source])
+    assert len(text) < 64 < len(text) + NEW
+    ids = torch.tensor([[*text, *first.tokens, 5, 6, 7]])
+    longer = {**source, "input_ids": ids}
+    if name.startswith("qwen"):
+        longer["mm_token_type_ids"] = (ids == source["input_ids"].new_tensor(90)).int()
+    stock = model_of(name).generate(**longer, max_new_tokens=NEW, repetition_penalty=PENALTY)
+    (found,) = engine.generate([ids[0].tolist()], LIVELY, sources=[longer])
+    assert found.tokens == stock[0, ids.shape[1] :].tolist()
+    assert found.stats.cached_tokens == (len(text) + NEW - 1) // 32 * 32
 
 
 def test_it_resumes_after_preemption(name: str, monkeypatch: pytest.MonkeyPatch) -> None:

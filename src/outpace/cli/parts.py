@@ -67,7 +67,7 @@ class Source:
 
             self.check(drafter, verifier, references)
             trust = self.trust_remote_code
-            if (needs := needs_of_name(self.model, self.dtype, self.place, trust)) is not None:
+            if (needs := needs_of_name(self.model, self.dtype, self.place, trust, self.seq2seq)) is not None:
                 screen.note(f"{self.model}: {needs}")
             return load(
                 self.model,

@@ -191,7 +191,7 @@ def serve(
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
-        parts = Source(model, place, dtype, trust_remote_code, llamacpp, False, step)
+        parts = Source(model, place, dtype, trust_remote_code, llamacpp, "images", step)
         loaded, spec = profiled(parts, drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter

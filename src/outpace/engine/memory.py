@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+from collections.abc import Sequence as Seq
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -77,21 +79,27 @@ class Memory:
         Raises:
             OutpaceError: the target no longer fits its model.
         """
-        if self.prefixes is not None and sequence.source is None:
+        keys = self._keys(sequence)
+        if self.prefixes is not None and keys is not None:
             # Here, since the first forward of a slot with rows in it does not look for changes.
             revision = self._target.revision()
             if revision != self._revision:
                 self.prefixes.clear()
                 self._revision = revision
             self._began[slot] = revision
-            tokens = sequence.tokens[: self._shared(sequence) + 1]
-            sequence.stats.cached_tokens += self.prefixes.fill(self.cache, slot, tokens, sequence.salt)
+            shared = keys[: self._shared(sequence) + 1]
+            sequence.stats.cached_tokens += self.prefixes.fill(self.cache, slot, shared, sequence.salt)
 
     def keep(self, slot: Slot, sequence: Sequence) -> None:
         """Store a sequence's rows in the prefix cache, unless weights have changed since its first."""
         if self.prefixes is not None and self._began.get(slot) == self._revision:
-            tokens = sequence.tokens[: self._shared(sequence)]
-            self.prefixes.keep(self.cache, slot, tokens, sequence.salt)
+            keys = self._keys(sequence)
+            assert keys is not None  # since fill() has found some
+            self.prefixes.keep(self.cache, slot, keys[: self._shared(sequence)], sequence.salt)
+
+    def _keys(self, sequence: Sequence) -> Seq[Hashable] | None:
+        """The keys of a sequence's rows; None if they are not shared."""
+        return self._target.row_keys(sequence.tokens, sequence.source) if self.prefixes is not None else None
 
     def _shared(self, sequence: Sequence) -> int:
         """The number of a sequence's first rows that may be shared: rows of steps may have other bits."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from collections.abc import Hashable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
@@ -32,8 +33,10 @@ class _Block:
 class PrefixCache:
     """Blocks of 32 rows, keyed by the preceding block and the 32 tokens.
 
-    A key contains the tokens themselves, so hashes cannot collide. The least recently used blocks are evicted
-    first, and the last block of a text before its earlier ones, since a block is useless without those.
+    A key contains the tokens themselves, so hashes of texts cannot collide; for a row of an image it has a
+    digest of what the model is given there, too (``TargetModel.row_keys``). The least recently used blocks
+    are evicted first, and the last block of a text before its earlier ones, since a block is useless without
+    those.
 
     Where slots have a state beside their rows, a text can only be taken up to a block with a state: that is
     where a chunk of a prompt has ended. A state may need far more memory than its block's rows.
@@ -46,7 +49,7 @@ class PrefixCache:
         self.limit = limit
         self._bytes = 0
         # (preceding block, or the salt if none; tokens) -> block; the least recently used first.
-        self._blocks: OrderedDict[tuple[Any, tuple[int, ...]], _Block] = OrderedDict()
+        self._blocks: OrderedDict[tuple[Any, tuple[Hashable, ...]], _Block] = OrderedDict()
         self._made = 0
 
     def __len__(self) -> int:
@@ -57,7 +60,7 @@ class PrefixCache:
         self._blocks.clear()
         self._bytes = 0
 
-    def fill(self, cache: Cache, slot: Slot, tokens: Seq[int], salt: str | None = None) -> int:
+    def fill(self, cache: Cache, slot: Slot, tokens: Seq[Hashable], salt: str | None = None) -> int:
         """Write the longest cached prefix of a text into an empty slot.
 
         Returns:
@@ -73,7 +76,7 @@ class PrefixCache:
         self._touch([key for key, _ in found])
         return BLOCK * len(found)
 
-    def keep(self, cache: Cache, slot: Slot, tokens: Seq[int], salt: str | None = None) -> None:
+    def keep(self, cache: Cache, slot: Slot, tokens: Seq[Hashable], salt: str | None = None) -> None:
         """Cache a slot's committed rows, which were computed from these tokens."""
         length = min(cache.length(slot), len(tokens))
         if cache.state_bytes and (length % BLOCK or length != cache.length(slot)):
@@ -100,7 +103,9 @@ class PrefixCache:
         while self._bytes > self.limit:
             self._bytes -= self._blocks.popitem(last=False)[1].bytes
 
-    def _found(self, tokens: Seq[int], salt: str | None) -> list[tuple[tuple[Any, tuple[int, ...]], _Block]]:
+    def _found(
+        self, tokens: Seq[Hashable], salt: str | None
+    ) -> list[tuple[tuple[Any, tuple[Hashable, ...]], _Block]]:
         """The cached blocks that a text begins with, by their keys."""
         found = []
         before: Any = (salt,)
@@ -112,17 +117,17 @@ class PrefixCache:
             before = block.number
         return found
 
-    def _add(self, key: tuple[Any, tuple[int, ...]], block: _Block) -> None:
+    def _add(self, key: tuple[Any, tuple[Hashable, ...]], block: _Block) -> None:
         self._blocks[key] = block
         self._bytes += block.bytes
 
-    def _touch(self, keys: Seq[tuple[Any, tuple[int, ...]]]) -> None:
+    def _touch(self, keys: Seq[tuple[Any, tuple[Hashable, ...]]]) -> None:
         """Mark blocks as used, a text's first block as the most recent, so that it is evicted last."""
         for key in reversed(keys):
             self._blocks.move_to_end(key)
 
 
-def _keys(tokens: Seq[int]) -> list[tuple[int, ...]]:
+def _keys(tokens: Seq[Hashable]) -> list[tuple[Hashable, ...]]:
     """The tokens of each full block."""
     ends = range(BLOCK, len(tokens) + 1, BLOCK)
     return [tuple(tokens[end - BLOCK : end]) for end in ends]

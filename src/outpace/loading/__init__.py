@@ -43,7 +43,8 @@ def load(
         llamacpp: options of a .gguf file, fields of ``LlamaCppOptions``, as in "threads=4,n_gpu_layers=-1".
         seq2seq: load an encoder-decoder model of text too (T5, BART, Marian), which is otherwise refused:
             ``loaded.target.parts(loaded.tokens(text))`` is the prompt and the source for its engine.
-            "audio": load a model of speech (Whisper), and no other.
+            "audio": load a model of speech (Whisper), and no other. "images": load a model of text and images
+            too (Llava, Qwen2-VL), with its processor in ``loaded.images``.
         options: fields of ``TargetOptions``, such as quantise="int8".
 
     Raises:
@@ -56,7 +57,7 @@ def load(
     if name is not None and is_gguf(name):
         return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, seq2seq, chosen)
     check_llamacpp(name, llamacpp)
-    check_needs(name, needs_of_name(name, dtype, device, trust_remote_code), device)
+    check_needs(name, needs_of_name(name, dtype, device, trust_remote_code, seq2seq), device)
     if isinstance(device, Shared):
         if chosen.stock:
             raise OutpaceError("several processes divide the model's steps; leave --stock or --parallel out")

@@ -15,6 +15,7 @@ from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
+from outpace.loading.images import Images, images_of
 from outpace.loading.placement import Spread, device_of, dtype_of
 from outpace.loading.weights import Encoders, load_weights, own_dtype
 from outpace.names import source_of
@@ -37,6 +38,8 @@ class Loaded:
         dtype, device: in torch's notation, e.g. "bfloat16" and "cuda:0".
         source: the folder or hub name from which another process can load the model; "" if there is none.
         costs: measured costs from a profile, the initial costs of governors.
+        images: the processor of a model that reads images, if it was loaded for them.
+        no_images: why the model takes none.
     """
 
     name: str
@@ -46,6 +49,8 @@ class Loaded:
     device: str
     source: str = ""
     costs: Mapping[str, Any] = field(default_factory=dict)
+    images: Images | None = None
+    no_images: str = "it is a model of text"
 
     def __str__(self) -> str:
         quantised = f", weights in {self.target.quantised}" if self.target.quantised else ""
@@ -164,7 +169,8 @@ def load_here(
     def on(device: torch.device | None, dtype: torch.dtype | str, **more: Any) -> Loaded:
         shown, model, tokenizer = load_weights(name, dtype, trust_remote_code, seq2seq, **more)
         placed = model if device is None else model.to(device)
-        return made(shown, placed, tokenizer, source_of(name), options)
+        loaded = made(shown, placed, tokenizer, source_of(name), options)
+        return _seeing(loaded, trust_remote_code) if seq2seq == "images" else loaded
 
     if isinstance(place, Spread):
         return on(None, dtype_of(dtype, place.devices[0]), device_map=place.layers)
@@ -184,6 +190,15 @@ def load_here(
             why = str(error)
         why = f"float32, since steps in bfloat16, the model's own, are not bit-exact: {why}"
     return _because(on(device, torch.float32), why, own)
+
+
+def _seeing(loaded: Loaded, trust_remote_code: bool) -> Loaded:
+    """A model with its processor of images, or with the reason why it takes none."""
+    try:
+        images = images_of(loaded.source, loaded.target, loaded.tokenizer, trust_remote_code)
+    except OutpaceError as error:
+        return replace(loaded, no_images=str(error))
+    return replace(loaded, images=images)
 
 
 def _because(loaded: Loaded, why: str, own: torch.dtype | None) -> Loaded:

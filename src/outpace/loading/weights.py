@@ -29,11 +29,12 @@ from outpace.targets.weights.checkpoint import read_config
 from outpace.targets.weights.needs import Needs, is_large, needs_of
 from outpace.targets.weights.pretrained import reason_of, refuse_incomplete
 
-Encoders = bool | Literal["audio"]  # whether encoder-decoder models load: none, those of text, of audio
+# Which models load besides language models of text: none, encoder-decoder models of text, of audio; of images
+Encoders = bool | Literal["audio", "images"]
 
 
 def needs_of_name(
-    name: str | None, dtype: str, device: Place, trust_remote_code: bool = False
+    name: str | None, dtype: str, device: Place, trust_remote_code: bool = False, seq2seq: Encoders = False
 ) -> Needs | None:
     """Memory that a model will need; None for models of less than about a billion parameters.
 
@@ -47,7 +48,8 @@ def needs_of_name(
         config = read_config(source, trust_remote_code)
         if getattr(config, "is_encoder_decoder", False):
             return None
-        kind, config = _kind_of(source, shown_name(name), trust_remote_code, False)
+        images: Encoders = "images" if seq2seq == "images" else False
+        kind, config = _kind_of(source, shown_name(name), trust_remote_code, images)
         refuse_unloaded(kind, config)
         if not is_large(config):
             return None
@@ -177,7 +179,7 @@ def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders
         text = type(config) in MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING
         refuse_unloaded(transformers.AutoModelForSeq2SeqLM, config)
         refuse_unloaded(transformers.AutoModelForSpeechSeq2Seq, config)
-        if text and seq2seq:
+        if text and seq2seq is True:
             return transformers.AutoModelForSeq2SeqLM, config
         where = "from Python"
         if text:
@@ -191,9 +193,11 @@ def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
         if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
             refuse_unloaded(transformers.AutoModelForImageTextToText, config)
+            if seq2seq == "images":
+                return transformers.AutoModelForImageTextToText, config
             raise UnsupportedModel(
-                f"{shown} ({config.model_type}) reads images; use it from Python: "
-                "outpace.accelerate(model, drafter)"
+                f"{shown} ({config.model_type}) reads images; use it with `outpace serve`, or "
+                "from Python: outpace.accelerate(model, drafter)"
             )
         raise UnsupportedModel(
             f"{shown} ({config.model_type}) is not a causal language model; outpace supports only those"

@@ -18,14 +18,15 @@ from outpace.serve.fields import (
     PARTS,
     TURNS,
     Anything,
+    ChatParts,
     Int,
     Most,
     Object,
     OpenAI,
-    Parts,
-    TextOnly,
+    TextAndImages,
     TextParts,
     Wire,
+    content_of,
     plain_text,
 )
 from outpace.serve.formats import FINISH, Writer, entries_of, new_id
@@ -51,7 +52,7 @@ class ToolCall(Wire):
 
 class Message(Wire):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: Annotated[str | Parts | None, TextOnly] = None
+    content: Annotated[str | ChatParts | None, TextAndImages] = None
     name: str | None = None
     tool_calls: Annotated[list[ToolCall], Field(max_length=PARTS, fail_fast=True)] | None = None
     tool_call_id: str | None = None
@@ -147,18 +148,19 @@ async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedReques
         raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
     turns, options = await asyncio.to_thread(_turns, service, body, box)
     prompt = await service.prompts.conversation(turns, **options)
-    most = service.defaults.most_tokens([prompt], body.max_completion_tokens or body.max_tokens)
+    most = service.defaults.most_tokens([prompt.tokens], body.max_completion_tokens or body.max_tokens)
     prediction = None
     if body.prediction is not None:
         prediction = await service.prompts.tokens(plain_text(body.prediction.content), special=False)
     return ParsedRequest(
-        [prompt],
+        [prompt.tokens],
         openai_params(body, service.defaults, most, (body.top_logprobs or 0) if body.logprobs else None),
         body.n or 1,
         schema,
         prediction,
         salted(salt, body),
         body.trace,
+        prompt.source,
     )
 
 
@@ -195,7 +197,7 @@ def template_message(message: Message) -> dict[str, Any]:
     """Convert a message to the format of chat templates, but for the arguments of its calls (``texts``)."""
     turn: dict[str, Any] = {
         "role": "system" if message.role == "developer" else message.role,
-        "content": plain_text(message.refusal if message.content is None else message.content),
+        "content": content_of(message.refusal if message.content is None else message.content, message.role),
     }
     if message.reasoning_content is not None:
         turn["reasoning_content"] = message.reasoning_content

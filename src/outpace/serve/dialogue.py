@@ -88,14 +88,14 @@ class Dialogue:
         """What the template shows, from rendering conversations with and without it."""
         own = f"{_PROBE}own"
         system: Turn = {"role": "system", "content": own}
-        tools = _PROBE in self._shown([_USER], tools=[_TOOL])
+        tools = _PROBE in self._seen([_USER], tools=[_TOOL])
         with_tools = {"tools": [_TOOL]} if tools else {}
-        called = self._shown([_USER, *_CALLED, _USER], **with_tools)
-        late = self._shown([_USER, {"role": "assistant", "content": "a"}, system, _USER])
+        called = self._seen([_USER, *_CALLED, _USER], **with_tools)
+        late = self._seen([_USER, {"role": "assistant", "content": "a"}, system, _USER])
         return Abilities(
             tools,
             tools and all(f"{_PROBE}{what}" in called for what in ("sent", "found")),
-            own in self._shown([system, _USER]),
+            own in self._seen([system, _USER]),
             own in late,
         )
 
@@ -118,6 +118,19 @@ class Dialogue:
             int(tokenizer.convert_tokens_to_ids(mark)): mark for mark in self.format.marks if mark in special
         }
 
+    @cached_property
+    def parted(self) -> bool:
+        """True if the template shows texts only as parts of a list."""
+        one = {"role": "user", "content": _PROBE}
+        return _PROBE not in self._shown([one]) and _PROBE in self._shown(as_parts([one]))
+
+    @cached_property
+    def images(self) -> bool:
+        """True if the template has a place for images."""
+        images = self._model.images
+        turn: Turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _PROBE}]}
+        return images is not None and images.mark in self._shown([turn])
+
     def variables(self, thinks: bool | None, effort: str | None) -> dict[str, Any]:
         """The template's variables for reasoning and its effort; none that it does not read."""
         given = {"enable_thinking": thinks, "reasoning_effort": effort}
@@ -130,6 +143,10 @@ class Dialogue:
             return self._model.render(turns, **options)
         except OutpaceError:
             return ""
+
+    def _seen(self, turns: Seq[Turn], **options: Any) -> str:
+        """A conversation of texts as the template shows it; "" if it is rejected."""
+        return self._shown(as_parts(turns) if self.parted else turns, **options)
 
     def prepared(self, turns: Seq[Turn], tools: Seq[dict[str, Any]]) -> tuple[list[Turn], dict[str, Any]]:
         """A conversation as the template can show it, and the options of rendering it.
@@ -157,6 +174,15 @@ class Dialogue:
         late = "system" if self.abilities.systems else "user"
         rest = [{**turn, "role": late} if turn["role"] == "system" else turn for turn in turns[first:]]
         return _joined([*found, *rest])
+
+
+def as_parts(turns: Seq[Turn]) -> list[Turn]:
+    """Turns whose contents are lists of parts."""
+    return [{**turn, "content": _parts(turn["content"])} for turn in turns]
+
+
+def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def format_of(template: str) -> CallFormat:
@@ -222,7 +248,14 @@ def _joined(turns: Seq[Turn]) -> list[Turn]:
             and last["role"] == turn["role"]
             and turn["role"] in ("user", "assistant")
         ):
-            found[-1] = {**last, "content": f"{last['content']}\n{turn['content']}"}
+            found[-1] = {**last, "content": _both(last["content"], turn["content"])}
         else:
             found.append(turn)
     return found
+
+
+def _both(first: Any, second: Any) -> Any:
+    """Two contents as one, with a line break between them."""
+    if isinstance(first, str) and isinstance(second, str):
+        return f"{first}\n{second}"
+    return [*_parts(first), {"type": "text", "text": "\n"}, *_parts(second)]

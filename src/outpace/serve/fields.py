@@ -6,12 +6,16 @@ would otherwise be as many errors.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import islice
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Protocol
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
 from pydantic_core import PydanticCustomError
+
+from outpace.serve.errors import Refused
 
 TURNS = 4096  # messages of a conversation
 PARTS = 1024  # parts of a message
@@ -31,13 +35,22 @@ def _all_whole(values: Any) -> Any:
     return [_whole(value) for value in values] if mixed else values
 
 
-def _text_alone(content: Any) -> Any:
-    """Refuse parts of a message that are not text by their name."""
-    parts = islice(content, PARTS) if isinstance(content, list) else ()
-    for kind in (part.get("type") for part in parts if isinstance(part, dict)):
-        if isinstance(kind, str) and kind.startswith(_NOT_TEXT):
-            raise PydanticCustomError("not_text", "this server takes text, not {kind}", {"kind": repr(kind)})
-    return content
+def _text_alone(others: tuple[str, ...]) -> Callable[[Any], Any]:
+    """A check that refuses parts of a message by their name.
+
+    Args:
+        others: what the names of types that are not taken begin with.
+    """
+
+    def check(content: Any) -> Any:
+        parts = islice(content, PARTS) if isinstance(content, list) else ()
+        for kind in (part.get("type") for part in parts if isinstance(part, dict)):
+            if isinstance(kind, str) and kind.startswith(others):
+                told = {"kind": repr(kind), "taken": "text" if others is _NOT_TEXT else "text and images"}
+                raise PydanticCustomError("not_text", "this server takes {taken} here, not {kind}", told)
+        return content
+
+    return check
 
 
 def off(remedy: str) -> AfterValidator:
@@ -51,9 +64,13 @@ def off(remedy: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+_IMAGE_BYTES = 2**23  # of a compressed image
+_URL = re.compile(r"data:image/[a-z+.-]{1,20};base64,", re.IGNORECASE)
 INERT = Field(json_schema_extra={"x-effect": "none"})  # a field that has no effect on the text
-_NOT_TEXT = ("image", "input_image", "input_audio", "audio", "video", "file", "input_file", "document")
-TextOnly = BeforeValidator(_text_alone)
+_NO_MEDIA = ("input_audio", "audio", "video", "file", "input_file", "document")
+_NOT_TEXT = ("image", "input_image", *_NO_MEDIA)
+TextOnly = BeforeValidator(_text_alone(_NOT_TEXT))
+TextAndImages = BeforeValidator(_text_alone(_NO_MEDIA))
 Int = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Int, Field(ge=0, le=2**31)]
 Most = Annotated[Int, Field(ge=1, le=2**31)]
@@ -184,11 +201,109 @@ class RefusalPart(Wire):
     refusal: str
 
 
+def from_url(url: str, param: str) -> str:
+    """The image in a data URL, in base64.
+
+    Raises:
+        Refused: it is another URL, or too long.
+    """
+    head = _URL.match(url)
+    if head is None:
+        message = "images are taken as data URLs (data:image/png;base64,...); this server fetches none"
+        raise Refused(400, message, param)
+    return checked_image(url[head.end() :], param)
+
+
+def checked_image(image: str, param: str) -> str:
+    """An image in base64.
+
+    Raises:
+        Refused: it is too long, or empty.
+    """
+    if not image:
+        raise Refused(400, "an image is empty", param)
+    if len(image) // 4 * 3 > _IMAGE_BYTES:
+        raise Refused(400, f"an image has more than {_IMAGE_BYTES} bytes; make it smaller", param)
+    return image
+
+
+class ImageUrl(Wire):
+    url: str
+    detail: Annotated[str | None, INERT] = None
+
+
+class ImagePart(Wire):
+    """An image in a chat."""
+
+    type: Literal["image_url"]
+    image_url: ImageUrl
+
+    def base64(self) -> str:
+        """The image.
+
+        Raises:
+            Refused: it has another URL than a data URL, or is too long.
+        """
+        return from_url(self.image_url.url, "messages")
+
+
+class InputImage(Wire):
+    """An image in a message of ``/v1/responses``."""
+
+    type: Literal["input_image"]
+    image_url: str
+    detail: Annotated[str | None, INERT] = None
+    file_id: Annotated[str | None, off("nothing is stored here; send the image in image_url")] = None
+
+    def base64(self) -> str:
+        """The image; errors are those of ``ImagePart``."""
+        return from_url(self.image_url, "input")
+
+
 TextParts = Annotated[list[TextPart], Field(max_length=PARTS, fail_fast=True)]
 Parts = Annotated[
     list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
     Field(max_length=PARTS, fail_fast=True),
 ]
+
+
+ChatParts = Annotated[
+    list[Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]],
+    Field(max_length=PARTS, fail_fast=True),
+]
+InputParts = Annotated[
+    list[Annotated[TextPart | RefusalPart | InputImage, Field(discriminator="type")]],
+    Field(max_length=PARTS, fail_fast=True),
+]
+
+
+class HasImage(Protocol):
+    """A part of a message that is an image."""
+
+    def base64(self) -> str: ...
+
+
+def content_of(
+    content: str | Seq[TextPart | RefusalPart | HasImage] | None, role: str
+) -> str | list[dict[str, str]]:
+    """A message's content as one text or, with images, as the parts of ``Prompts.conversation``.
+
+    Raises:
+        Refused: an image is not a user's, or as ``ImagePart.base64``.
+    """
+    if content is None or isinstance(content, str):
+        return content or ""
+    parts = list[dict[str, str]]()
+    for part in content:
+        if not isinstance(part, TextPart | RefusalPart):
+            if role != "user":
+                raise Refused(400, f"images are taken in messages of the user, not of {role}", "messages")
+            parts.append({"type": "image", "image": part.base64()})
+        else:
+            parts.append({"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal})
+    if any(part["type"] == "image" for part in parts):
+        return parts
+    return "".join(part["text"] for part in parts)
 
 
 def plain_text(content: str | Seq[TextPart | RefusalPart] | None) -> str:

@@ -17,6 +17,7 @@ from outpace.serve.messages_body import CountTokens, Messages, Prompted, convers
 from outpace.serve.request import ParsedRequest
 from outpace.serve.run import Run
 from outpace.serve.service import Service
+from outpace.serve.texts import Prompt
 from outpace.serve.tools import Toolbox, answer_to, whole
 
 
@@ -31,9 +32,10 @@ async def messages(service: Service, body: Messages, salt: str | None) -> Respon
         if grammar is not None and schema is not None:
             raise Refused(400, "a format and a required tool exclude each other", "output_config")
         prompt = await _prompt(service, body, box)
-        most = service.defaults.most_tokens([prompt], body.max_tokens)
+        most = service.defaults.most_tokens([prompt.tokens], body.max_tokens)
         params = service.defaults.params(body, max_new_tokens=most, stop=body.stop_sequences)
-        return ParsedRequest([prompt], params, schema=schema if grammar is None else grammar, salt=salt)
+        chosen = schema if grammar is None else grammar
+        return ParsedRequest([prompt.tokens], params, schema=chosen, salt=salt, source=prompt.source)
 
     run = await service.start(1, parse)
     writer = _Writer(service, body, run)
@@ -50,13 +52,13 @@ async def count_tokens(service: Service, body: CountTokens, salt: str | None) ->
     box = toolbox(body)
 
     async def count() -> Response:
-        return json_response({"input_tokens": len(await _prompt(service, body, box))})
+        return json_response({"input_tokens": len((await _prompt(service, body, box)).tokens)})
 
     return box.named(await service.work(count))
 
 
-async def _prompt(service: Service, body: Prompted, box: Toolbox) -> list[int]:
-    """Token ids up to the answer, which continues a last message of the assistant."""
+async def _prompt(service: Service, body: Prompted, box: Toolbox) -> Prompt:
+    """The prompt up to the answer, which continues a last message of the assistant."""
     turns, options = await asyncio.to_thread(conversation, service, body, box)
     if turns[-1]["role"] != "assistant":
         return await service.prompts.conversation(turns, **options)

@@ -19,16 +19,20 @@ from outpace.serve.fields import (
     Object,
     Sampled,
     Stops,
+    TextAndImages,
     TextOnly,
     TextPart,
     TextParts,
     Wire,
+    checked_image,
+    off,
     plain_text,
 )
 from outpace.serve.service import Service
 from outpace.serve.tools import Toolbox, check_names, chosen
 
 _NAME = StringConstraints(min_length=1, max_length=256)
+_NO_LINK = "images are taken as sources of the type base64; this server fetches none"
 
 
 class AnthropicError(Wire):
@@ -71,13 +75,41 @@ class ToolResult(Wire):
     cache_control: Annotated[Object | None, INERT] = None
 
 
-_Part = Annotated[TextPart | ThinkingPart | RedactedPart | ToolUse | ToolResult, Field(discriminator="type")]
+class ImageSource(Wire):
+    type: Literal["base64", "url", "file"]
+    media_type: Annotated[str | None, INERT] = None
+    data: str | None = None
+    url: Annotated[str | None, off(_NO_LINK)] = None
+    file_id: Annotated[str | None, off(_NO_LINK)] = None
+
+
+class ImageBlock(Wire):
+    """An image of the user."""
+
+    type: Literal["image"]
+    source: ImageSource
+    cache_control: Annotated[Object | None, INERT] = None
+
+    def base64(self) -> str:
+        """The image.
+
+        Raises:
+            Refused: it is a link, or too long.
+        """
+        if self.source.type != "base64":
+            raise Refused(400, _NO_LINK, "messages")
+        return checked_image(self.source.data or "", "messages")
+
+
+_Part = Annotated[
+    TextPart | ImageBlock | ThinkingPart | RedactedPart | ToolUse | ToolResult, Field(discriminator="type")
+]
 _Parts = Annotated[list[_Part], Field(max_length=PARTS, fail_fast=True)]
 
 
 class AnthropicTurn(Wire):
     role: Literal["user", "assistant", "system"]
-    content: Annotated[str | _Parts, TextOnly]
+    content: Annotated[str | _Parts, TextAndImages]
 
 
 AnthropicTurns = Annotated[list[AnthropicTurn], Field(min_length=1, max_length=TURNS, fail_fast=True)]
@@ -232,24 +264,38 @@ def _turns(message: AnthropicTurn, names: dict[str, str]) -> Iterator[dict[str, 
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
+    if message.role != "user" and any(isinstance(part, ImageBlock) for part in message.content):
+        raise Refused(400, f"images are taken in messages of the user, not of {message.role}", "messages")
     if message.role == "assistant":
         yield _assistant(message.content, names)
         return
-    texts = list[str]()
+    parts = list[TextPart | ImageBlock]()
     for part in message.content:
-        if isinstance(part, TextPart):
-            texts.append(part.text)
+        if isinstance(part, TextPart | ImageBlock):
+            parts.append(part)
         if not isinstance(part, ToolResult):
             continue
-        if texts:
-            yield {"role": message.role, "content": "\n".join(texts)}
-            texts = []
+        if parts:
+            yield {"role": message.role, "content": _content(parts)}
+            parts = []
         said = plain_text(part.content)
         turn = {"role": "tool", "content": f"Error: {said}" if part.is_error else said}
         turn["tool_call_id"] = part.tool_use_id
         yield turn | ({"name": names[part.tool_use_id]} if part.tool_use_id in names else {})
-    if texts or not message.content:
-        yield {"role": message.role, "content": "\n".join(texts)}
+    if parts or not message.content:
+        yield {"role": message.role, "content": _content(parts)}
+
+
+def _content(parts: Seq[TextPart | ImageBlock]) -> str | list[dict[str, str]]:
+    """The content of a turn: texts joined by line breaks or, with images, its parts."""
+    if not any(isinstance(part, ImageBlock) for part in parts):
+        return "\n".join(part.text for part in parts if isinstance(part, TextPart))
+    return [
+        {"type": "text", "text": part.text}
+        if isinstance(part, TextPart)
+        else {"type": "image", "image": part.base64()}
+        for part in parts
+    ]
 
 
 def _assistant(parts: Seq[_Part], names: dict[str, str]) -> dict[str, Any]:

@@ -297,7 +297,8 @@ class Replica:
 
     def _load(self, model: str | None) -> tuple[Loaded, Engine]:
         config = self._config
-        loaded = load(model, config.dtype, trust_remote_code=config.trust_remote_code, release="auto")
+        trust = config.trust_remote_code
+        loaded = load(model, config.dtype, trust_remote_code=trust, seq2seq="images", release="auto")
         return loaded, make_engine(
             loaded,
             config.drafter or usual_drafter(loaded.target),

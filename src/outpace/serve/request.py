@@ -30,6 +30,7 @@ class ParsedRequest:
         prediction: a text that the output may repeat, as token ids.
         salt: requests with the same salt share cached rows and drafters' memory.
         trace: record the steps.
+        source: the images of the only prompt, as ``Engine.add`` takes them; None if there are none.
     """
 
     prompts: Seq[Seq[int]]
@@ -39,6 +40,7 @@ class ParsedRequest:
     prediction: Seq[int] | None = None
     salt: str | None = None
     trace: bool = False
+    source: Any = None
 
     def choice(self, index: int) -> SamplingParams:
         """The parameters, with the seed, of the choice with this index among the choices of all prompts."""

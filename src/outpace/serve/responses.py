@@ -45,9 +45,10 @@ async def _parse(service: Service, body: Responses, salt: str | None) -> ParsedR
         raise Refused(400, "a format and a required tool exclude each other", "text")
     turns, options = await asyncio.to_thread(conversation, service, body, box)
     prompt = await service.prompts.conversation(turns, **options)
-    most = service.defaults.most_tokens([prompt], body.max_output_tokens)
+    most = service.defaults.most_tokens([prompt.tokens], body.max_output_tokens)
     params = service.defaults.params(body, max_new_tokens=most)
-    return ParsedRequest([prompt], params, schema=schema if grammar is None else grammar, salt=salt)
+    chosen = schema if grammar is None else grammar
+    return ParsedRequest([prompt.tokens], params, schema=chosen, salt=salt, source=prompt.source)
 
 
 class _Writer:

@@ -16,13 +16,16 @@ from outpace.serve.fields import (
     INERT,
     PARTS,
     TURNS,
+    InputParts,
     Labelled,
     Most,
     Object,
     Parts,
     StreamOptions,
+    TextAndImages,
     TextOnly,
     Wire,
+    content_of,
     off,
     plain_text,
 )
@@ -46,7 +49,7 @@ def _no_logprobs(given: list[str] | None) -> list[str] | None:
 
 class ResponseMessage(Wire):
     role: Literal["system", "developer", "user", "assistant"]
-    content: Annotated[str | Parts, TextOnly]
+    content: Annotated[str | InputParts, TextAndImages]
     type: Literal["message"] = "message"
     id: _Inert = None
     status: _Inert = None
@@ -332,7 +335,7 @@ def _turns(items: Seq[Any]) -> list[dict[str, Any]]:
                 turns.append({"role": "assistant", "content": "", "reasoning_content": thought})
         elif isinstance(item, ResponseMessage):
             role = "system" if item.role == "developer" else item.role
-            last, text = turns[-1] if turns else {}, plain_text(item.content)
+            last, text = turns[-1] if turns else {}, content_of(item.content, role)
             if role == "assistant" and last.get("reasoning_content") and not last["content"]:
                 last["content"] = text
             else:

@@ -24,6 +24,7 @@ from outpace.serve.dialogue import Dialogue
 from outpace.serve.engine import Drafters
 from outpace.serve.errors import Refused, later, refusal, unreadable
 from outpace.serve.grammar import Grammar, Grammars
+from outpace.serve.images import Images
 from outpace.serve.metrics import Metrics
 from outpace.serve.pool import Share
 from outpace.serve.request import Defaults, ParsedRequest
@@ -62,7 +63,8 @@ class Service:
         self.grammars = Grammars(model.tokenizer, model.target.vocabulary, model.target.eos_token_ids)
         memory = max(2**30, 256 * limits.body)
         self.texts = Texts(model, Share(limits.read, memory, workers=4))
-        self.prompts = Prompts(model, self.texts, self.name)
+        self.images = Images(model, self.dialogue, self.name, limits.read)
+        self.prompts = Prompts(model, self.texts, self.images, self.name)
         self._probe: asyncio.Future[None] | None = None
         self._probed = 0.0
         self._working: set[asyncio.Future[Any]] = set()
@@ -108,7 +110,7 @@ class Service:
             "context": self.defaults.context,
             "tools": shown,
             "reasoning": template and self.dialogue.thinks,
-            "images": False,
+            "images": self.images.taken,
             "drafters": self.drafters.names,
             "exact": "exactness" not in self.exactness,
             "promise": target.promise,
@@ -238,7 +240,12 @@ class Service:
                 params = Traced.of(params, trace)
             try:
                 handle = await self.engine.add(
-                    prompt, params, criteria=criteria, references=references, salt=request.salt
+                    prompt,
+                    params,
+                    criteria=criteria,
+                    references=references,
+                    source=request.source,
+                    salt=request.salt,
                 )
             except Exception as error:
                 raise refusal(self.engine.failed or error) from error
@@ -257,6 +264,7 @@ class Service:
         """End the engine and the processes."""
         await self.engine.shutdown(drain=False)
         await self.texts.close()
+        await self.images.close()
         await self.grammars.close()
 
 

@@ -6,18 +6,22 @@ import asyncio
 import json
 import logging
 import pickle
+from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from outpace.core import first_line
 from outpace.loading import Loaded
 from outpace.serve.errors import NotStarted, Refused
+from outpace.serve.images import Images
 from outpace.serve.pool import Pool, Share
 from outpace.serve.worker import with_arguments
 
 _SHORT = 2**16  # characters of a text, or of a conversation in JSON
 _FEW = 256  # messages of a conversation, of which a template may compare each with each
+Read = TypeVar("Read", str, list[int])
 _log = logging.getLogger("outpace.serve")
 
 
@@ -48,7 +52,8 @@ class Texts:
         read = self._model.tokens if special else self._model.plain_tokens
         if len(text) <= _SHORT:
             return await asyncio.to_thread(read, text)
-        return await self._far({"text": text, "special": special, "most": most})
+        found: list[int] | int = await self._far({"text": text, "special": special, "most": most})
+        return found
 
     async def conversation(
         self, messages: Seq[dict[str, Any]], options: dict[str, Any], most: int | None
@@ -58,31 +63,53 @@ class Texts:
         Raises:
             OutpaceError: the template rejects it. Refused: it takes too long.
         """
+        text = await self._short(messages, options)
+        if text is not None:
+            return await self.tokens(text, False, most)
+        found: list[int] | int = await self._far(self._job(messages, options, most))
+        return found
+
+    async def rendered(
+        self, messages: Seq[dict[str, Any]], options: dict[str, Any], most: int | None
+    ) -> str | int:
+        """A conversation as a text; arguments and errors are those of ``conversation``."""
+        text = await self._short(messages, options)
+        if text is not None:
+            return text
+        found: str | int = await self._far({**self._job(messages, options, most), "text_alone": True})
+        return found
+
+    async def _short(self, messages: Seq[dict[str, Any]], options: dict[str, Any]) -> str | None:
+        """A short conversation as a text; None for one that a worker reads."""
         if len(messages) <= _FEW and all(_is_plain(option) for option in options.values()):
             said = await asyncio.to_thread(json.dumps, [messages, options])
             if len(said) <= _SHORT:
-                text = await asyncio.to_thread(self._rendered, messages, options)
-                return await self.tokens(text, False, most)
-        job = {"name": self._model.name, "messages": messages, "options": options, "most": most}
-        return await self._far(job)
+                return await asyncio.to_thread(self._rendered, messages, options)
+        return None
 
-    async def _far(self, job: dict[str, Any]) -> list[int] | int:
+    def _job(
+        self, messages: Seq[dict[str, Any]], options: dict[str, Any], most: int | None
+    ) -> dict[str, Any]:
+        return {"name": self._model.name, "messages": messages, "options": options, "most": most}
+
+    async def _far(self, job: dict[str, Any]) -> Any:
         if self._threads is None:
             try:
-                found: list[int] | int = await self.pool.run(await asyncio.to_thread(_bytes, job))
-                return found
+                return await self.pool.run(await asyncio.to_thread(_bytes, job))
             except NotStarted as error:
                 _log.warning("long texts are read in threads, without limits: %s", first_line(error))
                 self._threads = ThreadPoolExecutor(2, "outpace-texts")
         return await asyncio.get_running_loop().run_in_executor(self._threads, self._near, job)
 
-    def _near(self, job: dict[str, Any]) -> list[int] | int:
+    def _near(self, job: dict[str, Any]) -> list[int] | str | int:
         """The answer of a worker to a job."""
         text, most = job.get("text"), job["most"]
         if text is None:
             text = self._rendered(job["messages"], job["options"])
         if most is not None and len(text) > most:
             return len(text)
+        if job.get("text_alone"):
+            return str(text)
         return self._model.tokens(text) if job.get("special") else self._model.plain_tokens(text)
 
     def _rendered(self, messages: Seq[dict[str, Any]], options: dict[str, Any]) -> str:
@@ -93,16 +120,28 @@ class Texts:
         await self.pool.close()
 
 
+@dataclass(frozen=True)
+class Prompt:
+    """A conversation as token ids, places of images included.
+
+    Attributes:
+        source: what the model's processor made of the images; None if there are none.
+    """
+
+    tokens: list[int]
+    source: Mapping[str, Any] | None = None
+
+
 class Prompts:
     """Prompts of requests as token ids, within the model's context and vocabulary.
 
     Args:
-        texts: reads the texts.
+        texts, images: read them.
         name: the model's name in errors.
     """
 
-    def __init__(self, model: Loaded, texts: Texts, name: str) -> None:
-        self._model, self._texts, self._name = model, texts, name
+    def __init__(self, model: Loaded, texts: Texts, images: Images, name: str) -> None:
+        self._model, self._texts, self._images, self._name = model, texts, images, name
         self._context = model.target.context
         longest = max(map(len, model.tokenizer.get_vocab()), default=1)  # characters of a token
         # The characters of the longest text that may fit into the context
@@ -131,15 +170,24 @@ class Prompts:
                 return [int(token)]
         raise Refused(400, f"{self._name} has no token that begins a text; give a prompt", "prompt")
 
-    async def conversation(self, messages: Seq[dict[str, Any]], **options: Any) -> list[int]:
-        """Token ids of a conversation in the model's chat template, up to the beginning of the answer.
+    async def conversation(self, messages: Seq[dict[str, Any]], **options: Any) -> Prompt:
+        """A conversation in the model's chat template, up to the beginning of the answer.
+
+        Args:
+            messages: whose contents are texts or, with images, lists of parts: ``{"type": "text", "text"}``,
+                ``{"type": "image", "image"}`` with the image in base64.
 
         Raises:
-            Refused: there is no template, or it rejects the messages, or they are too long.
+            Refused: there is no template, or it rejects the messages, or they are too long, or an image
+                cannot be read.
         """
         if not self._model.has_template:
             raise Refused(400, f"{self._name} has no chat template; use /v1/completions", "messages")
-        return self._fitting(await self._texts.conversation(messages, options, self._characters))
+        turns, images = self._images.check(messages)
+        if not images:
+            return Prompt(self._fitting(await self._texts.conversation(turns, options, self._characters)))
+        text = self._fitting(await self._texts.rendered(turns, options, self._characters))
+        return Prompt(*await self._images.prompt(text, images))
 
     def check_tokens(self, tokens: Seq[int]) -> list[int]:
         """Check token ids sent by a client.
@@ -152,9 +200,9 @@ class Prompts:
             raise Refused(400, f"token ids are below {most}", "prompt")
         return list(tokens)
 
-    def _fitting(self, tokens: list[int] | int) -> list[int]:
-        """Token ids, unless there is the length of a text that cannot fit."""
-        if isinstance(tokens, list):
+    def _fitting(self, tokens: Read | int) -> Read:
+        """What was read, unless it is the length of a text that cannot fit."""
+        if not isinstance(tokens, int):
             return tokens
         raise Refused(
             400,

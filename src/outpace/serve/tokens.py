@@ -46,9 +46,8 @@ async def tokenize(service: Service, body: Tokenize, tenant: str | None) -> Resp
             turns, _ = await asyncio.to_thread(
                 lambda: service.dialogue.prepared([template_message(one) for one in body.messages or ()], ())
             )
-            tokens = await service.prompts.conversation(
-                turns, add_generation_prompt=body.add_generation_prompt is not False
-            )
+            begun = body.add_generation_prompt is not False
+            tokens = (await service.prompts.conversation(turns, add_generation_prompt=begun)).tokens
         return await asyncio.to_thread(written, tokens)
 
     def written(tokens: list[int]) -> Response:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import io
 import json
 import os
 import pickle
 import struct
 import sys
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,6 +27,7 @@ from outpace.core import OutpaceError, first_line
 from outpace.reading import render, token_ids
 
 HEAD = struct.Struct("<Q")
+IMAGE_FORMATS = "PNG", "JPEG", "WEBP", "GIF"
 _LONG = 2**20  # bytes of a job after which freed memory is returned
 Job = Callable[[dict[str, Any]], Any]
 
@@ -113,6 +116,8 @@ def _texts(pickled: bytes) -> Job:
             text = render(tokenizer, job["name"], with_arguments(job["messages"]), **job["options"])
         if job["most"] is not None and len(text) > job["most"]:
             return len(text)
+        if job.get("text_alone"):
+            return text
         return token_ids(tokenizer, text, special)
 
     return read
@@ -152,4 +157,32 @@ def _schemas(_: bytes) -> Job:
     return check
 
 
-KINDS: dict[str, Callable[[bytes], Job]] = {"texts": _texts, "schemas": _schemas}
+def _images(_: bytes) -> Job:
+    """Images in base64 as pixels, red, green and blue, turned as their cameras say; the first of several."""
+    from PIL import Image, ImageOps
+
+    Image.init()
+
+    def read(job: dict[str, Any]) -> dict[str, Any]:
+        try:
+            data = io.BytesIO(b64decode(job["image"], validate=True))
+            with Image.open(data, formats=IMAGE_FORMATS) as image:
+                size = image.width * image.height
+                if size <= job["most"]:
+                    plain = ImageOps.exif_transpose(image).convert("RGB")
+        except Exception as error:  # of any decoder
+            raise OutpaceError(
+                f"an image cannot be read: {first_line(error)}; send {', '.join(IMAGE_FORMATS)} in base64"
+            ) from error
+        if size > job["most"]:
+            raise OutpaceError(
+                f"an image has {image.width} x {image.height} pixels, more than the {job['most']} that are "
+                "left for it; make it smaller"
+            )
+        pixels = b64encode(plain.tobytes()).decode()
+        return {"width": plain.width, "height": plain.height, "pixels": pixels}
+
+    return read
+
+
+KINDS: dict[str, Callable[[bytes], Job]] = {"texts": _texts, "schemas": _schemas, "images": _images}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
@@ -250,6 +250,13 @@ class TargetModel(ABC):
         if source is not None:
             raise OutpaceError("this model has no encoder and takes no source; put the text into the prompt")
         return None
+
+    def row_keys(self, tokens: Sequence[int], source: Source | None) -> Sequence[Hashable] | None:
+        """Keys of a text's rows: those of two texts are equal if all their keys up to them are.
+
+        None if rows depend on more of the source than keys can say, so that they cannot be shared.
+        """
+        return tokens if source is None else None
 
     def parts(self, tokens: Sequence[int]) -> tuple[list[int], list[int] | None]:
         """The prompt and the source of a request for a text, given as token ids.

@@ -8,8 +8,9 @@ and feeds those. Drafts are text.
 
 from __future__ import annotations
 
+import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -51,6 +52,7 @@ class MultimodalTarget(CausalTarget):
 
     def __init__(self, model: Any, **options: Any) -> None:
         self._prompts: WeakKeyDictionary[Slot, PromptStates] = WeakKeyDictionary()
+        self._keys: WeakKeyDictionary[PromptStates, list[Hashable]] = WeakKeyDictionary()
         self._tested = False
         super().__init__(model, **options)
 
@@ -178,6 +180,35 @@ class MultimodalTarget(CausalTarget):
             self._prompts[slot] = source
         return slot
 
+    def row_keys(self, tokens: Sequence[int], source: Source | None) -> Sequence[Hashable] | None:
+        """The tokens and, where rows are not a text's, a digest of what the language model is given."""
+        if not isinstance(source, PromptStates):
+            return super().row_keys(tokens, source)
+        length = len(source.states)
+        if (keys := self._keys.get(source)) is None:
+            keys = self._keys[source] = self._prompt_keys(tokens[:length], source)
+        if source.positions is None:
+            return [*keys, *tokens[length:]]
+        last = source.positions[:, -1].tolist()
+        after = ([one + 1 + place for one in last] for place in range(len(tokens) - length))
+        return [*keys, *map(_placed, tokens[length:], range(length, len(tokens)), after)]
+
+    @torch.inference_mode()
+    def _prompt_keys(self, tokens: Sequence[int], prompt: PromptStates) -> list[Hashable]:
+        """The keys of a prompt's rows."""
+        usual = self.embed(upload(tokens, self.device)).to(prompt.states)
+        given = [prompt.states] if prompt.deep is None else [prompt.states, *prompt.deep]
+        odd = (prompt.states != usual).any(dim=-1)
+        for added in given[1:]:
+            odd |= (added != 0).any(dim=-1)
+        rows = torch.cat([one[odd] for one in given], dim=-1).contiguous().cpu()
+        digests = iter([hashlib.sha256(row.tobytes()).digest() for row in rows.view(torch.uint8).numpy()])
+        keys: list[Hashable] = list(tokens)
+        if prompt.positions is not None:
+            axes = prompt.positions.T.tolist()
+            keys = list(map(_placed, tokens, range(len(tokens)), axes))
+        return [(key, next(digests)) if other else key for key, other in zip(keys, odd.tolist(), strict=True)]
+
     # -- the forward -------------------------------------------------------------------------------------
 
     @torch.inference_mode()
@@ -245,6 +276,11 @@ class MultimodalTarget(CausalTarget):
 
 class _Enough(Exception):
     """The end of a forward once the language model's inputs are known."""
+
+
+def _placed(token: int, place: int, axes: Sequence[int]) -> Hashable:
+    """The key of a row of text: its token, and its positions if they are not its place."""
+    return token if all(axis == place for axis in axes) else (token, *axes)
 
 
 def _on(device: torch.device, value: Any) -> Any:
