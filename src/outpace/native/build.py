@@ -305,10 +305,8 @@ class _Compiler:
                 self._late = f"{self} did not end within {_SECONDS} seconds; set CC to another compiler"
                 raise OutpaceError(self._late)
             if status or not made.is_file():
-                lines = messages.read_text("utf-8", errors="replace").strip().splitlines()
-                raise OutpaceError(
-                    f"{self} could not compile them: {(lines or [f'exit status {status}'])[0]}"
-                )
+                said = packaged.complaint(messages.read_text("utf-8", errors="replace"))
+                raise OutpaceError(f"{self} could not compile them: {said or f'exit status {status}'}")
             return made.read_bytes()
 
     def _status(self, options: Sequence[str], messages: Path) -> int | None:

@@ -19,6 +19,7 @@ from outpace.native.instructions import LIMITS, Limit
 FOLDER = Path(__file__).parent  # of the sources
 LIBRARIES = FOLDER / "libraries"
 FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+GCC = 11  # the first version that has every set
 DIGEST = 32  # bytes at the end of a file, behind the library
 # Sources, with the flags of each form: those that the modules beside them ask for.
 FORMS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -67,8 +68,14 @@ def whole(data: bytes) -> bool:
     return hashlib.sha256(data[:-DIGEST]).digest() == data[-DIGEST:]
 
 
+def complaint(messages: str) -> str:
+    """What a compiler says is wrong: its first error, which may be behind warnings; else its first line."""
+    lines = messages.strip().splitlines() or [""]
+    return next((line for line in lines if "error:" in line), lines[0])
+
+
 def make_libraries(folder: Path, compiler: str = "cc") -> Iterator[Path]:
-    """Compile each form for each set of this kind of processor; needs gcc, whose OpenMP is torch's.
+    """Compile each form for each set of this kind of processor; needs gcc 11, whose OpenMP is torch's.
 
     They do not name an OpenMP library: that of the torch that runs them is loaded before.
 
@@ -101,4 +108,7 @@ def _run(compiler: str, *options: str) -> None:
     except OSError as error:
         raise OutpaceError(f"{compiler} cannot be run: {error.strerror}; set CC to gcc") from None
     if ended.returncode:
-        raise OutpaceError(f"{shlex.join(command)} failed: {ended.stderr.strip()}")
+        raise OutpaceError(
+            f"{shlex.join(command)} failed: {complaint(ended.stderr)}; to compile for every set of "
+            f"instructions, as a wheel has them, set CC to gcc {GCC} or later"
+        )

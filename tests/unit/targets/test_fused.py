@@ -356,9 +356,9 @@ def test_a_machine_without_a_compiler_says_so(anew: pytest.MonkeyPatch, tmp_path
 
 def test_a_compiler_that_fails_is_named_with_its_message(anew: pytest.MonkeyPatch, tmp_path: Path) -> None:
     script = tmp_path / "broken"
-    script.write_text("#!/bin/sh\necho 'unknown flag' >&2\nexit 3\n")
+    script.write_text("#!/bin/sh\necho 'a.c: In function f:' >&2\necho 'a.c:1: error: no' >&2\nexit 3\n")
     script.chmod(0o755)
     anew.setenv("CC", str(script))
-    assert str(native_module.functions(torch.float32)) == f"{script} could not compile them: unknown flag"
+    assert str(native_module.functions(torch.float32)) == f"{script} could not compile them: a.c:1: error: no"
     assert not any((tmp_path / "native").iterdir())
     assert shutil.which(str(script))
