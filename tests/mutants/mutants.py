@@ -1788,6 +1788,16 @@ OTHERS = [
         ("tests/unit/native/test_build.py",),
     ),
     Mutant(
+        "a library is kept although a file that its source includes is another",
+        "outpace/native/packaged.py",
+        "for file in files_of(source))",
+        "for file in [source])",
+        (
+            "tests/unit/native/test_packaged.py::test_a_name_depends_on_source_set_and_flags",
+            "tests/unit/native/test_build.py::test_another_included_file_is_another_library",
+        ),
+    ),
+    Mutant(
         "a folder of libraries may be open to others",
         "outpace/native/build.py",
         "        if why := foreign(os.fstat(opened)):\n            raise",
@@ -1819,7 +1829,7 @@ OTHERS = [
     ),
     Mutant(
         "a compiled layer cuts numbers off instead of rounding them",
-        "outpace/native/layers.c",
+        "outpace/native/numbers.h",
         "    bits even = raw + 0x7fff + ((raw >> 16) & 1);\n",
         "    bits even = raw;\n",
         ("tests/unit/native/test_layers.py::test_a_packed_drafter_is_nearly_the_drafter",),
