@@ -276,14 +276,14 @@ DRAWS = [
     ),
     Mutant(
         "the target's noise is the same at each output index",
-        "outpace/draws/sampling.py",
+        "outpace/draws/noise.py",
         "        return key(self.seed, Stream.TARGET, index)\n",
         "        return key(self.seed, Stream.TARGET, 0)\n",
         ("tests/unit/verify/test_draws.py::test_the_targets_own_draws_share_no_key",),
     ),
     Mutant(
         "nodes of a draft share their draws",
-        "outpace/draws/sampling.py",
+        "outpace/draws/noise.py",
         "        return key(self.seed, stream, root, node)\n",
         "        return key(self.seed, stream, root)\n",
         ("tests/unit/verify/test_draws.py::test_no_two_draws_share_a_key",),
@@ -397,7 +397,7 @@ DRAWS = [
     ),
     Mutant(
         "the hash shifts signs in",
-        "outpace/draws/sampling.py",
+        "outpace/draws/noise.py",
         "    return words ^ (words >> 31 & (1 << 33) - 1)\n",
         "    return words ^ words >> 31\n",
         ("tests/unit/draws/test_sampling.py::test_tensors_are_hashed_as_integers_are",),

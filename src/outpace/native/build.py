@@ -132,9 +132,7 @@ def _made(source: Path, flags: Sequence[str]) -> CDLL | str:
     # than those of a wheel's functions.
     tune = ["-mtune=generic"] if platform.machine() == "x86_64" else []
     options = [f"-march={march}", *tune, *FLAGS, *flags, str(source), *map(str, _threads())]
-    about = "\n".join(
-        [*compiler.command, *options, text_of(source), platform.machine(), _processor()]
-    )
+    about = "\n".join([*compiler.command, *options, text_of(source), platform.machine(), _processor()])
     name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.so"
     try:
         return _library(name, compiler, options)
