@@ -22,8 +22,8 @@ static inline __attribute__((always_inline)) void dots_of(int parts, const float
         }
         for (int left = LANES / 2; left; left /= 2)
             for (int i = 0; i < left; i++)
-                sums[i] = __builtin_shufflevector(sums[2 * i], sums[2 * i + 1], EVEN) +
-                          __builtin_shufflevector(sums[2 * i], sums[2 * i + 1], ODD);
+                sums[i] = shuffled(sums[2 * i], sums[2 * i + 1], EVEN) +
+                          shuffled(sums[2 * i], sums[2 * i + 1], ODD);
         *(lanes *)(out + first) = sums[0];
     }
 }
@@ -80,8 +80,8 @@ static inline void turn(lanes *square) {
     lanes next[LANES];
     for (int left = LANES / 2; left; left /= 2) {
         for (int i = 0; i < LANES / 2; i++) {
-            next[2 * i] = __builtin_shufflevector(square[i], square[i + LANES / 2], LOW);
-            next[2 * i + 1] = __builtin_shufflevector(square[i], square[i + LANES / 2], HIGH);
+            next[2 * i] = shuffled(square[i], square[i + LANES / 2], LOW);
+            next[2 * i + 1] = shuffled(square[i], square[i + LANES / 2], HIGH);
         }
         memcpy(square, next, sizeof next);
     }

@@ -49,6 +49,12 @@ typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4)));
 
+#ifdef __clang__
+#define shuffled __builtin_shufflevector
+#else /* gcc 11 lacks that */
+#define shuffled(one, other, ...) __builtin_shuffle(one, other, (ints){__VA_ARGS__})
+#endif
+
 #ifdef REAL16
 typedef uint16_t real;
 typedef uint16_t reals __attribute__((vector_size(2 * LANES), aligned(2)));

@@ -28,7 +28,7 @@ from outpace_lab.train.checkpoint import CHECKPOINT, OLD
 from outpace_lab.train.feed import Feed, Row
 from outpace_lab.train.joint import TARGET, Joint
 from outpace_lab.train.log import LOG
-from outpace_lab.train.loop import Training, train
+from outpace_lab.train.loop import Training, check_on_policy, train
 from outpace_lab.train.lora import LoRA
 from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.metric import replay
@@ -95,8 +95,9 @@ def run(
     if tune:
         module = Joint(module, way_of(tune))
     earlier = [load_earlier(folder, model.target) for folder in boost_after]
+    check_on_policy(module, settings, earlier)
     kept = None if states is None else KeptStates(states, model.target)
-    texts = prepare(model, corpus, out, processes)
+    texts = prepare(model, module, corpus, out, processes)
     if processes.first:
         module.accompany(out, model.tokenizer)
     with progress.bar(settings.steps, "steps") as bar:

@@ -14,6 +14,7 @@ from outpace_lab.train import data, hub
 from outpace_lab.train.data import Document, Split
 from outpace_lab.train.feed import Row
 from outpace_lab.train.processes import Processes
+from outpace_lab.train.trained import Trained
 
 
 @dataclass(frozen=True)
@@ -63,14 +64,15 @@ class Texts:
     lost: list[int]
 
 
-def prepare(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> Texts:
+def prepare(model: Loaded, module: Trained, corpus: Corpus, out: Path, processes: Processes) -> Texts:
     """Read the texts, let the target answer prompts, split and pack.
 
     Args:
+        module: what is trained.
         out: the drafter's folder, which keeps the answers.
 
     Raises:
-        OutpaceError: the data cannot be read or leave nothing to learn, or rows are longer than the context.
+        OutpaceError: the data cannot be read or leave nothing to learn, or rows are longer than a context.
     """
     context = model.target.context
     if context is not None and corpus.length > context:
@@ -78,10 +80,9 @@ def prepare(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> T
     read = hub.read(corpus.source, model, corpus.chat)
     documents = [data.sourced(document, model.target) for document in read]
     given = [document for document in documents if not (corpus.distil or document.open)]
-    asked = [document for document in documents if corpus.distil or document.open]
-    # A document's part does not depend on its answer, so too few are refused before any is written.
-    data.split([*given, *asked], corpus.held_out)
-    answers = _answers(model, corpus, asked, out, processes) if asked else []
+    asked = _short_enough(corpus, [document for document in documents if corpus.distil or document.open])
+    _check(module, corpus, given, asked)
+    answers = answered(model, asked, corpus.params, out, processes, ANSWERS) if asked else []
     parts = data.split([*given, *answers], corpus.held_out)
     theirs = set(given)
     own = [document for document in parts.held_out if document not in theirs]
@@ -98,14 +99,33 @@ def prepare(model: Loaded, corpus: Corpus, out: Path, processes: Processes) -> T
     return Texts([*given, *answers], parts, learnt, calibration, held_out, lost)
 
 
-def _answers(
-    model: Loaded, corpus: Corpus, asked: list[Document], out: Path, processes: Processes
-) -> list[Document]:
-    """The target's answers to prompts, without prompts that leave no room for one."""
+def _short_enough(corpus: Corpus, asked: list[Document]) -> list[Document]:
+    """The prompts that leave room for an answer."""
     fits = [d for d in asked if d.prompt < corpus.length and len(d.tokens) < corpus.length]
     if len(fits) < len(asked):
         screen.note(f"left out, longer than {corpus.length} tokens: {len(asked) - len(fits)} prompts")
-    return answered(model, fits, corpus.params, out, processes, ANSWERS) if fits else []
+    return fits
+
+
+def _check(module: Trained, corpus: Corpus, given: list[Document], asked: list[Document]) -> None:
+    """Refuse what training would refuse once the target has answered, which takes longest.
+
+    A document's part depends on its prompt alone, so the parts are known.
+    """
+    data.check_vocabulary([*given, *asked], module.target.vocabulary)
+    parts = data.split([*given, *asked], corpus.held_out)
+    if module.needs_calibration and not parts.calibration:
+        raise OutpaceError(
+            f"with {len(given) + len(asked)} documents and a held-out share of {corpus.held_out} "
+            "there are none to measure the heads on; give more documents, or another share"
+        )
+    sizes = [len(d.tokens) for d in given] + [len(d.asked) + corpus.max_new_tokens for d in asked]
+    longest = min(corpus.length, max(sizes))
+    if module.context is not None and longest > module.context:
+        raise OutpaceError(
+            f"{module.method}: a text may have {longest} tokens, more than the drafter's context of "
+            f"{module.context}; give --length {module.context} or less"
+        )
 
 
 def _in_own_words(

@@ -204,6 +204,20 @@ class Split:
     held_out: list[Document]
 
 
+def check_vocabulary(documents: Seq[Document], vocabulary: int) -> None:
+    """Check that all tokens are in a vocabulary.
+
+    Raises:
+        OutpaceError: some are not.
+    """
+    tokens = {token for document in documents for token in document.tokens}
+    if tokens and not 0 <= min(tokens) <= max(tokens) < vocabulary:
+        raise OutpaceError(
+            f"the texts have token ids from {min(tokens)} to {max(tokens)}, and the target has {vocabulary}; "
+            "give texts tokenized for the target"
+        )
+
+
 def split(documents: Seq[Document], share: float) -> Split:
     """Split documents: about ``share`` held out, half as many for calibration, the others for training.
 

@@ -128,6 +128,10 @@ class Joint(Trained):
     def accepted(self, batch: Batch) -> Tensor:
         return self.module.accepted(self._heard(batch)[0])
 
+    @property
+    def needs_calibration(self) -> bool:
+        return self.module.needs_calibration
+
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Batch]) -> None:
         self.module.calibrate(self._heard(batch)[0] for batch in batches)

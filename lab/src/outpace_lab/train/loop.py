@@ -19,7 +19,7 @@ from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 from outpace_lab.train.boosting import fingerprint
 from outpace_lab.train.checkpoint import Checkpoints
-from outpace_lab.train.data import digest
+from outpace_lab.train.data import check_vocabulary, digest
 from outpace_lab.train.feed import Feed, Row
 from outpace_lab.train.log import LOG, Log
 from outpace_lab.train.metric import evaluate
@@ -194,12 +194,23 @@ def _check(
             raise OutpaceError(
                 f"there is nothing to {what}: no text is longer than its prompt; give more, or longer rows"
             )
-    tokens = {token for row in (*rows, *held_out) for document in row for token in document.tokens}
-    if not all(0 <= token < module.target.vocabulary for token in (min(tokens), max(tokens))):
+    documents = [document for row in (*rows, *held_out) for document in row]
+    check_vocabulary(documents, module.target.vocabulary)
+    check_on_policy(module, settings, earlier)
+    longest = max(len(document.tokens) for document in documents)
+    if module.context is not None and longest > module.context:
         raise OutpaceError(
-            f"the texts have token ids from {min(tokens)} to {max(tokens)}, and the target has "
-            f"{module.target.vocabulary}; give texts tokenized for the target"
+            f"{module.method}: a text has {longest} tokens, more than the drafter's context of "
+            f"{module.context}; pack shorter rows"
         )
+
+
+def check_on_policy(module: Trained, settings: Training, earlier: Seq[Trained]) -> None:
+    """Check that the module can learn from its own text, if the settings ask for that.
+
+    Raises:
+        OutpaceError: it cannot write any, or it learns the mistakes of earlier drafters.
+    """
     if settings.on_policy:
         _ = module.writer  # raises if the module cannot write text
         if earlier:
@@ -207,12 +218,6 @@ def _check(
                 "the mistakes of earlier drafters are measured on the target's text, not on a drafter's own: "
                 "leave out on_policy, or the earlier drafters"
             )
-    longest = max(len(document.tokens) for row in (*rows, *held_out) for document in row)
-    if module.context is not None and longest > module.context:
-        raise OutpaceError(
-            f"{module.method}: a text has {longest} tokens, more than the drafter's context of "
-            f"{module.context}; pack shorter rows"
-        )
 
 
 def _learnt(rows: Seq[Row], vocabulary: int) -> Tensor:

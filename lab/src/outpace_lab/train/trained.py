@@ -70,6 +70,11 @@ class Trained(Learned):
         return None
 
     @property
+    def needs_calibration(self) -> bool:
+        """Whether ``calibrate`` needs text."""
+        return False
+
+    @property
     def writer(self) -> TargetModel:
         """The module as a language model that writes the text for on-policy training.
 

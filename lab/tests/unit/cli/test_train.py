@@ -163,16 +163,31 @@ def test_draft_models_are_trained_one_after_another(run: Run, model: Loaded, tmp
     assert result.exit_code == 2 and "would be overwritten" in " ".join(result.stderr.split())
 
 
-def test_too_few_prompts_are_refused_before_any_is_answered(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("method", "options", "message"),
+    [
+        ("medusa:heads=2", ("--held-out", 0.001), "one part is empty; give more documents"),
+        (
+            "medusa:heads=2",
+            ("--held-out", 0.2),
+            "there are none to measure the heads on",
+        ),
+        ("medusa:heads=2", ("--on-policy", 0.5), "so it cannot write its own text"),
+        ("draft_model:context=20", (), "may have 25 tokens, more than the drafter's context of 20"),
+        ("draft_model", ("--data", "TOKENS"), "ids from 1 to 99999, and the target has"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_any_prompt_is_answered(
+    run: Run, method: str, options: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(answers, "answer", None)
-    data = tmp_path / "few.jsonl"
-    data.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(6)), "utf-8")
-    asked = ("--data", data, "--distil", "--held-out", 0.001, "--out", tmp_path / "out")
-    result = run("medusa:heads=2", *SMALL, *asked)
+    few, tokens = tmp_path / "few.jsonl", tmp_path / "tokens.jsonl"
+    few.write_text("".join(json.dumps({"prompt": f"say {number}"}) + "\n" for number in range(6)), "utf-8")
+    tokens.write_text(json.dumps({"tokens": [1, 99999], "prompt_length": 2}) + "\n", "utf-8")
+    options = [tokens if option == "TOKENS" else option for option in options]
+    result = run(method, *SMALL, "--data", few, "--distil", "--out", tmp_path / "out", *options)
     assert result.exit_code == 2
-    assert "one part is empty; give more documents" in " ".join(result.stderr.split())
+    assert message in " ".join(result.stderr.split()), result.output
 
 
 def test_answers_are_gone_on_with_where_they_were_interrupted(

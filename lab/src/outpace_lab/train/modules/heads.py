@@ -93,6 +93,10 @@ class TrainedHeads(Heads, TrainedPart):
             node = reached
         return found
 
+    @property
+    def needs_calibration(self) -> bool:
+        return True
+
     @torch.no_grad()
     def calibrate(self, batches: Iterable[Batch]) -> None:
         counts = torch.zeros(self.accuracies.shape, dtype=torch.float64)
