@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional as F
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 SIZE, VOCABULARY = 32, 61
 WEIGHTS = "model.safetensors"
@@ -29,6 +29,9 @@ _EXPERTS: Mapping[str, Any] = {
 _QWEN: Mapping[str, Any] = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8,
     "linear_value_head_dim": 8, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+_VISION: Mapping[str, Any] = {
+    "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 16, "patch_size": 4,
 }  # fmt: skip
 # The names of the parts around a layer: norms of the embedding and of the state, projection, norm after it.
 Names = tuple[str, str, str, str]
@@ -47,6 +50,8 @@ class Family:
         ones: a norm's neutral weight.
         renamed: other names of a layer's tensors.
         told: the config's entry for the number of layers.
+        padded: the config's lists that have an entry for each prediction layer too, and that entry.
+        inside: the shape is that of the text's config in one that has images' beside it.
     """
 
     shape: Mapping[str, Any]
@@ -57,6 +62,8 @@ class Family:
     ones: float = 1.0
     renamed: Mapping[str, str] = field(default_factory=dict)
     told: str = ""
+    padded: Mapping[str, str] = field(default_factory=dict)
+    inside: bool = False
 
 
 FAMILIES: dict[str, Family] = {
@@ -105,6 +112,13 @@ FAMILIES: dict[str, Family] = {
         "model.mtp.layers.{k}.", "model.mtp.layers.{k}.", ("enorm", "hnorm", "eh_proj", "final_layernorm"),
         like=1, renamed={"post_attention_layernorm": "pre_mlp_layernorm"},
     ),
+    "step3p7": Family(
+        {**_EXPERTS, "num_hidden_layers": 2, "share_expert_dim": 24, "sliding_window": 8,
+         "layer_types": ["full_attention", "sliding_attention"], "mlp_layer_types": ["sparse", "dense"]},
+        "model.layers.{n}.", "model.layers.{n}.", _DEEPSEEK, ones=0.0,
+        told="num_nextn_predict_layers", inside=True,
+        padded={"layer_types": "sliding_attention", "mlp_layer_types": "dense"},
+    ),
 }  # fmt: skip
 
 
@@ -127,8 +141,10 @@ def write(
     """
     family = FAMILIES[name]
     torch.manual_seed(0)
-    config = AutoConfig.for_model(name, **{**_COMMON, **family.shape})
-    model = AutoModelForCausalLM.from_config(config).float().eval()
+    shape = {**_COMMON, **family.shape}
+    entries = {"text_config": shape, "vision_config": _VISION} if family.inside else shape
+    config = AutoConfig.for_model(name, **entries)
+    model = _auto(config).from_config(config).float().eval()
     with torch.no_grad():
         for label, weight in model.named_parameters():
             if weight.dim() > 1:
@@ -140,7 +156,7 @@ def write(
     model.generation_config.eos_token_id = None
     model.save_pretrained(folder)
     state = _one_by_one(load_file(folder / WEIGHTS))
-    count = config.num_hidden_layers
+    count = config.get_text_config().num_hidden_layers
     source = f"model.layers.{family.like % count}."
     for layer in range(layers):
         inner, outer = (form.format(k=layer, n=count + layer) for form in (family.inner, family.outer))
@@ -163,9 +179,18 @@ def write(
     save_file(state, folder / WEIGHTS, metadata={"format": "pt"})
     if family.told:
         file = folder / "config.json"
-        told = json.loads(file.read_text("utf-8")) | {family.told: layers}
+        told = json.loads(file.read_text("utf-8"))
+        text = told["text_config"] if family.inside else told
+        text[family.told] = layers
+        for label, kind in family.padded.items():
+            text[label] += [kind] * layers
         file.write_text(json.dumps(told), "utf-8")
     return folder
+
+
+def _auto(config: Any) -> Any:
+    """The class that loads a model of this config."""
+    return AutoModelForCausalLM if config is config.get_text_config() else AutoModelForImageTextToText
 
 
 def _one_by_one(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -231,4 +256,5 @@ def write_beside(folder: Path, model: Any, texts: Sequence[Sequence[int]]) -> Pa
 
 
 def load(folder: Path) -> Any:
-    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+    auto = _auto(AutoConfig.from_pretrained(folder))
+    return auto.from_pretrained(folder, dtype=torch.float32).eval()

@@ -122,15 +122,26 @@ def families() -> str:
     return table(
         ("family", "served", "drafters it excludes", "fused on CPU", "reason"),
         (
-            [f"`{kind}`", how, _excluded(how), "yes" if kind in FUSED else "", why]
+            [
+                f"`{kind}`",
+                how,
+                _excluded(how, kind in zoo.SEVERAL_STATES),
+                "yes" if kind in FUSED else "",
+                why,
+            ]
             for kind, (how, why) in sorted(rows.items())
         ),
     )
 
 
-def _excluded(how: str) -> str:
-    """The drafters that a family's kind excludes."""
-    excluded = ["`lookahead` with a window"] * how.endswith("chains")
+def _excluded(how: str, unread: bool) -> str:
+    """The drafters that a family's kind excludes.
+
+    Args:
+        unread: drafters cannot read the states of its layers.
+    """
+    excluded = ["those with trained parts"] * unread
+    excluded += ["`lookahead` with a window"] * how.endswith("chains")
     if how.startswith("encoder-decoder"):
         excluded += ["`mtp`", "`assistant`"]
     return ", ".join(excluded)

@@ -1090,6 +1090,27 @@ TARGETS = [
         "            pass\n",
         (_PLANS,),
     ),
+    Mutant(
+        "modules in place of the model's own are tested in two layers that share one table of inputs for all",
+        "outpace/targets/inputs/surgery.py",
+        '    if getattr(base.config, "hidden_size_per_layer_input", None):\n',
+        '    if getattr(base.config, "hidden_size_per_layer_inputs", None):\n',
+        ("tests/zoo/test_tiny.py::test_a_table_of_inputs_for_all_layers",),
+    ),
+    Mutant(
+        "the self-test compares one of several states that a row has between layers",
+        "outpace/targets/step/layer_test.py",
+        "and not several_states(stock.model)",
+        "and bool(stock.model)",
+        ("tests/zoo/test_tiny.py::test_a_table_of_inputs_for_all_layers",),
+    ),
+    Mutant(
+        "drafters with trained parts read one of several states of a row",
+        "outpace/targets/stock/uncached.py",
+        "        if several_states(self.model):\n",
+        "        if several_states(self.model) and self.released:\n",
+        ("tests/zoo/test_tiny.py::test_states_that_are_several",),
+    ),
 ]
 DRAFTERS = [
     Mutant(

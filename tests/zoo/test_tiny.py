@@ -15,8 +15,10 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
-from outpace import Engine, Target
+from outpace import Engine, Target, nano_drafter_path
 from outpace.core import UnsupportedModel
+from outpace.targets.cpu.kernels import KERNELS
+from outpace.targets.cpu.trials import unavailable
 from outpace.targets.inputs.unloaded import KNOWN, refuse_unloaded
 from zoo.recurrent_families import REFUSED as IN_PART
 from zoo.seq2seq_families import FURTHER_CHAINS, FURTHER_FAMILIES
@@ -32,6 +34,7 @@ from zoo.tiny_families import (
     QUICK,
     REFUSED,
     REFUSED_IN_PART,
+    SEVERAL_STATES,
     SOUND,
     TEXT_ALONE,
     TINY,
@@ -42,8 +45,7 @@ from zoo.tiny_families import (
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-# Of Gemma 3n the text is built (gemma3n_text); what fills in blocks has no step of one token.
-NOT_BUILT = {"gemma3n", "diffusion_gemma"}
+NOT_BUILT = {"diffusion_gemma"}  # what fills in blocks has no step of one token
 BY_QUICK = [pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in TINY]
 
 
@@ -74,6 +76,28 @@ def check_first_tokens(kind: str) -> None:
 @pytest.mark.parametrize("kind", BY_QUICK)
 def test_first_tokens(kind: str) -> None:
     check_first_tokens(kind)
+
+
+@pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text"])
+def test_a_table_of_inputs_for_all_layers(kind: str) -> None:
+    """The self-test of replaced modules makes no model of some of the layers, and drafters cannot."""
+    dtype = torch.float32
+    usable = (
+        one.name for one in KERNELS if one.copies and dtype in one.dtypes and not unavailable(one, dtype)
+    )
+    name = next(usable)
+    target = Target(model_of(kind), pack=name)
+    assert name in target.plan.packed
+    with pytest.raises(UnsupportedModel, match="one table of inputs for all its layers"):
+        target.some_layers([0])
+
+
+@pytest.mark.parametrize("kind", ["gemma3n_text"])
+def test_states_that_are_several(kind: str) -> None:
+    assert kind in SEVERAL_STATES
+    target = Target(model_of(kind), check=False)
+    with pytest.raises(UnsupportedModel, match=r"several states of a row.*use one without trained parts"):
+        Engine(target, f"medusa:path={nano_drafter_path('medusa')}")
 
 
 @pytest.mark.slow

@@ -45,10 +45,12 @@ def tiny_config(kind: str, options: Mapping[str, Any]) -> PretrainedConfig:
 
     Args:
         options: entries that replace those found by name; "default" takes the type's own. With "only", no
-            others are given.
+            others are given. "instead" has parts that its class does not allow.
     """
     made: Any = CONFIG_MAPPING[kind]
     config: PretrainedConfig = made(**_entries(made(), options))
+    for name, part in options.get("instead", {}).items():
+        vars(config)[name] = CONFIG_MAPPING[part["model_type"]](**part)
     return config
 
 
@@ -81,7 +83,7 @@ def _entries(default: Any, options: Mapping[str, Any]) -> dict[str, Any]:
         given |= {name: (value * count)[:count] for name, value in kinds.items()}
         given["num_hidden_layers"] = count
     given |= {name: value for name, value in options.items() if not isinstance(given.get(name), dict)}
-    return {name: value for name, value in given.items() if value != "default"}
+    return {name: value for name, value in given.items() if value != "default" and name != "instead"}
 
 
 def tiny_model(

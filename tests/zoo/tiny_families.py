@@ -62,6 +62,15 @@ TINY: dict[str, Mapping[str, Any]] = {
     },
     "deepseek_v2": {"topk_method": "greedy", "n_routed_experts": 4, "num_experts_per_tok": 2},
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
+    "gemma3n_text": {
+        "num_kv_shared_layers": 2,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+        "intermediate_size": 48,
+        "hidden_size_per_layer_input": 8,
+        "vocab_size_per_layer_input": 96,
+        "activation_sparsity_pattern": [0.5, 0.0, 0.5, 0.0],
+    },
     "gemma4_text": {
         "only": {
             **COMMON,
@@ -107,11 +116,13 @@ CHAINED = {
         None,
     )
 }
+# Those whose layers' states drafters with trained parts cannot read.
+SEVERAL_STATES = {"gemma3n", "gemma3n_text"}
 # Those of which one case is quick: other norms, positions, experts, heads, or kinds of layers than elsewhere.
 QUICK = {
-    "bert", "blenderbot", "cohere", "diffllama", "ernie4_5_moe", "exaone4", "gemma4_text",
-    "glm4_moe", "gptj", "hunyuan_v1_moe", "jetmoe", "longcat_flash", "mimo_v2_flash", "minimax_m2",
-    "olmo3", "phi", "seed_oss",
+    "bert", "blenderbot", "cohere", "diffllama", "ernie4_5_moe", "exaone4", "gemma3n_text",
+    "gemma4_text", "glm4_moe", "gptj", "hunyuan_v1_moe", "jetmoe", "longcat_flash", "mimo_v2_flash",
+    "minimax_m2", "olmo3", "phi", "seed_oss",
 }  # fmt: skip
 _TOWER = {
     "model_type": "siglip_vision_model",  # where the published one needs timm
@@ -185,6 +196,10 @@ TEXT_ALONE: dict[str, Mapping[str, Any]] = {
     },
     "fast_vlm": {"vision_config": {"only": _TOWER}},
     "fun_asr_nano": {"adaptor_config": {"intermediate_size": 8}},
+    "gemma3n": {
+        "text_config": TINY["gemma3n_text"],
+        "instead": {"vision_config": {**_TOWER, "rms_norm_eps": 1e-6, "vocab_offset": 96, "vocab_size": 8}},
+    },
     "gemma4": _gemma4("gemma4_text"),
     "gemma4_unified": _gemma4("gemma4_unified_text"),
     "glm4v_moe": {
@@ -240,7 +255,6 @@ TOLD = {
     _WINDOW: "limits its attention by a window of its own",
     "cannot make a cache from its config": "transformers makes no cache for it: it reads bytes in patches",
     "takes no mask that fits": "takes no mask that fits what is in a cache",
-    "several states of a row": "passes several states of a row from layer to layer",
     "names its head a decoder": "names its head a decoder, so that its layers are not found",
     "a window other than its config's": "has a window other than its config's",
     "one token at a time": "takes one token at a time once there is a cache",
@@ -257,7 +271,7 @@ REFUSED: dict[str, str] = {
     **_each("canary cohere_asr udop", _MASK),
     **_each("idefics kosmos-2 voxtral_realtime", _NO_TEXT),
     **_each("kyutai_speech_to_text pp_formulanet", _NO_TABLE),
-    **_each("blip blip-2 instructblip instructblipvideo", _NO_PAST),
+    **_each("blip blip-2 evolla instructblip instructblipvideo", _NO_PAST),
     **_each("qwen2_5_omni qwen3_omni_moe vibevoice", _NO_PAST),
     **_each("lfm3_vl minicpm_ocr minicpmv4_6 minicpmv4_7 nemotron_h_omni nemo_speechlm", _STATES),
     **_each("kosmos-2.5 speech_to_text", _PADS),
@@ -268,7 +282,6 @@ REFUSED: dict[str, str] = {
     "blt": "cannot make a cache from its config",
     "cpmant": "takes no mask that fits",
     "diffusion_gemma": "not one after another",
-    **_each("gemma3n gemma3n_text", "several states of a row"),
     "modernbert-decoder": "names its head a decoder",
     "moshi": "a window other than its config's",
     "pix2struct": "reads flattened_patches",
@@ -281,13 +294,6 @@ REFUSED: dict[str, str] = {
 }
 # Type -> entries of a small model's config, for those refused whose names do not give one.
 OF_REFUSED: dict[str, Mapping[str, Any]] = {
-    "gemma3n_text": {
-        "num_kv_shared_layers": 0,
-        "layer_types": ["sliding_attention", "full_attention"] * 2,
-        "num_hidden_layers": 4,
-        "hidden_size_per_layer_input": 8,
-        "activation_sparsity_pattern": None,
-    },
     "kyutai_speech_to_text": {"codec_config": {"upsample_groups": 32}},
     "modernbert-decoder": dict.fromkeys(
         ("bos_token_id", "eos_token_id", "cls_token_id", "sep_token_id"), "default"
@@ -300,7 +306,6 @@ REFUSED_IN_PART = {"minimax": _STATES, "zaya": _STATES}
 NOT_TEXT = {
     **_each("gemma4_assistant gemma4_unified_assistant", "a drafter: see assistant"),
     **_each("musicgen musicgen_melody dia pop2piano speecht5", "emits sound"),
-    "evolla": "reads proteins; no AutoModel of transformers loads it by its type",
     "pi0": "emits movements",
 }
 # Part of the name of a mapping of transformers -> the class that loads by it.

@@ -191,8 +191,8 @@ def _kind_of(source: str, shown: str, trust_remote_code: bool, seq2seq: Encoders
             "outpace.accelerate(model, drafter)"
         )
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
+        refuse_unloaded(transformers.AutoModelForImageTextToText, config)
         if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
-            refuse_unloaded(transformers.AutoModelForImageTextToText, config)
             if seq2seq == "images":
                 return transformers.AutoModelForImageTextToText, config
             raise UnsupportedModel(

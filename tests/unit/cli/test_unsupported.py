@@ -23,6 +23,8 @@ FAMILIES = {
     "moshi": "has a window other than its config's",
     "glm5_next": "has layers that keep more than keys and values",
     "moonshine": "reads input_values",
+    "evolla": "takes no .*, so a draft cannot follow",
+    "diffusion_gemma": "fills in the tokens of a block in any order",
 }
 
 

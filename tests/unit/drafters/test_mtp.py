@@ -37,7 +37,13 @@ SAMPLED = SamplingParams(max_new_tokens=NEW, temperature=0.7, seed=3, ignore_eos
 SAMPLINGS = {"greedy": GREEDY, "sampled": SAMPLED}
 SHAPES: dict[str, dict[str, int]] = {"chains": {}, "trees": {"expand": 2, "max_nodes": 5}}
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6, 11, 30, 12, 14, 15, 17, 19]]
-CASES = [*((name, 1) for name in FAMILIES), ("glm4_moe", 3), ("deepseek_v3", 2), ("mimo_v2_flash", 2)]
+CASES = [
+    *((name, 1) for name in FAMILIES),
+    ("glm4_moe", 3),
+    ("deepseek_v3", 2),
+    ("mimo_v2_flash", 2),
+    ("step3p7", 2),
+]
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +139,7 @@ def drafts_of_transformers(
         return found
 
     monkeypatch.setattr(MTPCandidateGenerator, "get_candidates", noted)
-    count = model.config.num_hidden_layers
+    count = model.config.get_text_config().num_hidden_layers
     if model.config.model_type in (
         "glm4_moe",
         "deepseek_v3",
@@ -146,7 +152,8 @@ def drafts_of_transformers(
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"), [("glm4_moe", 1), ("glm4_moe", 3), ("deepseek_v3", 2), ("mellum", 1)]
+    ("name", "layers"),
+    [("glm4_moe", 1), ("glm4_moe", 3), ("deepseek_v3", 2), ("mellum", 1), ("step3p7", 1), ("step3p7", 2)],
 )
 @pytest.mark.parametrize(
     ("prompt", "attention"),
@@ -306,12 +313,21 @@ def narrow(state: dict[str, Tensor]) -> None:
     state["mtp.fc.weight"] = state["mtp.fc.weight"][:, 1:].contiguous()
 
 
+def own_heads(state: dict[str, Tensor]) -> None:
+    """Names as Step 3.7 is published."""
+    for number in (2, 3):
+        for old, new in (("shared_head.norm", "norm"), ("shared_head.head", "output")):
+            weight = state.pop(f"model.layers.{number}.{old}.weight", state["lm_head.weight"].clone())
+            state[f"model.layers.{number}.transformer.shared_head.{new}.weight"] = weight
+
+
 REFUSED: dict[str, tuple[str, Callable[[dict[str, Tensor]], None], str]] = {
     "none": ("qwen3_5_text", without("^mtp"), "has no multi-token prediction layers; use a drafter"),
     "missing": ("qwen3_5_text", without(r"mtp\..*down_proj"), "mtp_block.mlp.down_proj.weight'.* is missing"),
     "superfluous": ("qwen3_5_text", superfluous, "mlp.other.weight'.* is not expected"),
     "another shape": ("qwen3_5_text", narrow, "'layers.0.eh_proj.weight'.* has another shape"),
     "quantised": ("qwen3_5_text", quantised, "is quantised, to F8_E4M3; give path"),
+    "heads of their own": ("step3p7", own_heads, "heads of their own, as .*2.transformer.*; use a"),
     "another number": ("glm4_moe", without(r"layers\.3\."), "has 1 prediction layers, but .* is 2"),
 }  # fmt: skip
 
@@ -319,7 +335,7 @@ REFUSED: dict[str, tuple[str, Callable[[dict[str, Tensor]], None], str]] = {
 @pytest.mark.parametrize("case", REFUSED)
 def test_a_checkpoint_that_cannot_draft_is_refused_in_one_line(tmp_path: Path, case: str) -> None:
     name, change, message = REFUSED[case]
-    folder = write(tmp_path, name, 2 if name == "glm4_moe" else 1, change)
+    folder = write(tmp_path, name, 2 if name in ("glm4_moe", "step3p7") else 1, change)
     with pytest.raises(OutpaceError, match=message) as caught:
         Engine(Target(load(folder)), "mtp")
     assert str(caught.value).startswith("mtp: ")

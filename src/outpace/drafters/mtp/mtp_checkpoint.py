@@ -6,7 +6,8 @@ what it lacks: layouts that it ignores, any number of layers before them, checks
 Layouts. A layer is a decoder layer of the family with norms of the token's embedding and of the hidden state
 before it, a projection of both, and a norm after it.
 
-- ``model.layers.N`` after the last layer, with ``eh_proj``: DeepSeek-V3, GLM-4.5, Ling 2.5, Step 3.7.
+- ``model.layers.N`` after the last layer, with ``eh_proj``: DeepSeek-V3, GLM-4.5, Ling 2.5.
+  (Step 3.7 is published with heads in them, which nothing here computes.)
 - ``mtp.fc`` with ``mtp.layers.0``: Qwen3-Next, Qwen3.5, Mellum.
 - ``model.mtp.layers.N``: MiMo-V2. Each of its layers reads the target's state, by SGLang's implementation
   (``multi_layer_eagle_worker_v2.py``); elsewhere a layer reads the output of the one before.
@@ -31,6 +32,7 @@ from outpace.targets.inputs.masks import unknown_kinds
 from outpace.targets.weights.checkpoint import FLOATS, INDEX, WEIGHTS, header, weight_files
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_HEAD = ".shared_head.output."  # as Step 3.5 and 3.7 are published
 _OTHER = "; use a drafter that needs no layers, as suffix"
 
 
@@ -87,8 +89,9 @@ def load(target: TargetModel, path: Any) -> Found:
         path: a folder; None is that of the target's own checkpoint.
 
     Raises:
-        OutpaceError: there are none, too many, too few, or quantised ones; a tensor is missing, superfluous
-            or of the wrong shape; or transformers is too old. UnsupportedModel: they keep a recurrent state.
+        OutpaceError: there are none, too many, too few, quantised ones, or ones with heads; a tensor is
+            missing, superfluous or of the wrong shape; or transformers is too old. UnsupportedModel: they
+            keep a recurrent state.
     """
     model = _model_of(target)
     folder = _folder(model, path)
@@ -105,6 +108,11 @@ def load(target: TargetModel, path: Any) -> Found:
             raise OutpaceError(
                 f"mtp: {name} in {folder} is quantised, to {kind}; give path, the folder of the same layers "
                 "in bfloat16"
+            )
+        if _HEAD in name:
+            raise OutpaceError(
+                f"mtp: the prediction layers in {folder} have heads of their own, as {name}; mtp uses the "
+                f"target's, as transformers does{_OTHER}"
             )
     numbers = {re.match(layout.pattern, name)[1] for name in own} - {None}  # type: ignore[index]
     made = _config(config, layout, _count(config, len(numbers), folder))

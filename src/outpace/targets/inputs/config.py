@@ -37,6 +37,11 @@ def is_multimodal(config: Any) -> bool:
     return hasattr(config, "get_text_config") and config.get_text_config(decoder=True) is not config
 
 
+def several_states(model: Any) -> bool:
+    """True if a row has several states between two layers of a model, as by Gemma 3n's AltUp."""
+    return (getattr(model.config.get_text_config(decoder=True), "altup_num_inputs", None) or 1) > 1
+
+
 def runs_on_gpu(model: Any) -> bool:
     """True if all of a model is on GPUs."""
     return {weight.device.type for weight in model.parameters()} == {GPU}

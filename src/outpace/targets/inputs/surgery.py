@@ -49,6 +49,11 @@ def keep_layers(model: Any, layers: Sequence[int], bare: bool = False) -> Any:
         plain stack.
     """
     base = stack_of(model)
+    if getattr(base.config, "hidden_size_per_layer_input", None):
+        raise UnsupportedModel(
+            f"{family(model)} has one table of inputs for all its layers, so it cannot draft with some of "
+            "them; use another drafter"
+        )
     count = len(base.layers)
     if list(layers) != sorted(set(layers)) or any(not 0 <= layer < count for layer in layers):
         raise OutpaceError(f"layers must be ascending numbers from 0 to {count - 1}, not {list(layers)}")

@@ -24,7 +24,6 @@ from outpace.targets.inputs.states import CONVOLUTION
 
 # Type of a family -> the reason why it is refused, where neither its class nor its config shows it.
 _PADS = "counts positions from the id of its pad on, and does not count pads: outpace counts from 0"
-_SEVERAL = "passes several states of a row from layer to layer"
 _MASK = "reads a mask that its encoder returns, of which outpace keeps the states alone"
 _NO_TEXT = "takes no step without features of what it reads beside text"
 _NO_TABLE = "has no single table of embeddings: it reads more than a text's tokens"
@@ -35,8 +34,6 @@ KNOWN = MappingProxyType({
     "cpmant": "takes no mask that fits what is in a cache",
     "data2vec-text": _PADS,
     "diffusion_gemma": "fills in the tokens of a block in any order, not one after another",
-    "gemma3n": _SEVERAL,
-    "gemma3n_text": _SEVERAL,
     "idefics": _NO_TEXT,
     "kosmos-2": _NO_TEXT,
     "kosmos-2.5": _PADS,
@@ -66,10 +63,10 @@ def refuse_unloaded(loader: Any, config: Any) -> None:
     Raises:
         UnsupportedModel: named by family, with the reason.
     """
-    mapping = getattr(loader, "_model_mapping", {})
-    if type(config) not in mapping:
+    try:  # not by ``in``, which finds no type that transformers has under two names, as Evolla
+        kinds = getattr(loader, "_model_mapping", {})[type(config)]
+    except KeyError:
         return  # code that comes with the model
-    kinds = mapping[type(config)]
     kind = kinds[0] if isinstance(kinds, tuple) else kinds
     model = _without_parts(kind, config)
     if why := KNOWN.get(config.model_type):

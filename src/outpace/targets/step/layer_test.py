@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from outpace.cache import Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import TargetModel
-from outpace.targets.inputs.config import family
+from outpace.targets.inputs.config import family, several_states
 from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Output, Rows
@@ -72,7 +72,8 @@ def _compare(target: TargetModel, stock: Stock, texts: Texts) -> None:
     cache, slots = texts.open(target, stock.sources)
     checked_subtree(target, cache, slots, texts)
     wide = wider(target.dtype, target.device)
-    known = wide is not None and not any("forward" in vars(module) for module in stock.model.modules())
+    hooked = any("forward" in vars(module) for module in stock.model.modules())
+    known = wide is not None and not hooked and not several_states(stock.model)
     layers = layers_of(stock.model) if known else []
     with hooks_restored(*stock.parts):
         traces = _traces(target, stock, texts, range(len(layers)))

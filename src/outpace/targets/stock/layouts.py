@@ -76,7 +76,7 @@ def fixed(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
 
     def run() -> Output:
         rows, forward = rows_of(window, call.feeds), partial(_compute_fixed, target)
-        made = shapes.run(forward, window, rows, target.hidden, call.hidden_layers, call.states)
+        made = shapes.run(forward, window, rows, target._inputs, call.hidden_layers, call.states)
         logits = made.logits[:, call.logits_from :]
         return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden)
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import TargetModel
-from outpace.targets.inputs.config import family
+from outpace.targets.inputs.config import family, several_states
 from outpace.targets.rows import HiddenStates, Reading
 from outpace.targets.step.modules import Modules
 
@@ -71,6 +71,16 @@ class UncachedForwards(TargetModel):
 
     @property
     def hidden(self) -> HiddenStates:
+        if several_states(self.model):
+            raise UnsupportedModel(
+                f"{family(self.model)} passes several states of a row from layer to layer, so "
+                "drafters cannot read them; use one without trained parts"
+            )
+        return self._inputs
+
+    @property
+    def _inputs(self) -> HiddenStates:
+        """Size, dtype and device of the first layer's inputs."""
         return HiddenStates(self._hidden_size, self.model.dtype, self.device)
 
     def embed(self, tokens: Tensor) -> Tensor:
