@@ -17,7 +17,7 @@ from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
 from outpace.loading.images import Images, images_of
 from outpace.loading.placement import Spread, device_of, dtype_of
-from outpace.loading.weights import Encoders, load_weights, own_dtype
+from outpace.loading.weights import Encoders, load_weights, own_dtype, reads_rounded
 from outpace.names import source_of
 from outpace.policy.governor import Governor
 from outpace.reading import render, token_ids
@@ -167,7 +167,8 @@ def load_here(
     """A transformers model on the devices of this process; the arguments are those of ``outpace.load``."""
 
     def on(device: torch.device | None, dtype: torch.dtype | str, **more: Any) -> Loaded:
-        shown, model, tokenizer = load_weights(name, dtype, trust_remote_code, seq2seq, **more)
+        rounded = device is not None and device.type == "cpu"
+        shown, model, tokenizer = load_weights(name, dtype, trust_remote_code, seq2seq, rounded, **more)
         placed = model if device is None else model.to(device)
         loaded = made(shown, placed, tokenizer, source_of(name), options)
         return _seeing(loaded, trust_remote_code) if seq2seq == "images" else loaded
@@ -176,6 +177,8 @@ def load_here(
         return on(None, dtype_of(dtype, place.devices[0]), device_map=place.layers)
     device = device_of(place)
     own = own_dtype(name, trust_remote_code)
+    if dtype == "auto" and device.type == "cpu" and reads_rounded(name, trust_remote_code):
+        return on(device, "auto")
     if dtype != "auto" or device.type != "cpu":
         return _because(on(device, dtype_of(dtype, device)), "", own)
     first, why = dtype_of(dtype, device, own), ""

@@ -23,11 +23,13 @@ from outpace.core import OutpaceError, UnsupportedModel, first_line
 from outpace.hub import unreachable
 from outpace.loading.placement import Place, Shared, Spread, devices_of, dtype_of
 from outpace.names import ADAPTER, SMOLLM2, is_gguf, shown_name, source_of
+from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.inputs.unloaded import refuse_unloaded
 from outpace.targets.weights import adapters
 from outpace.targets.weights.checkpoint import read_config
 from outpace.targets.weights.needs import Needs, is_large, needs_of
 from outpace.targets.weights.pretrained import reason_of, refuse_incomplete
+from outpace.targets.weights.rounded import is_rounded, rounded_options
 
 # Which models load besides language models of text: none, encoder-decoder models of text, of audio; of images
 Encoders = bool | Literal["audio", "images"]
@@ -79,6 +81,14 @@ def own_dtype(name: str | None, trust_remote_code: bool = False) -> torch.dtype 
     return found if isinstance(found, torch.dtype) and not other else None
 
 
+def reads_rounded(name: str | None, trust_remote_code: bool = False) -> bool:
+    """True if a model's weights are rounded in a way that is read here for a CPU; see ``own_dtype``."""
+    try:
+        return is_rounded(read_config(source_of(name), trust_remote_code))
+    except Exception:  # as in ``own_dtype``
+        return False
+
+
 def _updated(name: str | None) -> str | None:
     """The model that a folder written by peft updates; None for any other model."""
     folder = None if name is None else Path(name).expanduser()
@@ -92,12 +102,14 @@ def load_weights(
     dtype: torch.dtype | str,
     trust_remote_code: bool,
     seq2seq: Encoders = False,
+    rounded: bool = False,
     **more: Any,
 ) -> tuple[str, Any, Any]:
     """Load a transformers model, onto the CPU unless ``more`` places it elsewhere.
 
     Args:
         seq2seq: as for ``outpace.load``.
+        rounded: read weights that are rounded by groups for a CPU, where transformers needs other packages.
         more: arguments of ``from_pretrained``: where the weights go instead.
 
     Returns:
@@ -107,7 +119,7 @@ def load_weights(
         OutpaceError, UnsupportedModel: as ``outpace.load``.
     """
     _silence()
-    return shown_name(name), *_parts(name, dtype, trust_remote_code, seq2seq, **more)
+    return shown_name(name), *_parts(name, dtype, trust_remote_code, seq2seq, rounded=rounded, **more)
 
 
 def _parts(
@@ -124,15 +136,27 @@ def _parts(
             f"{name} updates the model {base}: {error}. If that model has moved, set base_model_name_or_path "
             f"in {folder / ADAPTER} to its new place"
         ) from error
+    if rounded_of(model):
+        raise OutpaceError(
+            f"{name} updates {base}, whose weights are rounded; give a base with weights in floats"
+        )
     return adapters.merge(model, folder), tokenizer
 
 
 def _read(
-    source: str, shown: str, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: Encoders, **more: Any
+    source: str,
+    shown: str,
+    dtype: torch.dtype | str,
+    trust_remote_code: bool,
+    seq2seq: Encoders,
+    rounded: bool,
+    **more: Any,
 ) -> tuple[Any, Any]:
     try:
         kind, config = _kind_of(source, shown, trust_remote_code, seq2seq)
         refuse_unloaded(kind, config)
+        if rounded and (found := rounded_options(config, shown, dtype)):
+            dtype, more = found.pop("dtype"), {**more, **found}
         model = _weights(kind, source, shown, dtype, trust_remote_code, **more)
         return model, _tokenizer(source, shown, trust_remote_code)
     except (OutpaceError, MemoryError, torch.OutOfMemoryError):

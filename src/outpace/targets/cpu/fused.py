@@ -27,7 +27,7 @@ from outpace.native.pointers import check, pointer
 from outpace.targets.cpu.fused_layer import Layer, layer_of
 from outpace.targets.cpu.fused_rows import RowsByWindow, heads_of, rows_of
 from outpace.targets.cpu.fusible import GROUPS
-from outpace.targets.cpu.linear import Norm
+from outpace.targets.cpu.linear import Norm, Rounded
 from outpace.targets.inputs.config import CACHE
 from outpace.targets.inputs.forward import CacheAdapter
 from outpace.targets.inputs.line import Line
@@ -35,7 +35,7 @@ from outpace.targets.inputs.surgery import stack_of
 
 _FUSED = "_outpace_layer"  # where a module keeps its ``Layer``
 
-Join = Callable[[Sequence[nn.Linear]], nn.Module]
+Join = Callable[[Sequence[nn.Linear | Rounded]], nn.Module]
 
 
 def fuse_layers(model: Any, step: Any, join: Join) -> None:

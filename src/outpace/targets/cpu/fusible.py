@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
 from torch import nn
 
 from outpace.core import UnsupportedModel
-from outpace.native.layers import DTYPES, LANES, functions
-from outpace.targets.cpu.linear import linears_of
+from outpace.native.layers import DTYPES, EIGHT, LANES, functions
+from outpace.targets.cpu.linear import Rounded, linears_of, rounded_of
 from outpace.targets.cpu.packing import NO_MEMORY, copies_fit
 from outpace.targets.inputs.changes import hooks_of
 from outpace.targets.inputs.config import is_multimodal
@@ -61,7 +61,7 @@ def why_not_fused(model: Any) -> str:
         return str(error)
     if any(map(hooks_of, stack.modules())):
         return "modules in it have hooks"
-    linears = set(linears_of(model))
+    linears = {*linears_of(model), *rounded_of(model)}
     if why := _unknown((model, stack, *stack.layers)):  # before the parts that only known layers have
         return why
     inner = [part for layer in stack.layers for part in (layer.self_attn, layer.mlp)]
@@ -70,6 +70,8 @@ def why_not_fused(model: Any) -> str:
     for layer in stack.layers:
         if not linears.issuperset(_linears(layer)):
             return "some of its linear layers are quantised or replaced already"
+        if not all(map(_joinable, _groups(layer))):
+            return "some of its linear layers with the same inputs are rounded otherwise than others"
     config = stack.config
     heads = stack.layers[0].self_attn.head_dim
     if config.hidden_act not in ("silu", "swish"):
@@ -90,7 +92,7 @@ def _unknown(parts: Iterable[Any]) -> str:
     return ""
 
 
-def fused_linears(model: Any) -> list[nn.Linear]:
+def fused_linears(model: Any) -> list[nn.Module]:
     """The linear layers of a model whose layers are to be fused."""
     return [linear for layer in stack_of(model).layers for linear in _linears(layer)]
 
@@ -105,6 +107,19 @@ def norms_of(model: Any) -> list[nn.Module]:
     return norms
 
 
-def _linears(layer: Any) -> list[nn.Linear]:
+def _groups(layer: Any) -> list[list[Any]]:
+    """A layer's linear layers, by ``GROUPS``."""
+    return [[getattr(getattr(layer, part), name) for name in names] for part, names in GROUPS]
+
+
+def _linears(layer: Any) -> list[Any]:
     """A layer's linear layers, in the order of ``GROUPS``."""
-    return [getattr(getattr(layer, part), name) for part, names in GROUPS for name in names]
+    return [linear for group in _groups(layer) for linear in group]
+
+
+def _joinable(group: Sequence[Any]) -> bool:
+    """True if layers with the same inputs are all of floats, or rounded alike, with whole panels."""
+    kinds = {linear.kernel.name if isinstance(linear, Rounded) else "" for linear in group}
+    return len(kinds) == 1 and (
+        kinds == {""} or not any(linear.out_features % EIGHT for linear in group[:-1])
+    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -73,22 +74,54 @@ class Blocks(NamedTuple):
     def pack(cls, weight: Tensor, bits: int) -> Blocks:
         """Weights, [outputs, inputs]."""
         outputs, inputs = weight.shape
-        whole = nn.functional.pad(weight.float(), (0, -inputs % SHARE, 0, -outputs % EIGHT))
-        groups = whole.view(-1, EIGHT, whole.shape[1] // SHARE, SHARE).transpose(1, 2)
+        groups = _shares(weight.float())
         low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
         # Rounded before they are used, so that an all-zero block does not divide by zero either.
         span = (high - low) / 15 if bits == 4 else torch.maximum(high, -low) / 127
         scale = span.clamp_(min=1e-30).bfloat16()
         zero, limits = (low.bfloat16(), (0, 15)) if bits == 4 else (torch.zeros_like(scale), (-127, 127))
         numbers = ((groups - zero.float()) / scale.float()).round_().clamp_(*limits).to(torch.int8)
-        quads = numbers.unflatten(-1, (-1, 4)).transpose(2, 3)  # [panels, blocks, quads, outputs, 4]
-        if bits == 4:
-            first, last = quads.chunk(2, dim=2)
-            quads = first | last << 4
-        heads = [scale, zero] if bits == 4 else [scale]
-        parts = [part[..., 0].contiguous().view(torch.uint8) for part in heads]
-        weights = torch.cat([*parts, quads.flatten(2).view(torch.uint8)], dim=-1)
-        return cls(inputs, outputs, bits, weights.contiguous())
+        return cls(inputs, outputs, bits, _blocks(numbers, scale, zero, bits))
+
+    @classmethod
+    def of_numbers(cls, numbers: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Blocks:
+        """Weights that are rounded already: (number - zero) * scale.
+
+        Args:
+            numbers: [outputs, inputs], integers below 2^bits; the inputs a multiple of ``SHARE``.
+            scales, zeros: [outputs, groups], for as many inputs each, a multiple of ``SHARE`` too. Scales are
+                rounded to bfloat16, and with 4 bits their products with zeros; with 8 zeros are all 128.
+        """
+        (outputs, inputs), times = numbers.shape, numbers.shape[1] // SHARE // scales.shape[1]
+        scale = scales.float().bfloat16()
+        zero = (-zeros.float() * scale.float()).bfloat16()
+        scale, zero = (_shares(part.repeat_interleave(times, dim=1), 1) for part in (scale, zero))
+        signed = numbers.to(torch.int16).sub_(128 if bits == 8 else 0).to(torch.int8)
+        return cls(inputs, outputs, bits, _blocks(_shares(signed), scale, zero, bits))
+
+    @classmethod
+    def joined(cls, parts: Sequence[Blocks]) -> Blocks:
+        """Blocks with the outputs of several, of whose outputs all but the last have whole panels.
+
+        No copy is made of parts that ``split`` returned.
+        """
+        first = parts[0].weights
+        ends = [part.weights.data_ptr() + part.weights.nbytes for part in parts]
+        if [part.weights.data_ptr() for part in parts[1:]] == ends[:-1] and all(
+            part.weights.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for part in parts
+        ):
+            panels = sum(len(part.weights) for part in parts)
+            weights = first.as_strided((panels, *first.shape[1:]), first.stride())
+        else:
+            weights = torch.cat([part.weights for part in parts])
+        return cls(parts[0].inputs, sum(part.outputs for part in parts), parts[0].bits, weights)
+
+    def split(self, outputs: Sequence[int]) -> list[Blocks]:
+        """Views of the blocks of some outputs each, in turn."""
+        views = self.weights.split([-(-count // EIGHT) for count in outputs])
+        return [
+            self._replace(outputs=count, weights=view) for count, view in zip(outputs, views, strict=True)
+        ]
 
     @property
     def dtype(self) -> torch.dtype:
@@ -105,6 +138,23 @@ class Blocks(NamedTuple):
             weights=pointer(self.weights, torch.uint8, panels, blocks, size),
             bias=pointer_or_null(bias, self.dtype, self.outputs),
         )
+
+
+def _shares(matrix: Tensor, share: int = SHARE) -> Tensor:
+    """A matrix [outputs, inputs] as [panels, blocks, outputs, inputs of a block], padded with zeros."""
+    whole = nn.functional.pad(matrix, (0, -matrix.shape[1] % share, 0, -len(matrix) % EIGHT))
+    return whole.view(-1, EIGHT, whole.shape[1] // share, share).transpose(1, 2)
+
+
+def _blocks(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
+    """Bytes of blocks, from what ``_shares`` returns of numbers, and of scales and zeros, one a block."""
+    quads = numbers.unflatten(-1, (-1, 4)).transpose(2, 3)  # [panels, blocks, quads, outputs, 4]
+    if bits == 4:
+        first, last = quads.chunk(2, dim=2)
+        quads = first | last << 4
+    heads = [scale, zero] if bits == 4 else [scale]
+    parts = [part[..., 0].contiguous().view(torch.uint8) for part in heads]
+    return torch.cat([*parts, quads.flatten(2).view(torch.uint8)], dim=-1).contiguous()
 
 
 def multiply(rows: Tensor, packed: Panels | Blocks, bias: Tensor | None) -> Tensor:

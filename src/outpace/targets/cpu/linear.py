@@ -26,7 +26,7 @@ from transformers.activations import ACT2CLS
 from outpace.core import UnsupportedModel
 from outpace.native.layers import LANES, functions
 from outpace.native.pointers import check, pointer
-from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Compiled
+from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Blocks, Compiled
 from outpace.targets.cpu.trials import UNAVAILABLE, best_kernel, row_step
 from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.inputs.states import convolutions_of, is_adapted, reads_step_weight
@@ -78,6 +78,27 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, kernel={self.kernel.name}"
+
+
+class Rounded(Linear):
+    """A linear layer of a model whose weights are rounded already, as in its checkpoint.
+
+    Args:
+        kernel: for the numbers of ``take``.
+    """
+
+    def __init__(self, linear: nn.Linear, kernel: Kernel) -> None:
+        super().__init__(linear, kernel, None, 1)
+
+    def take(self, blocks: Blocks) -> None:
+        """Set the weights."""
+        self.packed = blocks
+        self.register_buffer("numbers", blocks.weights, persistent=False)
+
+
+def rounded_of(model: Any) -> list[Rounded]:
+    """The layers of a model whose weights are rounded already."""
+    return [module for module in model.modules() if isinstance(module, Rounded)]
 
 
 class Norm(nn.Module):
@@ -153,10 +174,10 @@ class Packer:
         pack: bool,
         exact: bool,
         quantise: str = "",
-        apart: Iterable[nn.Linear] = (),
+        apart: Iterable[nn.Module] = (),
         kernel: Kernel | None = None,
     ) -> None:
-        self._layers = set(linears_of(model)).difference(apart)
+        self._layers = {*linears_of(model), *rounded_of(model)}.difference(apart)
         self._head = model.get_output_embeddings() if quantise else None
         self._quantise = quantise
         self._pack = pack
@@ -169,23 +190,42 @@ class Packer:
 
     def __call__(self, module: nn.Module) -> nn.Module | None:
         """The replacement of a module; None to keep it."""
-        if type(module) is not nn.Linear or module not in self._layers:
+        if module not in self._layers:
             return None
-        return self._replaced(module, [module])
+        if isinstance(module, Rounded):
+            return self._rounded([module])
+        return self._replaced(module, [module]) if type(module) is nn.Linear else None
 
-    def join(self, modules: Sequence[nn.Linear]) -> nn.Module:
+    def join(self, modules: Sequence[nn.Linear | Rounded]) -> nn.Module:
         """One layer with the outputs of several that have the same inputs, one after the other.
 
         A compiled product takes layers of any size, since it is called with the rest of a fused layer.
         """
+        if rounded := [module for module in modules if isinstance(module, Rounded)]:
+            return self._rounded(rounded)
+        return self._joined([module for module in modules if isinstance(module, nn.Linear)])
+
+    def _rounded(self, modules: Sequence[Rounded]) -> Linear:
+        """One layer of those whose weights are rounded already; their own become views of its weights."""
+        kernel, blocks = modules[0].kernel, Blocks.joined([module.packed for module in modules])
+        for module, part in zip(modules, blocks.split([m.out_features for m in modules]), strict=True):
+            module.take(part)
+        self.kernels[kernel.name] += len(modules)
+        whole = nn.Linear(blocks.inputs, blocks.outputs, bias=False, device="meta", dtype=blocks.dtype)
+        _join_bias(whole, modules, blocks.dtype)
+        step = 1
+        if self._exact:
+            step = row_step(kernel, blocks.dtype, blocks.inputs, blocks.outputs, blocks.weights.device)
+        return Linear(whole, kernel, blocks, step)
+
+    def _joined(self, modules: Sequence[nn.Linear]) -> nn.Module:
+        """``join`` for layers of floats."""
         if len(modules) == 1:
             return self._replaced(modules[0], modules, fused=True) or modules[0]
         weight = torch.cat([module.weight.detach() for module in modules])
         whole = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
         whole.weight = nn.Parameter(weight, requires_grad=False)
-        if any(module.bias is not None for module in modules):
-            biases = [weight.new_zeros(len(m.weight)) if m.bias is None else m.bias.detach() for m in modules]
-            whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+        _join_bias(whole, modules, weight.dtype)
         replaced = self._replaced(whole, modules, fused=True)
         if not (isinstance(replaced, Linear) and replaced.kernel.copies):  # it holds a copy itself
             self.packed.extend(modules)
@@ -259,6 +299,16 @@ class Packer:
                     self.rows = best.rows
                 return kernel, packed, False, step
         raise UnsupportedModel("; ".join(refused))
+
+
+def _join_bias(whole: nn.Linear, modules: Sequence[nn.Linear | Linear], dtype: torch.dtype) -> None:
+    """Give a layer the biases of others, one after the other, if there are any."""
+    if all(module.bias is None for module in modules):
+        return
+    biases = [
+        torch.zeros(m.out_features, dtype=dtype) if m.bias is None else m.bias.detach() for m in modules
+    ]
+    whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
 
 
 def pack_drafter(module: nn.Module) -> None:

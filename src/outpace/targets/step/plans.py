@@ -308,7 +308,7 @@ class _Replaced:
         return self._kept and self._kept(module)
 
 
-def _packer(asked: Asked, packs: bool | Kernel, exact: bool, apart: Sequence[nn.Linear] = ()) -> Packer:
+def _packer(asked: Asked, packs: bool | Kernel, exact: bool, apart: Sequence[nn.Module] = ()) -> Packer:
     kernel = None if isinstance(packs, bool) else packs
     quantise = asked.options.of_step["quantise"] or ""
     return Packer(asked.model, bool(packs), exact, quantise, apart, kernel)

@@ -22,6 +22,7 @@ from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticC
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
 from outpace.targets.base import check_chains, checked_cache
 from outpace.targets.cpu.kernels import QUANTISED
+from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.cpu.packing import check_pack, check_quantise
 from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, warm, width_of
 from outpace.targets.gpu.graphs import NotCaptured, runner_for
@@ -102,7 +103,7 @@ class CausalTarget(UncachedForwards):
             raise self._keeps(model, self._needs_weights)
         check_pack(self.options.pack, self.options.quantise)
         check_quantise(model, self.options.quantise)
-        self.stock, self.quantised = self.options.stock, self.options.quantise or ""
+        self.stock, self.quantised = self.options.stock, _rounding(model, self.options.quantise)
         if self.stock:
             check_stock(model)
         self.chains_only = why_chains_only(model, states=self._keeps_states)
@@ -437,6 +438,12 @@ class CausalTarget(UncachedForwards):
         """The model's implementation of attention."""
         name: str = self.model.config.get_text_config(decoder=True)._attn_implementation
         return name
+
+
+def _rounding(model: Any, quantise: str | None) -> str:
+    """What weights of a model are rounded to, or are to be; empty for none."""
+    found = {layer.kernel.name for layer in rounded_of(model)} | ({quantise} if quantise else set())
+    return " and ".join(sorted(found))
 
 
 def _run(model: Any, source: Source | None, ids: Tensor, **options: Any) -> Any:

@@ -15,6 +15,7 @@ from outpace.names import is_gguf
 from outpace.targets import Target, TargetModel
 from outpace.targets.inputs.unloaded import refuse_unloaded
 from outpace.targets.weights.checkpoint import read_config
+from outpace.targets.weights.rounded import rounded_options
 
 # (path, dtype, device) -> the model; freed with the last engine that uses it.
 _LOADED: weakref.WeakValueDictionary[tuple[str, str, str], TargetModel] = weakref.WeakValueDictionary()
@@ -44,7 +45,7 @@ def load_model(model: Any, target: TargetModel, device: str | None = None) -> Ta
                 raise OutpaceError(f"draft_model: {model} is a GGUF file, so leave device out")
             loaded = _LOADED[key] = Target(model)
             return loaded
-        found = read_model(str(model), dtype=target.dtype)
+        found = read_model(str(model), rounded=where.type == "cpu", dtype=target.dtype)
         try:
             found = found.to(where)
         except (RuntimeError, AssertionError) as error:
@@ -73,12 +74,15 @@ def _with_encoder(name: str) -> UnsupportedModel:
     )
 
 
-def read_model(name: str, method: str = "draft_model", decodes: bool = True, **options: Any) -> Any:
+def read_model(
+    name: str, method: str = "draft_model", decodes: bool = True, rounded: bool = False, **options: Any
+) -> Any:
     """Load a transformers model, in evaluation mode, on the CPU.
 
     Args:
         method: the drafter's name, for messages.
         decodes: whether it is to be a target; one that cannot be is refused before its weights are read.
+        rounded: read weights that are rounded by groups, for a CPU; their rows are in bfloat16.
         options: of ``from_pretrained``.
 
     Raises:
@@ -96,6 +100,8 @@ def read_model(name: str, method: str = "draft_model", decodes: bool = True, **o
             refuse_unloaded(AutoModelForCausalLM, config)
     except UnsupportedModel as error:
         raise UnsupportedModel(f"{method}: {error}") from error
+    if rounded:
+        options |= rounded_options(config, f"{method} {name!r}")
     read = AutoModelForCausalLM.from_pretrained
     loaded, info = _read(read, name, method, use_safetensors=True, output_loading_info=True, **options)
     refuse_incomplete(info, f"{method} {name!r}")
