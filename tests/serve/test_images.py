@@ -165,11 +165,11 @@ def _shared(engine: Engine) -> None:
     engine._batch.memory.prefixes = PrefixCache(2**20)
 
 
-def test_a_batch_and_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choices_are_preempted_and_resumed_with_their_images(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(KVCache, "_least_room", 16)
     monkeypatch.setattr(scheduler, "_ANSWER", 4)
     monkeypatch.setattr(scheduler, "_DRAFT", 2)
-    contents: list[tuple[Any, ...]] = [((f"Say {n}.", picture(n), picture(n + 1)),) for n in range(3)]
+    given = (("What is this?", picture(1), picture(2)),)
     watched = list[Any]()
 
     def change(engine: Engine) -> None:
@@ -178,16 +178,10 @@ def test_a_batch_and_preemption(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         rows = 256 * seeing().target.new_cache().row_bytes
         async with serving("lookahead", loaded=seeing(), memory=rows, change=change) as client:
-            more = {"max_tokens": 100, "return_token_ids": True, "stream": True}
-            with client.paced():
-                asked = [client.send(CHAT, body(CHAT, *one, **more)) for one in contents]
-                for exchange in asked:
-                    head = await exchange.chunk()  # it is in the batch
-                    assert exchange.status == 200, head
-            for given, exchange in zip(contents, asked, strict=True):
-                events = (await exchange.events())[:-1]
-                found = [token for event in events for token in event["choices"][0].get("token_ids") or ()]
-                assert found == alone(*given, new=100)[1]
+            found = await client.send(
+                CHAT, body(CHAT, *given, n=4, max_tokens=100, return_token_ids=True)
+            ).json()
+            assert [one["token_ids"] for one in found["choices"]] == [alone(*given, new=100)[1]] * 4
 
     run(main)
     assert any(watched[0])

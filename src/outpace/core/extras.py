@@ -11,6 +11,7 @@ from outpace.core.remedies import install
 # Extra -> modules that it installs, the package's own first.
 EXTRAS: Mapping[str, tuple[str, ...]] = {
     "serve": ("fastapi", "pydantic", "uvicorn", "sse_starlette", "prometheus_client", "llguidance"),
+    "images": ("PIL",),
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "gguf": ("gguf", "accelerate"),
     "llamacpp": ("llama_cpp",),

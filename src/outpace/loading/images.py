@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import transformers
 
-from outpace.core import OutpaceError, first_line
+from outpace.core import OutpaceError, first_line, need
 from outpace.targets import MultimodalTarget, TargetModel
 
 _SIDE = 64  # pixels of the image that tests a model
@@ -59,10 +59,9 @@ def images_of(source: str, target: TargetModel, tokenizer: Any, trust_remote_cod
     """
     if not isinstance(target, MultimodalTarget):
         raise OutpaceError("it is a model of text")
-    try:
-        import PIL.Image
-    except ModuleNotFoundError as error:
-        raise OutpaceError("Pillow is not installed: pip install 'outpace[images]'") from error
+    need("images", "reading images")
+    from PIL import Image
+
     try:
         processor = transformers.AutoProcessor.from_pretrained(source, trust_remote_code=trust_remote_code)
     except Exception as error:  # transformers, the hub and a processor's own code may raise anything
@@ -74,6 +73,6 @@ def images_of(source: str, target: TargetModel, tokenizer: Any, trust_remote_cod
         tokenizer.chat_template = processor.chat_template
     found = Images(processor, mark)
     noise = np.random.default_rng(0).integers(0, 256, (_SIDE, _SIDE, 3), dtype=np.uint8)
-    _, inputs = found.prompt(mark, [PIL.Image.fromarray(noise)])
+    _, inputs = found.prompt(mark, [Image.fromarray(noise)])
     target.encode(inputs)
     return found
