@@ -96,19 +96,17 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
     return [sequence.output for sequence in sequences], max(steps, 1)
 
 
-# Each drafter once on cuda, and every second one elsewhere, in turns; all others are slow.
+# Each drafter once on cuda, greedily. Sampled, where an interpreter runs the kernel of draws, one of each
+# kind: a chain, a tree, and one that reads states. Every second one elsewhere, in turns. All others are slow.
 QUICK = {
-    *zip(
-        DRAFTERS,
-        cycle(["cuda"]),
-        cycle(SAMPLINGS),
-        cycle([False, False, True, True]),
-        strict=False,
-    ),
+    *zip(DRAFTERS, cycle(["cuda"]), cycle(["greedy"]), cycle([False, True]), strict=False),
+    ("prompt_lookup", "cuda", "sampled", False),
+    ("draft_model, trees", "cuda", "sampled", True),
+    ("hydra", "cuda", "sampled", True),
     *zip(
         list(DRAFTERS)[::2],
         cycle(["mps", "two"]),
-        cycle(["greedy", "greedy", "sampled", "sampled"]),
+        cycle(["sampled", "greedy", "greedy", "greedy"]),
         cycle([False, False, False, False, True, True, True, True]),
         strict=False,
     ),
