@@ -134,6 +134,11 @@ def _perturbed(scores: Tensor, word: int, ids: Tensor | None) -> tuple[Tensor, T
     return left, noise if peak == math.inf else scores[left] + noise
 
 
+def margin_of(vocabulary: int) -> float:
+    """Error bound of a sum of probabilities: the reference adds in float32, in an unspecified order."""
+    return vocabulary * 2.0**-23 + 1e-5
+
+
 def best_token(scores: Tensor) -> int:
     """The token with the highest score, shape [vocabulary]; the first one on a tie.
 
