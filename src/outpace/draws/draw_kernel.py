@@ -51,7 +51,7 @@ def _heated(Scores, Keys, size, stride, place):  # type: ignore[no-untyped-def]
     return tl.where(place < size, tl.div_rn(score.to(tl.float32), temperature), low)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _from(Scores, Keys, size, stride, least, peak, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     """The number of a row's scores from each of some on, and the sum of their exp(score - peak).
 
