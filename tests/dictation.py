@@ -11,7 +11,7 @@ import torch
 from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.draws.logits import Logits
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.sequence import Sequence, Step
 from outpace.tree import children, select
 

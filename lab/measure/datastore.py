@@ -29,7 +29,7 @@ from outpace.core import SamplingParams
 from outpace.drafters.retrieval.datastore import Datastore
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.drafters.retrieval.retrieval import Retrieval, RetrievalState
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.sequence import Sequence
 
 DOCUMENT = 1000  # tokens

@@ -32,7 +32,7 @@ from transformers.initialization import no_init_weights
 from outpace import Engine, SamplingParams, Target
 from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
-from outpace.draws.sampling import key
+from outpace.draws.noise import key
 from outpace.sequence import Sequence, Step
 from outpace.targets import Rows, TargetModel
 from outpace.targets.hardware import processor

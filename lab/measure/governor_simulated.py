@@ -27,7 +27,7 @@ from transformers import AutoTokenizer
 import outpace
 from outpace.core import SamplingParams
 from outpace.drafters.copying.prompt_lookup import PromptLookup
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.policy.governor import Governor, Pinned
 from outpace.policy.plan import Outcome, Policy
 from outpace.sequence import Sequence as Text

@@ -30,7 +30,7 @@ import outpace
 from outpace.bench.suites import load_suite
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import load_drafter
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.engine.drafting import Drafting
 from outpace.engine.parts import policy_of
 from outpace.policy.governor import Governor

@@ -26,17 +26,9 @@ from outpace.core import (
 )
 from outpace.draws.logits import Logits, Told
 from outpace.draws.many_rows import NO_TOKEN
+from outpace.draws.noise import NO_TOKEN_LEFT, Key, Stream, noisy_argmax, uniform
 from outpace.draws.own_tokens import Tree, guess
-from outpace.draws.sampling import (
-    NO_TOKEN_LEFT,
-    Key,
-    Processor,
-    Stream,
-    best_token,
-    noisy_argmax,
-    uniform,
-    warp,
-)
+from outpace.draws.sampling import Processor, best_token, warp
 from outpace.text import TextStream
 from outpace.transfer import widened
 from outpace.tree import depths

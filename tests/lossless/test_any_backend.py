@@ -11,7 +11,7 @@ from list_target import ListCache, ListTarget
 from outpace.cache import Slot
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.draws.sampling import Key, noisy_argmax
+from outpace.draws.noise import Key, noisy_argmax
 from outpace.engine.engine import Engine
 from outpace.targets import Rows
 from outpace.testing import ToyTarget

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import SequenceDrafter
-from outpace.draws.sampling import Stream, uniform
+from outpace.draws.noise import Stream, uniform
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 from outpace.targets.rows import Rows

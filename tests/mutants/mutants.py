@@ -276,14 +276,14 @@ DRAWS = [
     ),
     Mutant(
         "the target's noise is the same at each output index",
-        "outpace/draws/sampling.py",
+        "outpace/draws/noise.py",
         "        return key(self.seed, Stream.TARGET, index)\n",
         "        return key(self.seed, Stream.TARGET, 0)\n",
         ("tests/unit/verify/test_draws.py::test_the_targets_own_draws_share_no_key",),
     ),
     Mutant(
         "nodes of a draft share their draws",
-        "outpace/draws/sampling.py",
+        "outpace/draws/noise.py",
         "        return key(self.seed, stream, root, node)\n",
         "        return key(self.seed, stream, root)\n",
         ("tests/unit/verify/test_draws.py::test_no_two_draws_share_a_key",),
@@ -397,7 +397,7 @@ DRAWS = [
     ),
     Mutant(
         "the hash shifts signs in",
-        "outpace/draws/sampling.py",
+        "outpace/draws/noise.py",
         "    return words ^ (words >> 31 & (1 << 33) - 1)\n",
         "    return words ^ words >> 31\n",
         ("tests/unit/draws/test_sampling.py::test_tensors_are_hashed_as_integers_are",),
@@ -1788,6 +1788,16 @@ OTHERS = [
         ("tests/unit/native/test_build.py",),
     ),
     Mutant(
+        "a library is kept although a file that its source includes is another",
+        "outpace/native/packaged.py",
+        "for file in files_of(source))",
+        "for file in [source])",
+        (
+            "tests/unit/native/test_packaged.py::test_a_name_depends_on_source_set_and_flags",
+            "tests/unit/native/test_build.py::test_another_included_file_is_another_library",
+        ),
+    ),
+    Mutant(
         "a folder of libraries may be open to others",
         "outpace/native/build.py",
         "        if why := foreign(os.fstat(opened)):\n            raise",
@@ -1819,7 +1829,7 @@ OTHERS = [
     ),
     Mutant(
         "a compiled layer cuts numbers off instead of rounding them",
-        "outpace/native/layers.c",
+        "outpace/native/numbers.h",
         "    bits even = raw + 0x7fff + ((raw >> 16) & 1);\n",
         "    bits even = raw;\n",
         ("tests/unit/native/test_layers.py::test_a_packed_drafter_is_nearly_the_drafter",),

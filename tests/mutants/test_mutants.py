@@ -61,10 +61,10 @@ def mutated(mutant: Mutant, folder: Path) -> dict[str, str]:
     texts = {mutant.file: changed(mutant.file, mutant.old, mutant.new)}
     variables = {}
     source = path_of(mutant.file)
-    if source.suffix == ".c":
+    if source.suffix in (".c", ".h"):
         copies = folder / "native"
         copies.mkdir()
-        for file in source.parent.glob("*.c"):
+        for file in source.parent.glob("*.[ch]"):
             (copies / file.name).write_bytes(file.read_bytes())
         (copies / source.name).write_text(texts.pop(mutant.file), "utf-8")
         folders, place = _FOLDER_OF_C

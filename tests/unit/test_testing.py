@@ -345,7 +345,7 @@ class LooksAtTheVerifiersDraws(Sampled):
         if not len(draft):
             return draft
         flat = torch.full((32,), 1 / 32, dtype=torch.float64)
-        from outpace.draws.sampling import Stream, uniform
+        from outpace.draws.noise import Stream, uniform
 
         token = int(uniform(state.key.node(Stream.ACCEPT, state.output_length, 0)) * 32)
         return Draft((token,), (-1,), {-1: flat})

@@ -16,7 +16,7 @@ from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.copying.suffix import Suffix
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.sequence import Sequence as Text
 from outpace.testing import ToyTarget
 from outpace_vllm import Proposer

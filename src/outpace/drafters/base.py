@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from torch import Tensor
 
 from outpace.core import Draft
-from outpace.draws.sampling import key
+from outpace.draws.noise import key
 from outpace.sequence import Sequence, Step
 from outpace.spec import check_choices, check_least, check_most
 from outpace.targets.base import TargetModel

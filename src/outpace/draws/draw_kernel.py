@@ -15,7 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from outpace.draws.sampling import MULTIPLIERS, WEYL, margin_of, signed
+from outpace.draws.noise import MULTIPLIERS, WEYL, signed
+from outpace.draws.sampling import margin_of
 
 _BLOCK = 1024
 _FIRST, _SECOND = (tl.constexpr(signed(multiplier)) for multiplier in MULTIPLIERS)
@@ -29,7 +30,7 @@ _WIDE, _WAYS = 512, 16  # of ``_cuts``
 
 @triton.jit
 def _mixed(words):  # type: ignore[no-untyped-def]
-    """``sampling.mix``; the masks turn arithmetic shifts into logical ones."""
+    """``noise.mix``; the masks turn arithmetic shifts into logical ones."""
     words = (words ^ ((words >> 30) & 0x3FFFFFFFF)) * _FIRST
     words = (words ^ ((words >> 27) & 0x1FFFFFFFFF)) * _SECOND
     return words ^ ((words >> 31) & 0x1FFFFFFFF)

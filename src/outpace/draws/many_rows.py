@@ -2,7 +2,7 @@
 
 Noise is computed only for tokens that may be drawn: on a CPU by a compiled function (``native/draw.c``),
 elsewhere for a short list per row, the tokens that top-k, top-p and min-p may keep. The best of these is the
-draw if it is certain to be kept; if rounding decides, the reference, ``sampling.noisy_argmax``, draws that
+draw if it is certain to be kept; if rounding decides, the reference, ``noise.noisy_argmax``, draws that
 row. So the tokens are exactly those of the reference.
 """
 
@@ -21,17 +21,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.core import NoTokenLeft, SamplingParams
-from outpace.draws.sampling import (
-    TINY_TEMPERATURE,
-    best_tokens,
-    host_noise,
-    margin_of,
-    noise_of,
-    noisy_argmax,
-    token_words,
-    warp,
-    words_of,
-)
+from outpace.draws.noise import host_noise, noise_of, noisy_argmax, token_words, words_of
+from outpace.draws.sampling import TINY_TEMPERATURE, best_tokens, margin_of, warp
 from outpace.native import draw
 from outpace.native.draw import DrawStruct
 from outpace.native.pointers import check, pointer

@@ -19,7 +19,8 @@ from torch import Tensor
 
 from outpace.core import Draft, SamplingParams
 from outpace.draws.many_rows import NO_TOKEN, put, sample
-from outpace.draws.sampling import Key, Processor, best_tokens, penalised
+from outpace.draws.noise import Key
+from outpace.draws.sampling import Processor, best_tokens, penalised
 from outpace.transfer import gather, upload
 from outpace.tree import children, path_to
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.draws.sampling import TINY_TEMPERATURE, noise_of, token_words, words_of
+from outpace.draws.noise import noise_of, token_words, words_of
+from outpace.draws.sampling import TINY_TEMPERATURE
 
 
 class Warps(NamedTuple):

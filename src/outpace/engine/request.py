@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 
 from outpace.cache import Cache
 from outpace.core import ContextOverflow, OutpaceError, PromptStates, SamplingParams
-from outpace.draws.sampling import Key, NoEnd
+from outpace.draws.noise import Key
+from outpace.draws.sampling import NoEnd
 from outpace.engine.drafting import Drafting
 from outpace.engine.observer import Observer
 from outpace.engine.parts import need_logits

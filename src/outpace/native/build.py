@@ -39,7 +39,7 @@ from outpace.embedded import CACHE, NoHome, cache_path
 from outpace.files import foreign
 from outpace.native import packaged
 from outpace.native.instructions import chosen, instructions
-from outpace.native.packaged import FLAGS, FOLDER, sealed, whole
+from outpace.native.packaged import FLAGS, FOLDER, sealed, text_of, whole
 
 _log = logging.getLogger(__name__)
 _SECONDS = 120  # of a compiler; it needs about seven, several times that on a busy machine
@@ -132,9 +132,7 @@ def _made(source: Path, flags: Sequence[str]) -> CDLL | str:
     # than those of a wheel's functions.
     tune = ["-mtune=generic"] if platform.machine() == "x86_64" else []
     options = [f"-march={march}", *tune, *FLAGS, *flags, str(source), *map(str, _threads())]
-    about = "\n".join(
-        [*compiler.command, *options, source.read_text("utf-8"), platform.machine(), _processor()]
-    )
+    about = "\n".join([*compiler.command, *options, text_of(source), platform.machine(), _processor()])
     name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.so"
     try:
         return _library(name, compiler, options)

@@ -22,7 +22,7 @@ LANES = 16  # rows of ``norm`` have a multiple of this size, those of ``gated`` 
 
 
 class RowsStruct(Structure):
-    """``struct rows`` of ``layers.c``."""
+    """``struct rows`` of ``rows.h``."""
 
     _fields_ = [
         *((name, c_int32) for name in ("rows", "sequences", "heads", "shared", "size")),
@@ -33,7 +33,7 @@ class RowsStruct(Structure):
 
 
 class HeadsStruct(Structure):
-    """``struct heads`` of ``layers.c``."""
+    """``struct heads`` of ``rows.h``."""
 
     _fields_ = [
         *((name, c_void_p) for name in ("query", "key", "value")),
@@ -47,7 +47,7 @@ class HeadsStruct(Structure):
 
 
 class ProductStruct(Structure):
-    """``struct product`` of ``layers.c``."""
+    """``struct product`` of ``tiles.h``."""
 
     _fields_ = [
         *((name, c_long) for name in ("inputs", "outputs", "bits")),

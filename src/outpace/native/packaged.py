@@ -1,6 +1,7 @@
 """Functions in C as a platform wheel carries them: compiled once for each of several sets of instructions.
 
-A library's name has a digest of its source and flags, so one of another source is never found. A wheel is
+A library's name has a digest of its source, with the files that it includes, and of its flags, so one of
+another source is never found. A wheel is
 built where torch is not installed, so this imports the standard library alone.
 """
 
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import platform
+import re
 import shlex
 import subprocess
 from collections.abc import Collection, Iterator, Sequence
@@ -19,6 +21,7 @@ from outpace.native.instructions import LIMITS, Limit
 FOLDER = Path(__file__).parent  # of the sources
 LIBRARIES = FOLDER / "libraries"
 FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+_INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 DIGEST = 32  # bytes at the end of a file, behind the library
 # Sources, with the flags of each form: those that the modules beside them ask for.
 FORMS: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -46,6 +49,20 @@ def fitting(machine: str, found: Collection[str], limit: Limit | None) -> Limit 
     return next((one for one in sets if limit in (None, one) and one.needs.issubset(found)), None)
 
 
+def files_of(source: Path) -> list[Path]:
+    """A source, and the files beside it that it includes, or that these include."""
+    files = [source]
+    for file in files:  # which grows
+        included = _INCLUDED.findall(file.read_text("utf-8"))
+        files += [path for name in included if (path := file.parent / name) not in files]
+    return files
+
+
+def text_of(source: Path) -> str:
+    """The text of a source and of the files that it includes: what a library is made of."""
+    return "\n".join(file.read_text("utf-8") for file in files_of(source))
+
+
 def name_of(source: Path, march: str, flags: Sequence[str]) -> str:
     """The file name of a library.
 
@@ -53,7 +70,7 @@ def name_of(source: Path, march: str, flags: Sequence[str]) -> str:
         march: the compilers' name of its set of instructions.
         flags: the compiler's other options.
     """
-    about = "\n".join([march, *flags, source.read_text("utf-8")])
+    about = "\n".join([march, *flags, text_of(source)])
     return f"{source.stem}-{march}-{hashlib.sha256(about.encode()).hexdigest()[:32]}.so"
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 
 from outpace.core import Generation, SamplingParams
-from outpace.draws.sampling import Key, Processor, gumbel
+from outpace.draws.noise import Key, gumbel
+from outpace.draws.sampling import Processor
 from outpace.targets.base import TargetModel
 from outpace.targets.rows import Rows
 

@@ -14,7 +14,8 @@ from torch import Tensor
 from outpace.core import Draft, NoTokenLeft, Verdict
 from outpace.draws.logits import Logits
 from outpace.draws.many_rows import draw_rows, host_keys
-from outpace.draws.sampling import NO_TOKEN_LEFT, Stream, warp
+from outpace.draws.noise import NO_TOKEN_LEFT, Stream
+from outpace.draws.sampling import warp
 from outpace.sequence import KeyedDraw
 from outpace.transfer import upload
 from outpace.tree import is_chain

@@ -20,7 +20,7 @@ from outpace.drafters.copying.token_recycling import TokenRecycling
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.drafters.parallel.lookahead import Lookahead
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned
 from outpace.policy.plan import Plan

@@ -20,7 +20,7 @@ from outpace.drafters import load_drafter
 from outpace.drafters.models import draft_model
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support import runner
-from outpace.draws.sampling import Key, Stream, noisy_argmax
+from outpace.draws.noise import Key, Stream, noisy_argmax
 from outpace.engine.engine import Engine
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.targets import CausalTarget, Output, Rows

@@ -12,7 +12,7 @@ import torch
 from outpace.cache import Slot
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.draws.sampling import Key, Stream, gumbel, noisy_argmax, noisy_top
+from outpace.draws.noise import Key, Stream, gumbel, noisy_argmax, noisy_top
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 from outpace.targets import Output, Rows

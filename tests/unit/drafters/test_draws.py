@@ -12,7 +12,7 @@ from torch import Tensor
 from outpace.core import SamplingParams
 from outpace.drafters.support.draws import Draws
 from outpace.drafters.support.vocabulary import Intersection, Subset, Vocabulary
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.sequence import Sequence
 
 P = torch.tensor([0.4, 0.3, 0.2, 0.1], dtype=torch.float64)

@@ -6,7 +6,7 @@ import pytest
 
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.copying.prompt_lookup import PromptLookup
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter

@@ -10,7 +10,7 @@ import pytest
 from outpace.core import SamplingParams
 from outpace.drafters.support.pieces import disagreement, pieces
 from outpace.drafters.support.reading import Encoding, TextReader, encode
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.sequence import Sequence
 from tokenizers_of import EOS, STORY, byte_level, sentencepiece_like
 

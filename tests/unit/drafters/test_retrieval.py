@@ -16,7 +16,7 @@ from outpace.drafters import load_drafter
 from outpace.drafters.retrieval.datastore_header import fingerprint
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.drafters.retrieval.retrieval import Retrieval
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter

@@ -11,7 +11,7 @@ from outpace.core import Draft, SamplingParams, Stats
 from outpace.drafters.support.sequoia import acceptance_by_rank, best_tree, count_ranks, likeliest
 from outpace.drafters.support.shapes import branching_parents, shape_of
 from outpace.draws.logits import Logits
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.sequence import Sequence, Step
 from outpace.tree import children, depths
 

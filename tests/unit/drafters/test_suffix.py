@@ -11,7 +11,7 @@ from dictation import Dictation
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.copying.suffix import Context, Suffix, SuffixState
 from outpace.draws.logits import Logits
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
 from outpace.testing import ToyTarget, check_drafter

@@ -20,7 +20,7 @@ from outpace.drafters.copying.token_recycling import (
     chance,
     template,
 )
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.policy.plan import Outcome, Plan
 from outpace.sequence import Sequence, Step

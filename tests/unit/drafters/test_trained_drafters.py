@@ -16,7 +16,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
-from outpace.draws.sampling import Stream, noisy_argmax
+from outpace.draws.noise import Stream, noisy_argmax
 from outpace.engine.engine import Engine
 from outpace.learned.learned import Learned
 from outpace.targets import Target, TargetModel

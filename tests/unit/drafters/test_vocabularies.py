@@ -13,7 +13,7 @@ from torch import Tensor
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 from outpace.targets import Rows

@@ -10,7 +10,8 @@ import torch
 from devices import TRITON_DEVICES
 from outpace.core import SamplingParams
 from outpace.draws.many_rows import keys_of
-from outpace.draws.sampling import key, noisy_argmax, warp
+from outpace.draws.noise import key, noisy_argmax
+from outpace.draws.sampling import warp
 
 pytest.importorskip("triton")
 

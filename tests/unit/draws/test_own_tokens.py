@@ -17,8 +17,9 @@ from outpace.core import Draft, NoTokenLeft, SamplingParams
 from outpace.draws import many_rows
 from outpace.draws.logits import Logits
 from outpace.draws.many_rows import _SHORTLISTS, NO_TOKEN, _draw_cut, _Limits
+from outpace.draws.noise import Key, noisy_argmax
 from outpace.draws.own_tokens import Ask, Tree, _along, _everywhere, choose, own_tokens
-from outpace.draws.sampling import Key, Processor, best_tokens, noisy_argmax, warp
+from outpace.draws.sampling import Processor, best_tokens, warp
 from outpace.native import build, draw
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.tree import path_to

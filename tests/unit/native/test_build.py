@@ -128,6 +128,13 @@ HARMS: dict[str, Callable[[Path], Any]] = {
 }
 
 
+def test_another_included_file_is_another_library(place: Place) -> None:
+    place.source.write_text('#include "number.h"\nint seven(void) { return NUMBER; }\n')
+    for number in (7, 8):
+        (place.source.parent / "number.h").write_text(f"#define NUMBER {number}\n")
+        assert place.load().seven() == number
+
+
 @pytest.mark.parametrize("harm", HARMS.values(), ids=HARMS)
 def test_a_file_that_is_not_as_it_was_written_is_made_again(
     place: Place, harm: Callable[[Path], Any], caplog: pytest.LogCaptureFixture

@@ -58,6 +58,12 @@ def test_a_name_depends_on_source_set_and_flags(tmp_path: Path) -> None:
     }
     source.write_text("int seven(void) { return 8; }\n")
     assert len({*names, packaged.name_of(source, "haswell", ())}) == 5
+    source.write_text('#include "eight.h"\n')
+    (tmp_path / "eight.h").write_text('#include "nine.h"\n')
+    for text in ("", '#include "eight.h"\n'):
+        (tmp_path / "nine.h").write_text(text)
+        names.add(packaged.name_of(source, "haswell", ()))
+    assert len(names) == 6
 
 
 @compiles
@@ -69,7 +75,10 @@ def test_every_form_that_the_modules_ask_for_is_packaged(monkeypatch: pytest.Mon
         for argument in arguments or (None,):
             module.functions.__wrapped__(*[argument] * bool(arguments))
     assert sorted(asked) == sorted(packaged.FORMS)
-    assert {path.name for path in packaged.FOLDER.glob("*.c")} == {name for name, _ in packaged.FORMS}
+    sources = {packaged.FOLDER / name for name, _ in packaged.FORMS}
+    assert set(packaged.FOLDER.glob("*.c")) == sources
+    included = {file for source in sources for file in packaged.files_of(source)} - sources
+    assert set(packaged.FOLDER.glob("*.h")) == included
 
 
 @pytest.fixture(scope="module")

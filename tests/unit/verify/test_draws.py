@@ -13,7 +13,7 @@ from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.drafters import DRAFTERS, load_drafter
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.draws.logits import Logits
-from outpace.draws.sampling import Key, Stream
+from outpace.draws.noise import Key, Stream
 from outpace.engine.engine import Engine
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.testing import ToyTarget

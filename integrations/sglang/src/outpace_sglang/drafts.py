@@ -23,7 +23,7 @@ from outpace.drafters.copying.suffix import Suffix
 from outpace.drafters.copying.token_recycling import TokenRecycling
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.draws.logits import Told
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 

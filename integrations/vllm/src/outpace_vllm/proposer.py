@@ -26,7 +26,7 @@ from outpace.drafters.copying.reference import Reference
 from outpace.drafters.copying.suffix import Suffix
 from outpace.drafters.retrieval.retrieval import Retrieval
 from outpace.draws.logits import Logits
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.weights.pretrained import load_tokenizer

@@ -10,7 +10,8 @@ from outpace.core import OutpaceError
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support.draws import Noise
 from outpace.draws.logits import Logits
-from outpace.draws.sampling import Key, Processor, Stream, key
+from outpace.draws.noise import Key, Stream, key
+from outpace.draws.sampling import Processor
 from outpace.learned.vocabulary import drafted_ids
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.targets.base import TargetModel

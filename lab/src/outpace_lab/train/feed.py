@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 
-from outpace.draws.sampling import key
+from outpace.draws.noise import key
 from outpace_lab.train.boosting import all_layers, still_wrong
 from outpace_lab.train.data import Document
 from outpace_lab.train.on_policy import is_on_policy, own_text

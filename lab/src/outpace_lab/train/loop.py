@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from outpace.core import OutpaceError
-from outpace.draws.sampling import key
+from outpace.draws.noise import key
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 from outpace_lab.train.boosting import fingerprint

@@ -11,7 +11,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import replace
 
 from outpace.core import SamplingParams
-from outpace.draws.sampling import key
+from outpace.draws.noise import key
 from outpace.engine.engine import Engine
 from outpace_lab.train.data import Document
 from outpace_lab.train.trained import Trained

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from outpace.core import OutpaceError
-from outpace.draws.sampling import key
+from outpace.draws.noise import key
 from outpace.spec import check_choices, check_least
 from outpace_lab.train.buffer import Record, batch_of
 from outpace_lab.train.data import Document

@@ -15,7 +15,7 @@ from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.drafters.parallel.lookahead import Lookahead
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter

@@ -17,7 +17,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.blocks.dflash import DFlash, DFlashConfig
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig
-from outpace.draws.sampling import Stream, noisy_argmax
+from outpace.draws.noise import Stream, noisy_argmax
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from outpace.core import SamplingParams
-from outpace.draws.sampling import Key, Processor, mix, noisy_argmax
+from outpace.draws.noise import Key, mix, noisy_argmax
+from outpace.draws.sampling import Processor
 from outpace.targets import Rows, TargetModel
 from outpace_lab.ralm import Retriever
 

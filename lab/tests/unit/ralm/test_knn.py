@@ -11,7 +11,7 @@ import torch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
-from outpace.draws.sampling import Key, gumbel
+from outpace.draws.noise import Key, gumbel
 from outpace.engine.engine import Engine
 from outpace.targets import Rows, Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter

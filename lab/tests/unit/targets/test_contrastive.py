@@ -24,7 +24,7 @@ from outpace.cache import Slot
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import Drafter, load_drafter
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.draws.sampling import Key, gumbel
+from outpace.draws.noise import Key, gumbel
 from outpace.engine.engine import Engine
 from outpace.targets import Output, Rows, Target, TargetModel
 from outpace.testing import ToyTarget, check_drafter

@@ -25,7 +25,7 @@ from enumeration import (
 )
 from outpace.core import Draft, SamplingParams
 from outpace.draws.logits import Logits
-from outpace.draws.sampling import Key
+from outpace.draws.noise import Key
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.tree import chain
 from outpace.verify import Verifier

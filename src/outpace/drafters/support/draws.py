@@ -10,7 +10,8 @@ from typing import Literal
 from torch import Tensor
 
 from outpace.core import NoTokenLeft, OutpaceError
-from outpace.draws.sampling import Stream, noisy_argmax, noisy_top, warp
+from outpace.draws.noise import Stream, noisy_argmax, noisy_top
+from outpace.draws.sampling import warp
 from outpace.native import layers
 from outpace.sequence import Sequence
 from outpace.transfer import gather, widened

@@ -1,4 +1,4 @@
-"""The rows of a forward's windows, as ``native/layers.c`` reads them, and where a layer finds them."""
+"""The rows of a forward's windows, as ``native/rows.h`` reads them, and where a layer finds them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def rows_of(
 
 
 class LayerRows:
-    """The rows of a window and the columns that each attends to, as ``native/layers.c`` reads them.
+    """The rows of a window and the columns that each attends to, as ``native/rows.h`` reads them.
 
     Args:
         mask: boolean [B, 1, width, columns], of rows in a line too; None or without columns if each row

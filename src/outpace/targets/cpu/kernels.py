@@ -14,7 +14,7 @@ from outpace.targets.kernel import Kernel, Stock
 
 
 class Panels(NamedTuple):
-    """Weights as ``native/layers.c`` reads them.
+    """Weights as ``native/tiles.h`` reads them.
 
     Attributes:
         panel: outputs of a panel.
@@ -56,7 +56,7 @@ class Panels(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Weights rounded to 8 or 4 bits, in the blocks of ``native/layers.c``; rows are bfloat16.
+    """Weights rounded to 8 or 4 bits, in the blocks of ``native/rounded.h``; rows are bfloat16.
 
     A block has a scale, with 4 bits a zero too, per output and ``SHARE`` inputs.
 
@@ -128,7 +128,7 @@ def multiply(rows: Tensor, packed: Panels | Blocks, bias: Tensor | None) -> Tens
 
 
 class Compiled(Kernel):
-    """Products of ``native/layers.c``, in its layout for a few rows."""
+    """Products of ``native/tiles.h``, in its layout for a few rows."""
 
     name = "compiled"
     dtypes = DTYPES
@@ -203,9 +203,9 @@ class HalfFBGEMM(Kernel):
 
 
 class Rounded(Kernel):
-    """Weights rounded to few bits, rows in bfloat16: products of ``layers.c``, otherwise aten's.
+    """Weights rounded to few bits, rows in bfloat16: products of ``native/rounded.h``, otherwise aten's.
 
-    Those of ``layers.c`` round rows too, to 8 bits in blocks of ``SHARE`` inputs, as llama.cpp does.
+    Those of ``rounded.h`` round rows too, to 8 bits in blocks of ``SHARE`` inputs, as llama.cpp does.
     """
 
     dtypes = frozenset((torch.bfloat16,))

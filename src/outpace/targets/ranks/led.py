@@ -16,8 +16,9 @@ from typing import Any, NamedTuple, Protocol
 
 from outpace.cache import Cache, Slot
 from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
+from outpace.draws.noise import Key
 from outpace.draws.own_tokens import Tree
-from outpace.draws.sampling import Key, Processor
+from outpace.draws.sampling import Processor
 from outpace.targets.around import WrappedCache, WrappedTarget
 from outpace.targets.base import TargetModel, checked_cache
 from outpace.targets.rows import Output, Rows

@@ -1,0 +1,148 @@
+/* The layout of weights, and products of a tile of rows with a panel of them. */
+
+#pragma once
+
+#include "numbers.h"
+
+/* Weights in panels (below), or in blocks of ``bits`` 8 or 4 (rounded.h), and a bias [outputs] or NULL. */
+struct product {
+    long inputs, outputs, bits;
+    const void *weights;
+    const real *bias;
+};
+
+/* Products of rows with weights [outputs, inputs], which are packed in panels of WIDE vectors of outputs:
+   [panels, inputs / PAIR, PANEL, PAIR], the last pair filled with zeros. For a tile of rows a panel's sums stay
+   in registers. Its weights are read from memory once, for the first tile, and from the cache for the others;
+   meanwhile the next panel is fetched. */
+#if LANES == 16
+#define WIDE 4
+#define MOST 6 /* rows of a tile */
+#else
+#define WIDE 2
+#define MOST 5
+#endif
+#define PANEL (WIDE * LANES)
+#define TILES 16      /* tiles whose sums are kept at once */
+#define LINE 64       /* bytes of a cache line */
+#define DISTANCE 4096 /* bytes that a single tile fetches ahead */
+#define DEEP 512      /* inputs that are summed together; their part of a panel stays in the cache */
+
+#ifdef REAL16
+#define PAIR 2
+#else
+#define PAIR 1
+#endif
+
+/* PAIR inputs' weights of a vector of outputs, and their product with a row's next PAIR inputs, added to the sums. */
+#if defined(REAL16) && defined(__AVX512BF16__)
+typedef __m512bh pairs;
+
+static inline pairs pairs_of(const real *weights) { return (pairs)_mm512_loadu_si512(weights); }
+
+static inline lanes step_of(lanes sum, const real *given, pairs weights) {
+    int32_t pair;
+    memcpy(&pair, given, sizeof pair);
+    return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), weights);
+}
+#elif defined(REAL16)
+typedef struct {
+    lanes even, odd;
+} pairs;
+
+static inline pairs pairs_of(const real *weights) {
+    const bits both = *(const bits *)weights;
+    return (pairs){(lanes)(both << 16), (lanes)(both & 0xffff0000u)};
+}
+
+static inline lanes step_of(lanes sum, const real *given, pairs weights) {
+    const bits zero = {0};
+    sum += (lanes)(zero + ((uint32_t)given[0] << 16)) * weights.even;
+    return sum + (lanes)(zero + ((uint32_t)given[1] << 16)) * weights.odd;
+}
+#else
+typedef lanes pairs;
+
+static inline pairs pairs_of(const real *weights) { return *(const lanes *)weights; }
+
+static inline lanes step_of(lanes sum, const real *given, pairs weights) { return sum + *given * weights; }
+#endif
+
+/* Add the products of ``steps`` pairs of inputs of ``count`` rows to the sums. Tile ``turn`` of ``turns`` fetches
+   its share of the bytes at ``ahead``. */
+static inline __attribute__((always_inline)) void tile_of(int count, const real *given, long stride,
+                                                          const real *weights, long steps, float *sums,
+                                                          const char *ahead, int turn, int turns) {
+    const long size = PANEL * PAIR * sizeof(real); /* bytes of a step */
+    lanes sum[MOST][WIDE] = {0};
+    for (long step = 0; step < steps; step++) {
+        const char *next = ahead + step * size;
+        if (turns == 1) {
+            for (long at = 0; at < size; at += LINE) __builtin_prefetch(next + at, 0, 3);
+        } else if (turn-- == 0) { /* not into the nearest cache, which holds this panel's */
+            for (long at = 0; at < size; at += LINE) __builtin_prefetch(next + at, 0, 2);
+            turn = turns - 1;
+        }
+        for (int part = 0; part < WIDE; part++) {
+            const pairs own = pairs_of(weights + (step * PANEL + part * LANES) * PAIR);
+            for (int row = 0; row < count; row++)
+                sum[row][part] = step_of(sum[row][part], given + row * stride + step * PAIR, own);
+        }
+    }
+    for (int row = 0; row < count; row++)
+        for (int part = 0; part < WIDE; part++) *(lanes *)(sums + row * PANEL + part * LANES) += sum[row][part];
+}
+
+typedef void tile(const real *, long, const real *, long, float *, const char *, int, int);
+#define FORM(count)                                                                                          \
+    static __attribute__((noinline)) void tile_##count(const real *given, long stride, const real *weights,  \
+                                                       long steps, float *sums, const char *ahead, int turn, \
+                                                       int turns) {                                          \
+        tile_of(count, given, stride, weights, steps, sums, ahead, turn, turns);                             \
+    }
+#if MOST == 6
+#define FORMS FORM(1) FORM(2) FORM(3) FORM(4) FORM(5) FORM(6)
+#define ALL(name) {name##1, name##2, name##3, name##4, name##5, name##6}
+#else
+#define FORMS FORM(1) FORM(2) FORM(3) FORM(4) FORM(5)
+#define ALL(name) {name##1, name##2, name##3, name##4, name##5}
+#endif
+FORMS
+static tile *const tiles[] = ALL(tile_);
+
+#if PAIR == 2 && !defined(__AVX512BF16__)
+#define WIDENED /* with many rows, weights and rows are converted to float32 once, not for each tile */
+static inline __attribute__((always_inline)) void wide_tile_of(int count, const float *given, long stride,
+                                                               const float *weights, long inputs, float *sums) {
+    const lanes zero = {0};
+    lanes sum[MOST][WIDE] = {0};
+    for (long at = 0; at < inputs; at++)
+        for (int part = 0; part < WIDE; part++) {
+            const lanes own = *(const lanes *)(weights + at * PANEL + part * LANES);
+            for (int row = 0; row < count; row++)
+                sum[row][part] = fused(given[row * stride + at] - zero, own, sum[row][part]);
+        }
+    for (int row = 0; row < count; row++)
+        for (int part = 0; part < WIDE; part++) *(lanes *)(sums + row * PANEL + part * LANES) += sum[row][part];
+}
+
+typedef void wide_tile(const float *, long, const float *, long, float *);
+#undef FORM
+#define FORM(count)                                                                                          \
+    static __attribute__((noinline)) void wide_tile_##count(const float *given, long stride,                 \
+                                                            const float *weights, long inputs, float *sums) { \
+        wide_tile_of(count, given, stride, weights, inputs, sums);                                           \
+    }
+FORMS
+static wide_tile *const wide_tiles[] = ALL(wide_tile_);
+
+/* ``steps`` pairs of inputs' weights of a panel in float32: [2 * steps, PANEL]. */
+static void widen_panel(const real *weights, long steps, float *to) {
+    for (long step = 0; step < steps; step++)
+        for (int part = 0; part < WIDE; part++) {
+            const pairs own = pairs_of(weights + (step * PANEL + part * LANES) * PAIR);
+            *(lanes *)(to + 2 * step * PANEL + part * LANES) = own.even;
+            *(lanes *)(to + (2 * step + 1) * PANEL + part * LANES) = own.odd;
+        }
+}
+#endif
