@@ -110,7 +110,7 @@ def _plan(kind: Kind, states: Seq[Grows]) -> Plan:
     ends = max(len(shared.ends(state.sequence)) for state in states)
     by_confidence = isinstance(shape, Confident)
     return Plan(
-        layers=_layers(shape.key, max(state.tree.layers for state in states)),
+        layers=layers_of(shape.key, max(state.tree.layers for state in states)),
         kind=kind,
         cut=kind != "best" and any(map(is_cut, params)),
         fused=all(own.temperature >= TINY_TEMPERATURE for own in params),
@@ -123,7 +123,7 @@ def _plan(kind: Kind, states: Seq[Grows]) -> Plan:
 
 
 @lru_cache(maxsize=256)
-def _layers(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[Layer, ...]:
+def layers_of(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[Layer, ...]:
     """The layers of a tree of a shape, by ``Shape.key``."""
     name, numbers = key
     if name == "confident":
