@@ -102,16 +102,17 @@ def arguments(cls: type[Any]) -> str:
 def families() -> str:
     """Every type of transformers that generates text: whether it is served, and what tests show it."""
     sys.path.insert(0, str(ROOT / "tests"))
-    from zoo import tiny_families as zoo
+    from zoo import every_type as zoo
+    from zoo.tiny_families import CHAINED, TINY
 
     rows: dict[str, tuple[str, str]] = {}  # type -> how it is served, the reason
     for kind, how in zoo.tested_elsewhere().items():
         rows[kind] = how, ""
-    for kind in zoo.TINY:
-        how = "chains" if kind in zoo.CHAINED else "trees"
+    for kind in TINY:
+        how = "chains" if kind in CHAINED else "trees"
         rows.setdefault(kind, (f"decoder-only, {how}", "random models, in float32"))
     for kind in zoo.TEXT_ALONE:
-        how = "chains" if kind in zoo.CHAINED else "trees"
+        how = "chains" if kind in CHAINED else "trees"
         why = "no test with sound" if kind in zoo.SOUND else "no test with images: the first image decides"
         rows.setdefault(kind, (f"text alone, {how}", why))
     for kind, why in {**zoo.REFUSED, **zoo.REFUSED_IN_PART}.items():

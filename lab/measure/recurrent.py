@@ -20,7 +20,6 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,6 +28,7 @@ from typing import Any
 import torch
 from torch.profiler import profile
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from turns import taken
 
 from outpace import Engine, SamplingParams, Target
 from outpace.cache import KVCache, Slot
@@ -42,17 +42,6 @@ KINDS = {
     "products of the scan and attention": ("bmm", "baddbmm", "matmul", "einsum", "attention"),
     "copies and gathers": ("copy_", "index", "cat", "gather", "scatter", "clone", "stack", "contiguous"),
 }
-
-
-def medians(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Median milliseconds of each way, in turns, after a warm-up round."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds + 1):
-        for name, way in ways.items():
-            began = time.thread_time()
-            way()
-            found[name].append((time.thread_time() - began) * 1e3)
-    return {name: round(median(times[1:]), 3) for name, times in found.items()}
 
 
 def filled(target: CausalTarget) -> tuple[KVCache, Slot]:
@@ -78,13 +67,14 @@ def rows(targets: dict[str, CausalTarget], rounds: int) -> dict[str, Any]:
     """Milliseconds by width, model and shape of the draft."""
     places = {name: filled(target) for name, target in targets.items()}
     return {
-        str(width): medians(
+        str(width): taken(
             {
                 f"{name}, {shape}": partial(step, target, places[name], width, shape == "tree")
                 for name, target in targets.items()
                 for shape in ("chain", "tree")
             },
             rounds,
+            median,
         )
         for width in WIDTHS
     }

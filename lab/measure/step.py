@@ -19,8 +19,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections.abc import Callable
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -30,6 +28,7 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from turns import taken
 
 import outpace
 from outpace.cache import KVCache, Slot
@@ -66,17 +65,6 @@ def filled(target: CausalTarget, length: int) -> tuple[KVCache, Slot]:
     return cache, slot
 
 
-def least(ways: dict[str, Callable[[], Any]], rounds: int) -> dict[str, float]:
-    """Minimum milliseconds of each way, in turns, after a warm-up round."""
-    found: dict[str, list[float]] = {name: [] for name in ways}
-    for _ in range(rounds + 1):
-        for name, way in ways.items():
-            began = time.thread_time()
-            way()
-            found[name].append((time.thread_time() - began) * 1e3)
-    return {name: round(min(times[1:]), 3) for name, times in found.items()}
-
-
 def steps(targets: dict[str, CausalTarget], length: int, widths: Any, rounds: int) -> dict[str, Any]:
     """Milliseconds of a forward after a text, by width and way."""
     places = {name: filled(target, length) for name, target in targets.items()}
@@ -87,7 +75,7 @@ def steps(targets: dict[str, CausalTarget], length: int, widths: Any, rounds: in
         cache.keep({})
 
     return {
-        str(width): least({name: partial(forward, name, width) for name in targets}, rounds)
+        str(width): taken({name: partial(forward, name, width) for name in targets}, rounds, min)
         for width in widths
     }
 
@@ -110,7 +98,7 @@ def attention(config: Any, dtype: torch.dtype, rounds: int) -> dict[str, Any]:
                 for name, way in (("transformers", sdpa_attention_forward), ("bit-exact", exact_attention))
             }
             with torch.inference_mode():
-                result[f"{columns} columns, {width} rows"] = least(ways, rounds)
+                result[f"{columns} columns, {width} rows"] = taken(ways, rounds, min)
     return result
 
 
@@ -155,7 +143,7 @@ def generate(model: Any, rounds: int) -> dict[str, Any]:
         outpace.restore(model)
 
     ways = {name: partial(run, name) for name in made}
-    found = least(ways, rounds)
+    found = taken(ways, rounds, min)
     return found | {"transformers over none": round(found["transformers"] / found["none"], 3)}
 
 

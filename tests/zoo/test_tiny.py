@@ -18,6 +18,17 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 from outpace import Engine, Target
 from outpace.core import UnsupportedModel
 from outpace.targets.inputs.unloaded import KNOWN, refuse_unloaded
+from zoo.every_type import (
+    NOT_TEXT,
+    OF_REFUSED,
+    REFUSED,
+    REFUSED_IN_PART,
+    SOUND,
+    TEXT_ALONE,
+    auto_of,
+    tested_elsewhere,
+    walked,
+)
 from zoo.recurrent_families import REFUSED as IN_PART
 from zoo.seq2seq_families import FURTHER_CHAINS, FURTHER_FAMILIES
 from zoo.test_families import GREEDY, NEW, PROMPTS, SAMPLED, decode, same, trees
@@ -25,20 +36,7 @@ from zoo.test_seq2seq import LENGTHS, LIVELY, generated_by
 from zoo.test_seq2seq import PROMPTS as STARTS
 from zoo.test_seq2seq import trees as trees_after
 from zoo.tiny import tiny_model
-from zoo.tiny_families import (
-    CHAINED,
-    NOT_TEXT,
-    OF_REFUSED,
-    QUICK,
-    REFUSED,
-    REFUSED_IN_PART,
-    SOUND,
-    TEXT_ALONE,
-    TINY,
-    auto_of,
-    tested_elsewhere,
-    walked,
-)
+from zoo.tiny_families import CHAINED, QUICK, TINY
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

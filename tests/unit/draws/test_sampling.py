@@ -15,9 +15,9 @@ from transformers import (
 )
 
 from outpace.core import OutpaceError, SamplingParams
-from outpace.draws.noise import Key, Stream, gumbel, key, mix, noisy_argmax, signed, uniform
+from outpace.draws.noise import Key, Stream, _mix_words, gumbel, key, mix, noisy_argmax, signed, uniform
 from outpace.draws.own_tokens import guess
-from outpace.draws.sampling import Processor, _mix_words, warp
+from outpace.draws.sampling import Processor, warp
 
 CPU = torch.device("cpu")
 
