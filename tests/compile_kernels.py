@@ -29,9 +29,10 @@ CHIPS = {
     "gfx942": (GPUTarget("hip", "gfx942", 64), 64),  # MI300
 }
 
-_FLOATS = {"scale", "softcap", "epsilon"}
+_FLOATS = {"scale", "softcap", "epsilon", "margin"}
 _POINTERS = {"Acc": "fp32", "Top": "fp32", "Sum": "fp32", "Paths": "i32", "Mask": "i64"}
 _DRAWS = {"Best": "fp64", "Second": "fp64", "Peak": "fp32", "Token": "i32", "Keys": "i64", "Ids": "i64"}
+_DRAWS |= {"Low": "fp32", "High": "fp32", "Score": "fp32"}
 _HEADS = {"D": 80, "BD": 128, "DV": 128, "BV": 128, "BM": 16, "BN": 32, "GROUPS": 4, "CAP": True}
 _MERGED = {"DV": 128, "BV": 128, "BM": 16, "GROUPS": 4, "SINKS": True}
 
@@ -45,9 +46,11 @@ KERNELS: list[tuple[Any, dict[str, Any]]] = [
     (invariant_kernels._merge, _MERGED),
     (invariant_kernels._linear, {"BM": 16, "BN": 32, "BK": 128, "BIAS": True, "WIDE": False}),
     (invariant_kernels._norm, {"BLOCK": 4096, "ONE": True, "ROUND": True}),
-    (draw_kernel._blocks, {"BLOCK": 1024, "IDS": True}),
-    (draw_kernel._blocks, {"BLOCK": 1024, "IDS": False}),
-    (draw_kernel._choose, {"BLOCKS": 128, "SURE": True}),
+    (draw_kernel._cuts, {"BLOCK": 512, "WAYS": 16}),
+    (draw_kernel._blocks, {"BLOCK": 1024, "IDS": True, "CUT": True}),
+    (draw_kernel._blocks, {"BLOCK": 1024, "IDS": False, "CUT": False}),
+    (draw_kernel._choose, {"BLOCKS": 128, "SURE": True, "CUT": True}),
+    (draw_kernel._choose, {"BLOCKS": 128, "SURE": False, "CUT": True}),
 ]
 HEAD_SIZES = (64, 128, 256)
 

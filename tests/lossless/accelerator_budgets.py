@@ -77,10 +77,10 @@ BUDGETS: dict[str, list[Budget]] = {
         Budget(26.8, 1.8, 5.4, 0),
     ],
     "draft_model, trees": [
-        Budget(322.5, 6.3, 7.3, 0),
-        Budget(543.4, 30.8, 10.2, 0),
-        Budget(23.5, 6.3, 5, 0),
-        Budget(243.8, 30.8, 8.2, 0),
+        Budget(356.2, 1.8, 7, 0),
+        Budget(405.8, 1.8, 7, 0),
+        Budget(57.2, 1.8, 4.8, 0),
+        Budget(106.2, 1.8, 5, 0),
     ],
     "medusa": [
         Budget(362.9, 1.9, 6.2, 0),

@@ -144,6 +144,8 @@ OTHERS = [
     *product(("eagle", "mtp", "dflash"), ("greedy", "cut")),
     *product(("eagle, trees", "mtp, trees", "medusa", "hydra", "hydra, by confidence"), SAMPLINGS),
     *(("eagle:min_confidence=0.3", sampling) for sampling in SAMPLINGS),
+    *(("draft_model, trees", sampling) for sampling in SAMPLINGS),
+    *(("draft_model:num_speculative_tokens=3,expand=3,max_nodes=8", sampling) for sampling in SAMPLINGS),
 ]
 
 

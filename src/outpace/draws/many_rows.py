@@ -22,7 +22,7 @@ from torch import Tensor
 
 from outpace.core import NoTokenLeft, SamplingParams
 from outpace.draws.noise import host_noise, noise_of, noisy_argmax, token_words, words_of
-from outpace.draws.sampling import TINY_TEMPERATURE, best_tokens, warp
+from outpace.draws.sampling import TINY_TEMPERATURE, best_tokens, margin_of, warp
 from outpace.native import draw
 from outpace.native.draw import DrawStruct
 from outpace.native.pointers import check, pointer
@@ -31,6 +31,7 @@ from outpace.transfer import gather, upload
 # Returned for a row in which every token is excluded, or a logit is NaN.
 NO_TOKEN = -1
 _UNDECIDED = -2
+_ALL = 1 << 40  # more tokens than any vocabulary has
 # Lengths of the lists of best tokens that are tried on accelerators, in this order.
 _SHORTLISTS = (64, 1024)
 # Noise is between -3.7 and 36.8: a token whose score is 41 below the best one's is never drawn.
@@ -87,7 +88,7 @@ def _draw_compiled(
     check(len(params) == len(words) == count, f"parameters and a key for each of {count} rows")
     if any(own.temperature < TINY_TEMPERATURE for own in params):
         return [_UNDECIDED] * count
-    margin, given = _margin(vocabulary), scores.contiguous()
+    margin, given = margin_of(vocabulary), scores.contiguous()
     draws = (DrawStruct * count)()
     for place, (own, word) in enumerate(zip(params, words, strict=True)):
         top_k, top_p, min_p = limits_of(own, vocabulary)
@@ -122,22 +123,21 @@ def is_cut(own: SamplingParams) -> bool:
 
 
 def keys_of(params: Seq[SamplingParams], words: Seq[int]) -> NDArray[np.int64]:
-    """The argument ``keys`` of ``draw_kernel.draw``, [n, 2]."""
-    temperatures = np.array([own.temperature for own in params], np.float64)
-    return np.stack([host_keys(words), temperatures.view(np.int64)], axis=1)
+    """Per row its key, top-k, and the bits of its temperature, top-p and min-p in float64, [n, 5]."""
+    numbers = np.empty((len(params), 5), np.int64)
+    for row, own in enumerate(params):
+        top_k, top_p, min_p = limits_of(own, _ALL)
+        numbers[row, 2], numbers.view(np.float64)[row, [1, 3, 4]] = top_k, (own.temperature, top_p, min_p)
+    numbers[:, 0] = host_keys(words)
+    return numbers
 
 
 def _draw_listed(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list[int]:
     """Draws from rows of scores, float32 [n, vocabulary]; ``_UNDECIDED`` if no list decides."""
     found, cut = [_UNDECIDED] * len(params), [is_cut(own) for own in params]
+    if has_kernels(scores.device) and all(own.temperature >= TINY_TEMPERATURE for own in params):
+        return _draw_fused(scores, keys_of(params, words), any(cut))
     whole = [place for place in range(len(params)) if not cut[place]]
-    if has_kernels(scores.device) and all(params[place].temperature >= TINY_TEMPERATURE for place in whole):
-        if whole:
-            keys = keys_of([params[place] for place in whole], [words[place] for place in whole])
-            put(found, whole, _draw_fused(gather(scores, whole), keys))
-        if not any(cut):
-            return found
-        whole = []
     scores = _heated(scores, params)
     step = max(1, _CHUNK // scores.shape[-1]) if scores.device.type == "cpu" else len(params)
     for start in range(0, len(whole), step):
@@ -153,11 +153,11 @@ def _draw_listed(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -
     return found
 
 
-def _draw_fused(scores: Tensor, keys: NDArray[np.int64]) -> list[int]:
-    """Draws from all tokens of rows of scores, float32 [n, vocabulary], on a GPU."""
+def _draw_fused(scores: Tensor, keys: NDArray[np.int64], cut: bool) -> list[int]:
+    """Draws from rows of scores, float32 [n, vocabulary], on a GPU; ``_UNDECIDED`` if rounding decides."""
     from outpace.draws.draw_kernel import draw
 
-    tokens: list[int] = draw(scores, upload(keys, scores.device)).tolist()
+    tokens: list[int] = draw(scores, upload(keys, scores.device), cut=cut).tolist()
     return tokens
 
 
@@ -242,11 +242,6 @@ class _Lists(NamedTuple):
     totals: NDArray[np.float64]
 
 
-def _margin(vocabulary: int) -> float:
-    """Error bound of a sum of probabilities: the reference adds in float32, in an unspecified order."""
-    return vocabulary * 2.0**-23 + 1e-5
-
-
 def _lists_by_weight(scores: Tensor, limits: _Limits) -> _Lists:
     """Lists on the CPU: omit the tokens whose weight is too small for them to be kept.
 
@@ -259,7 +254,7 @@ def _lists_by_weight(scores: Tensor, limits: _Limits) -> _Lists:
         place = vocabulary - int(limits.top_k[row])
         weights[row, array[row] < np.partition(array[row], place)[place]] = 0
     totals = weights.sum(axis=1).astype(np.float64)
-    reach = (1 - limits.top_p - _margin(vocabulary)) * totals / vocabulary
+    reach = (1 - limits.top_p - margin_of(vocabulary)) * totals / vocabulary
     least = np.maximum(np.maximum(reach, limits.min_p * (1 - 1e-5)), _NEVER)
     places = np.flatnonzero(weights > least[:, None])
     ends = np.searchsorted(places, np.arange(count + 1) * vocabulary).tolist()
@@ -282,7 +277,7 @@ def _lists_of_best(scores: Tensor, limits: _Limits, size: int) -> _Lists:
     left = values >= kth  # including ties with the k-th
     totals = np.where(top_k < vocabulary, (weights * left).sum(axis=1), totals)
     # Whole if the last token is removed by top-k, or, with top-k off, by top-p or min-p.
-    above = weights[:, :-1].sum(axis=1) > (top_p + _margin(vocabulary)) * totals
+    above = weights[:, :-1].sum(axis=1) > (top_p + margin_of(vocabulary)) * totals
     whole = ~left[:, -1] | ((top_k == vocabulary) & (above | (weights[:, -1] < min_p * (1 - 1e-5))))
     left &= whole[:, None] | (size == vocabulary)
     ends = [0, *left.sum(axis=1).cumsum().tolist()]
@@ -306,7 +301,7 @@ def _draw_cut(scores: Tensor, words: Seq[int], limits: _Limits, size: int | None
     keys = np.repeat(host_keys(words), np.diff(ends))
     noisy = values + host_noise(token_words(vocabulary, torch.device("cpu")).numpy()[ids] ^ keys)
     _, top_p, min_p = limits
-    margin, found = _margin(vocabulary), []
+    margin, found = margin_of(vocabulary), []
     for row, total in enumerate(totals.tolist()):
         own = slice(ends[row], ends[row + 1])
         bounds = (top_p[row] - margin) * total, (top_p[row] + margin) * total

@@ -23,6 +23,11 @@ from outpace.transfer import upload
 TINY_TEMPERATURE = 1e-3
 
 
+def margin_of(vocabulary: int) -> float:
+    """Error bound of a sum of probabilities: the reference adds in float32, in an unspecified order."""
+    return vocabulary * 2.0**-23 + 1e-5
+
+
 def best_token(scores: Tensor) -> int:
     """The token with the highest score, shape [vocabulary]; the first one on a tie.
 

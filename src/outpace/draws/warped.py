@@ -66,3 +66,13 @@ def noisy(scores: Tensor, words: Tensor, ids: Tensor | None) -> Tensor:
     """
     known = token_words(scores.shape[-1], scores.device) if ids is None else words_of(ids)
     return scores.double() + noise_of(known ^ words[:, None])
+
+
+def keys_on_device(words: Tensor, warps: Warps) -> Tensor:
+    """The numbers of ``many_rows.keys_of`` from those on a device.
+
+    Args:
+        words: the rows' keys, int64 [n].
+    """
+    temperature, top_p, min_p = (each.view(torch.int64) for each in (warps.temperature, *warps[2:]))
+    return torch.stack([words, temperature, warps.top_k, top_p, min_p], dim=1)

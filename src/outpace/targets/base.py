@@ -337,8 +337,8 @@ class TargetModel(ABC):
         """``FixedShapes`` for a drafter's own module, if its own steps have fixed shapes; otherwise None."""
         return None
 
-    def takes_drawn(self, count: int) -> bool:
-        """True if ``Rows.drawn`` is obeyed in a forward over this number of slots.
+    def takes_drawn(self, count: int, width: int = 1) -> bool:
+        """True if ``Rows.drawn`` is obeyed in a forward over this number of slots, and of rows for each.
 
         Tokens on the device are then fed without a read on the host.
         """

@@ -82,11 +82,14 @@ class Chains(Generic[G]):
         params = [state.sequence.params for state in self.active]
         keys = self._keys[self.depth]
         shared = all(self._draws.shares(state.sequence) for state in self.active)
-        fused = has_kernels(scores.device) and not any(is_cut(own) for own in params)
-        if shared and fused and all(own.temperature >= TINY_TEMPERATURE for own in params):
+        if (
+            shared
+            and has_kernels(scores.device)
+            and all(own.temperature >= TINY_TEMPERATURE for own in params)
+        ):
             from outpace.draws.draw_kernel import draw
 
-            return draw(scores, keys, ids, sure=False), None
+            return draw(scores, keys, ids, sure=False, cut=any(map(is_cut, params))), None
         if len({(own.temperature, own.top_k, own.top_p, own.min_p) for own in params}) == 1:
             warped = warp(scores, params[0])
         else:

@@ -28,7 +28,7 @@ from outpace.drafters.support.shapes import Confident
 from outpace.drafters.support.vocabulary import Subset, Vocabulary
 from outpace.draws.many_rows import has_kernels, host_keys, is_cut, limits_of
 from outpace.draws.sampling import TINY_TEMPERATURE
-from outpace.draws.warped import Warps, noisy, warped
+from outpace.draws.warped import Warps, keys_on_device, noisy, warped
 from outpace.targets.gpu.graphs import Made
 from outpace.transfer import gather, scatter, upload, upload_into
 from outpace.tree import children
@@ -110,7 +110,7 @@ def _plan(kind: Kind, states: Seq[Grows]) -> Plan:
     ends = max(len(shared.ends(state.sequence)) for state in states)
     by_confidence = isinstance(shape, Confident)
     return Plan(
-        layers=_layers(shape.key, max(state.tree.layers for state in states)),
+        layers=layers_of(shape.key, max(state.tree.layers for state in states)),
         kind=kind,
         cut=kind != "best" and any(map(is_cut, params)),
         fused=all(own.temperature >= TINY_TEMPERATURE for own in params),
@@ -123,7 +123,7 @@ def _plan(kind: Kind, states: Seq[Grows]) -> Plan:
 
 
 @lru_cache(maxsize=256)
-def _layers(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[Layer, ...]:
+def layers_of(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[Layer, ...]:
     """The layers of a tree of a shape, by ``Shape.key``."""
     name, numbers = key
     if name == "confident":
@@ -263,11 +263,9 @@ class Forest:
         """Places of the candidates in the rows, -1 for none, and their weights, each [n, front, count]."""
         plan, front = self._plan, rows.shape[1]
         flat = rows.flatten(0, 1)
-        if count == 1 and not plan.weigh and plan.kind != "own" and not plan.cut:
-            places = self._single(flat, front)[:, None]
-            return places.unflatten(0, (-1, front)), places.new_zeros((), dtype=torch.float64).expand(
-                len(rows), front, 1
-            )
+        if count == 1 and not plan.weigh and plan.kind != "own":
+            places = self._single(flat, front).view(-1, front, 1)
+            return places, torch.zeros_like(places, dtype=torch.float64)
         values = flat.float() if flat.dtype.itemsize < 4 else flat
         if plan.kind != "best":
             values = warped(flat, self._numbers.warps.spread(front), plan.cut)
@@ -297,9 +295,9 @@ class Forest:
         if self._plan.fused and has_kernels(rows.device):
             from outpace.draws.draw_kernel import draw
 
-            keys = torch.stack([self._keys(front), warps.temperature.view(torch.int64)], dim=1)
-            return draw(rows.float(), keys, self._ids, sure=False).clamp(min=-1)
-        values = noisy(warped(rows, warps, False), self._keys(front), self._ids)
+            keys = keys_on_device(self._keys(front), warps)
+            return draw(rows.float(), keys, self._ids, sure=False, cut=self._plan.cut).clamp(min=-1)
+        values = noisy(warped(rows, warps, self._plan.cut), self._keys(front), self._ids)
         return torch.where(values.amax(dim=-1) > -torch.inf, values.argmax(dim=-1), -1)
 
     def _most_confident(self, tokens: Tensor, weights: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -183,22 +184,33 @@ class Runner:
         return found if self._ids is None else found[:, self._ids]
 
     @torch.inference_mode()
-    def feed_drawn(self, tracks: Seq[Track], ids: Tensor) -> Tensor:
-        """Run one forward over a token of each text that is on the device; ``fed`` tells them later.
+    def feed_drawn(self, tracks: Seq[Track], ids: Tensor, above: Tensor | None = None) -> Tensor:
+        """Run one forward over tokens that are on the device; ``fed`` or ``forget`` follows.
 
         Args:
-            ids: the tokens, [n], each after the last row of its track.
+            ids: the tokens of each text, [n, width], after the last row of its track.
+            above: parents of all rows of its tree, [n, fed and width]; None for a chain.
 
         Returns:
-            Logits [n, drafted ids] after them.
+            Logits [n x width, drafted ids] after them.
         """
-        self._make_room(len(self._tracks), max(self.cache.length(track.slot) for track in tracks) + 1)
-        drawn = ids.split(1)
-        rows = {track.slot: Rows((0,), drawn=own) for track, own in zip(tracks, drawn, strict=True)}
+        width = ids.shape[1]
+        self._make_room(len(self._tracks), max(self.cache.length(track.slot) for track in tracks) + width)
+        rows, row = {}, Rows((0,) * width)
+        if above is not None:
+            row = Rows(row.tokens, (-1,) * width, (-1,) * (above.shape[1] - width))
+        for place, track in enumerate(tracks):
+            own = None if above is None else above[place]
+            rows[track.slot] = replace(row, drawn=ids[place], above=own)
         output = self.model.forward(self.cache, rows)
-        self.cache.keep(dict.fromkeys(rows, (0,)))
+        self.cache.keep(dict.fromkeys(rows, range(width)))
         found = torch.cat([output.logits_of(slot) for slot in rows])
         return found if self._ids is None else found[:, self._ids]
+
+    def forget(self, tracks: Seq[Track]) -> None:
+        """Drop the rows of what ``feed_drawn`` has fed."""
+        for track in tracks:
+            self.cache.truncate(track.slot, track.stem)
 
     def fed(self, track: Track, tokens: Seq[int]) -> None:
         """Take note of the chain of tokens that ``feed_drawn`` has fed."""

@@ -88,7 +88,12 @@ class FixedInputs:
         upload_into(self.numbers, row_numbers(rows, window.offsets, self.width, self.nodes))
         drawn = {place: row.drawn for place, row in enumerate(rows) if row.drawn is not None}
         if drawn:
-            scatter(self.numbers[:, 3], list(drawn), torch.cat(list(drawn.values())))
+            tokens = torch.stack(list(drawn.values()))
+            scatter(self.numbers[:, 3 : 3 + tokens.shape[1]], list(drawn), tokens)
+        above = {place: row.above for place, row in enumerate(rows) if row.above is not None}
+        if above:
+            parents, first = torch.stack(list(above.values())), 3 + self.width
+            scatter(self.numbers[:, first : first + parents.shape[1]], list(above), parents)
         if self.states is not None:
             for sequence, slot in enumerate(window.slots):
                 if slot is not None and states is not None and slot in states:

@@ -319,8 +319,8 @@ class CausalTarget(UncachedForwards):
     def shapes_beside(self) -> FixedShapes | None:
         return None if self._fixed is None else self._fixed.lend()
 
-    def takes_drawn(self, count: int) -> bool:
-        return self._fixed is not None and width_of(count, 1) > 0
+    def takes_drawn(self, count: int, width: int = 1) -> bool:
+        return self._fixed is not None and width_of(count, width) > 0
 
     def warm(self, cache: Cache, slots: int, layers: Sequence[int]) -> None:
         if self._fixed is not None and isinstance(cache, FixedCache):
