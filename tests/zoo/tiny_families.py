@@ -25,7 +25,7 @@ TINY: dict[str, Mapping[str, Any]] = {
         afmoe apertus apertus1p5_text arcee aria_text axk1 beam bert bert-generation big_bird
         bigbird_pegasus biogpt bitnet blenderbot blenderbot-small codegen cohere cohere2_moe ctrl
         diffllama electra ernie ernie4_5 ernie4_5_moe exaone exaone4 exaone_moe flex_olmo flint
-        gemma gemma4_unified_text glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt_bigcode
+        gemma glm glm4 glm4_moe glm4_moe_lite gpt-sw3 gpt_bigcode
         gpt_neox_japanese gptj granite_swa granitemoe granitemoe_swa granitemoeshared helium
         hrm_text hy_v3 hyperclovax internlm3 iquestcoder jais2 jetmoe kolibri1 laguna marian mbart
         megatron-bert mellum mimo_v2_flash minicpm3 minimax_m2 minimax_m3_vl_text ministral3 mvp
@@ -92,6 +92,14 @@ TINY: dict[str, Mapping[str, Any]] = {
     },
     "ministral": {"head_dim": 8},
     "nemotron": {"head_dim": 8, "num_key_value_heads": 2},
+}
+# Without a table of inputs for each layer.
+TINY["gemma4_unified_text"] = {
+    "only": {
+        name: entry
+        for name, entry in TINY["gemma4_text"]["only"].items()
+        if not name.endswith("_per_layer_input")
+    }
 }
 # Those that take chains only.
 CHAINED = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from types import MappingProxyType
 from typing import Literal, get_args
 
 from outpace.core import OutpaceError, near
@@ -16,6 +17,13 @@ Measure = Literal["counts", "seconds"]
 MEASURES: tuple[Measure, ...] = get_args(Measure)
 THROUGHPUT, LATENCY = "throughput", "latency"
 GGUF_DTYPES = ("float32", "float16", "bfloat16", "q8_0", "q4_0")
+# Drafters with weights that are not trained here, and what is instead.
+UNTRAINED = MappingProxyType({
+    "assistant": "it is published with its target; train eagle, which reads the target's states too",
+    "mtp": "its layers are the family's own modules, whose weights differ from those in a checkpoint, so each "
+    "family needs a writer of its own; train eagle, which reads the same states",
+    "self_speculative": "`outpace search` finds the layers to skip",
+})  # fmt: skip
 WAYS = ("lora",)  # of training a model with its drafter
 
 
@@ -39,7 +47,7 @@ def method_of(spec: str) -> str:
         OutpaceError: there is no such method, or it is not trained.
     """
     name = spec.partition(":")[0].strip()
-    if name == "self_speculative":
-        raise OutpaceError("self_speculative is not trained; `outpace search` finds the layers to skip")
+    if why := UNTRAINED.get(name):
+        raise OutpaceError(f"{name} is not trained: {why}")
     check_known("method", name, METHODS)
     return name
