@@ -33,6 +33,7 @@ _CACHE = "tests/unit/test_cache.py"
 _PLANS = "tests/unit/targets/test_plans.py"
 _ASSISTANT = "tests/unit/drafters/test_assistant.py"
 _MUSE = "tests/unit/drafters/test_muse.py"
+_ROUNDED = "tests/unit/targets/test_rounded.py"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
 
 CACHE = [
@@ -982,6 +983,34 @@ TARGETS = [
         "        if missing := -count % self.step:\n            padded",
         "        if missing := 0:\n            padded",
         ("tests/unit/targets/test_exact.py::test_rows_are_padded_to_the_step_of_a_kernel",),
+    ),
+    Mutant(
+        "AWQ's numbers are in the order of their places",
+        "outpace/targets/weights/groups.py",
+        "_AWQ_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)",
+        "_AWQ_PLACES = (0, 1, 2, 3, 4, 5, 6, 7)",
+        (f"{_ROUNDED}::test_weights_are_those_of_the_layout",),
+    ),
+    Mutant(
+        "GPTQ's zeros are read as they are stored",
+        "outpace/targets/weights/groups.py",
+        "            zeros = (zeros + 1) &",
+        "            zeros = zeros &",
+        (f"{_ROUNDED}::test_weights_are_those_of_the_layout",),
+    ),
+    Mutant(
+        "inputs that GPTQ has ordered are read in their own order",
+        "outpace/targets/weights/groups.py",
+        "        if order is not None and not torch.equal(",
+        "        if order is not None and order.dim() > 1 and not torch.equal(",
+        (f"{_ROUNDED}::test_tensors_that_do_not_fit_are_refused_by_name",),
+    ),
+    Mutant(
+        "weights of joined layers have the layers in another order",
+        "outpace/targets/cpu/kernels.py",
+        "weights = torch.cat([part.weights for part in parts])",
+        "weights = torch.cat([part.weights for part in parts[::-1]])",
+        (f"{_ROUNDED}::test_blocks_split_and_joined_are_the_same",),
     ),
     Mutant(
         "an activation's last numbers are computed one by one",

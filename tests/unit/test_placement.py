@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 
 import pytest
@@ -72,6 +73,10 @@ def test_what_a_70b_shape_needs() -> None:
     assert needs.weights == 2 * needs.parameters
     assert needs.row == 80 * 2 * 8 * 128 * 2
     assert "131.4 GiB in bfloat16" in str(needs)
+    rounded = copy.deepcopy(LLAMA_70B)
+    rounded.quantization_config = {"quant_method": "gptq", "bits": 4}
+    floats = 2 * rounded.vocab_size * rounded.hidden_size + rounded.hidden_size * (2 * 80 + 1)
+    assert needs_of(rounded, torch.bfloat16).weights == 2 * floats + (needs.parameters - floats) * 5 // 8
 
 
 class _Eight:

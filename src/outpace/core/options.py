@@ -58,8 +58,9 @@ class TargetOptions:
             bits with a scale per output and 32 inputs; "int4" to 4 bits with a zero as well (to 8 bits in
             the head, and if the inputs are not a multiple of 32). A product's rows are rounded to 8 bits with
             a scale per 32 numbers. This changes tokens: they are those of plain decoding with the rounded
-            weights. Without compiled functions, torch's kernels do not round rows, "int8" has a scale per
-            output, and "int4" takes a multiple of 16 outputs.
+            weights. Layers that a checkpoint has rounded stay as they are. Without compiled functions,
+            torch's kernels do not round rows, "int8" has a scale per output, and "int4" takes a multiple of
+            16 outputs.
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
             The model can then neither be run nor trained, only decoded through this target. True refuses a
             model without such layers; "auto" frees what there is; see ``released``.

@@ -35,7 +35,8 @@ def load(
         name: a hub name, a folder, or a .gguf file, which llama.cpp runs (its weights keep their types);
             None is the embedded model, "smollm2" the public one that `outpace pull smollm2` fetches,
             "owner/name:QUANT" a GGUF file on the hub. The low-rank updates in a folder written by peft are
-            merged into the model that they update.
+            merged into the model that they update. On a CPU weights that GPTQ, AWQ or compressed-tensors
+            have rounded by groups stay so, in compiled products (docs/reference/models.md).
         dtype: one of ``DTYPES``, or "auto": the model's own on a GPU; on a CPU bfloat16 if that is the
             model's own and steps in it are bit-exact here, otherwise float32. ``target.plan`` says which.
         device: in torch's notation; None is cuda if available; or several devices or processes.

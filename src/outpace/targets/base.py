@@ -34,8 +34,8 @@ class TargetModel(ABC):
         device: device of its input tokens; the CPU by default.
         extra: number of ids beyond the vocabulary that it accepts; see ``with_embeddings``.
         plan: which step runs, what was passed over and why, and the layouts of the forwards that ran.
-        quantised: "int8" or "int4" if the weights of linear layers were rounded to it on loading; otherwise
-            empty.
+        quantised: "int8", "int4" or "int4 and int8" if the weights of linear layers were rounded to it on
+            loading or in their checkpoint; otherwise empty.
         stock: steps run on a transformers model's own modules, and prompts are to be read in one forward, so
             that plain decoding has the bits of its generate().
         max_leaves: maximum number of leaves of the drafts in a forward, over all sequences; None for no

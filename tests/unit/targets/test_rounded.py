@@ -40,9 +40,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[P
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_weights_and_logits_are_those_of_the_layout(
-    kind: str, folders: Callable[[str], tuple[Path, Any]]
-) -> None:
+def test_weights_are_those_of_the_layout(kind: str, folders: Callable[[str], tuple[Path, Any]]) -> None:
     """A row of one number reads a column of weights: rounded to bfloat16, as scales and zeros are."""
     folder, wide = folders(kind)
     model = load(str(folder), device="cpu", check=False).target.model

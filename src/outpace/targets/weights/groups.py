@@ -54,6 +54,11 @@ class Layout(ABC):
     def __init__(self, config: Config) -> None:
         self.config = config
 
+    @property
+    def bits(self) -> Any:
+        """The bits that the config names, of the widest layers."""
+        return self.config.get("bits", self.config.get("w_bit"))
+
     @abstractmethod
     def refused(self) -> str:
         """The reason, known from the config, why the products do not take its weights; empty if they do."""
@@ -97,7 +102,7 @@ class GPTQ(Layout):
     marks, packed, scales = "qweight", "qweight", "scales"
 
     def refused(self) -> str:
-        found, bits = self.config, self.config.get("bits")
+        found, bits = self.config, self.bits
         kind = found.get("checkpoint_format", found.get("format")) or "gptq"
         if kind not in ("gptq", "gptq_v2") or found.get("is_marlin_format"):
             return f"its layout is {kind if kind != 'gptq' else 'marlin'}; supported are gptq and gptq_v2"
@@ -142,10 +147,9 @@ class AWQ(Layout):
             return f"its layout is {kind}; supported is gemm"
         if not found.get("zero_point", True):
             return "it has no zeros (zero_point=False); quantise it with zero_point=True"
-        bits = found.get("bits", found.get("w_bit"))
-        if bits == 8:
+        if self.bits == 8:
             return "8 bits; AWQ is read in 4"
-        return _of_bits(bits) or _of_groups(found.get("group_size", found.get("q_group_size")))
+        return _of_bits(self.bits) or _of_groups(found.get("group_size", found.get("q_group_size")))
 
     def shapes(self, bits: int, inputs: int, outputs: int) -> tuple[tuple[int, int], int]:
         return (inputs, outputs * bits // _WORD), 0
@@ -162,6 +166,11 @@ class PackedTensors(Layout):
     """compressed-tensors' format pack-quantized, as llm-compressor writes it: all along inputs."""
 
     marks, packed, scales = "weight_packed", "weight_packed", "weight_scale"
+
+    @property
+    def bits(self) -> Any:
+        found = [(scheme.get("weights") or {}).get("num_bits") for scheme in _schemes(self.config)]
+        return max((bits for bits in found if isinstance(bits, int)), default=None)
 
     def refused(self) -> str:
         found = self.config
