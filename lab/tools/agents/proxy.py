@@ -13,7 +13,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 
@@ -103,13 +102,19 @@ class Proxy:
         if body.get("stream") and path == "/v1/chat/completions":
             body["stream_options"] = {"include_usage": True}
         shown = json.dumps([body.get(name) for name in _SHOWN])
-        turn.alike = max((len(commonprefix([shown, one])) for one in self._shown), default=0) / len(shown)
+        turn.alike = max((_alike(shown, one) for one in self._shown), default=0) / len(shown)
         self._shown.append(shown)
         self.turns.append(turn)
         if self.keep is not None:
             name = f"{len(self.turns):02}{path.replace('/', '-')}.json"
             (self.keep / name).write_text(json.dumps(body, indent=1), "utf-8")
         return body, turn
+
+
+def _alike(first: str, second: str) -> int:
+    """The number of characters with which both texts begin."""
+    both = min(len(first), len(second))
+    return next((place for place in range(both) if first[place] != second[place]), both)
 
 
 def _known(path: str, body: dict[str, Any], name: str, arguments: dict[str, Any]) -> bool:
