@@ -750,6 +750,20 @@ ENGINE = [
         ("tests/serve/test_calls.py::test_a_conversation_for_harmony_has_one_call_in_a_turn",),
     ),
     Mutant(
+        "stored rows of another model are used",
+        "outpace/engine/prefix_file.py",
+        "    _check(path, entries, target, cache)\n",
+        "",
+        ("tests/unit/engine/test_prefix_file.py::test_what_is_of_another_model_is_not_used",),
+    ),
+    Mutant(
+        "stored prompts can be read by others",
+        "outpace/engine/prefix_file.py",
+        "        part.chmod(0o600)\n",
+        "        part.chmod(0o644)\n",
+        ("tests/unit/engine/test_prefix_file.py::test_another_engine_goes_on",),
+    ),
+    Mutant(
         "a text's first block is evicted first",
         "outpace/engine/prefix.py",
         "        for key in reversed(keys):\n",

@@ -119,6 +119,14 @@ PrefixCache = Annotated[
         min=0,
     ),
 ]
+PrefixStore = Annotated[
+    Path | None,
+    _limits(
+        "--prefix-store",
+        metavar="FOLDER",
+        help="Folder that keeps the prefix cache from one start to the next, users' prompts included.",
+    ),
+]
 RefuseLong = Annotated[
     bool,
     _limits(
@@ -168,6 +176,7 @@ def serve(
     max_body: MaxBody = 4.0,
     memory: Memory = 0.8,
     prefix_cache: PrefixCache = None,
+    prefix_store: PrefixStore = None,
     refuse_long_answers: RefuseLong = False,
     lenient: Lenient = False,
 ) -> None:
@@ -185,7 +194,8 @@ def serve(
     limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
     limits = replace(limits, cut=not refuse_long_answers, lenient=lenient)
     keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
-    options = Options(served_model_name or (), drain, cors_origin or (), _tracer(otlp_endpoint), keys, limits)
+    tracer = _tracer(otlp_endpoint)
+    options = Options(served_model_name or (), drain, cors_origin or (), tracer, keys, limits, prefix_store)
     listener, room = listen(host, port), rooms(memory, prefix_cache)
     chosen: Any = "auto" if adaptive is None else adaptive
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
@@ -195,7 +205,10 @@ def serve(
         loaded, spec = profiled(parts, drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
-        return loaded, make_engine(loaded, own, limits, others, learner, ready=True, adaptive=chosen, **room)
+        engine = make_engine(loaded, own, limits, others, learner, ready=True, adaptive=chosen, **room)
+        if prefix_store is not None:
+            engine.check_prefix_store()
+        return loaded, engine
 
     with ExitStack() as learners:
         _run(Server(options, load, ready), listener, not no_access_log)
