@@ -100,6 +100,8 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         try:
             model, engine = await asyncio.to_thread(self._load)
+            if self._options.store is not None:
+                engine.check_prefix_store()
         except Exception as error:
             self.error, self.should_exit = error, True
             return None
