@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI
@@ -211,6 +212,7 @@ async def serving(
     memory: float | int = 0.2,
     loaded: Loaded | None = None,
     learner: Any = None,
+    store: Path | None = None,
     **limits: Any,
 ) -> AsyncIterator[Client]:
     """A service of a model, and a client of it.
@@ -219,6 +221,7 @@ async def serving(
         loaded: the model; None for the embedded one.
         learner: what the drafter learns with; it has its own drafter.
         change: is given the engine before it is used.
+        store: the folder that keeps its prefix cache.
     """
     chosen = Limits(**limits)
     served = loaded or model()
@@ -226,7 +229,7 @@ async def serving(
     engine = make_engine(served, own, chosen, others, learner, adaptive=False, memory=memory)
     change(engine)
     app = make_app(Keys(keys), chosen)
-    service = Service(served, engine, chosen, ["nano", "other name"], on_failure=on_failure)
+    service = Service(served, engine, chosen, ["nano", "other name"], on_failure=on_failure, store=store)
     app.state.service = service
     try:
         yield Client(app, service, engine)

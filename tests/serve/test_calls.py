@@ -13,6 +13,7 @@ from outpace.core import StreamedToken
 from outpace.serve.answers import Answer, Manner, Said
 from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Signature, Tagged, closed, literal
 from outpace.serve.dialogue import format_of
+from outpace.serve.harmony import Harmony, HarmonyAnswer, one_call_each
 from outpace.serve.marked import Coder, Dsml, Gemma, Glm
 
 PARAMETERS = {
@@ -220,6 +221,113 @@ def test_reasoning_has_its_own_field(size: int) -> None:
         said = pieces(Answer(Manner(thinks=True), nothing), text, size)
         assert read(said) == (text, []) and all(one.kind == "text" for one in said)
     assert read(pieces(Answer(Manner(), nothing), "<think>a</think>b", size))[0] == "<think>a</think>b"
+
+
+ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
+CALLED = f"<|channel|>commentary to=functions.read <|constrain|>json<|message|>{JSON}"
+FINAL = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
+HARMONY: list[
+    tuple[str, str, str, int]
+] = [  # an answer, its reasoning, its text, and the number of its calls
+    (f"{ANALYSIS}{FINAL}", "Hm.", "Yes.", 0),
+    (f"{ANALYSIS}<|start|>assistant{CALLED}<|call|>", "Hm.", "", 1),
+    (f"{ANALYSIS}<|start|>assistant{CALLED}", "Hm.", "", 1),  # the token that ends a call has no text
+    (f"{CALLED}<|call|><|start|>assistant{CALLED}<|call|>", "", "", 2),
+    (f" to=functions.read<|channel|>commentary json<|message|>{JSON}<|call|>", "", "", 1),
+    (f"<|channel|>commentary<|message|>First.<|end|><|start|>assistant{CALLED}", "", "First.", 1),
+    ("<|channel|>final<|message|>a <| b<|return|>", "", "a <| b", 0),
+    ("<|channel|>analysis<|message|>Hm.<|start|>assistant<|channel|>final<|message|>Yes.", "Hm.", "Yes.", 0),
+    ("<|channel|>analysis<|message|>Hm", "Hm", "", 0),
+    ("Just a text.", "", "Just a text.", 0),
+    ("<|channel|>final", "", "<|channel|>final", 0),
+    (
+        "<|channel|>commentary to=functions.read<|message|>{<|call|>",
+        "",
+        "<|channel|>commentary to=functions.read<|message|>{",
+        0,
+    ),
+    ("", "", "", 0),
+]
+
+
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_channels_of_harmony(size: int) -> None:
+    assert format_of("<|start|>assistant<|channel|>final<|message|>") == Harmony()
+    for text, thought, said, calls in HARMONY:
+        found = pieces(HarmonyAnswer(Manner(Harmony(), FUNCTIONS), nothing), text, size)
+        assert "".join(one.text for one in found if one.kind == "reasoning") == thought, text
+        assert read(found) == (said, [("read", ARGUMENTS)] * calls), text
+    alone = HarmonyAnswer(Manner(Harmony(), FUNCTIONS, parallel=False), nothing)
+    assert len(read(pieces(alone, HARMONY[3][0], size))[1]) == 1
+    cut = HarmonyAnswer(Manner(Harmony(), FUNCTIONS), nothing)
+    assert read(pieces(cut, CALLED[:-4], size, complete=False)) == (CALLED[:-4], [])
+    none = HarmonyAnswer(Manner(), nothing)  # a request without tools
+    assert read(pieces(none, f"{ANALYSIS}<|start|>assistant{CALLED}", size)) == (JSON, [])
+    streamed = pieces(HarmonyAnswer(Manner(Harmony(), FUNCTIONS), nothing), HARMONY[0][0], 1)
+    assert len([one for one in streamed if one.kind == "text"]) == 4  # as it comes
+
+
+def test_a_forced_call_in_harmony() -> None:
+    for size, end in product((1, 5, 1000), ("", "<|call|>")):
+        if end and size < 1000:
+            continue  # a token's text comes whole
+        answer = HarmonyAnswer(Manner(Harmony(), FUNCTIONS, True), nothing)
+        said = pieces(answer, CALLED, size) if not end else pieces(answer, CALLED + end, size)
+        assert read(said) == ("", [("read", ARGUMENTS)])
+    grammar = Harmony().grammar(list(FUNCTIONS.values()), literal)
+    tokenizer = llguidance.LLTokenizer("byte")
+    for text, allowed in (
+        (CALLED, True),
+        (CALLED.replace("functions.read", "functions.now"), False),
+        (CALLED.replace('"count"', '"other"'), False),
+        (ANALYSIS, False),
+    ):
+        matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        data = list(text.encode())
+        assert (matcher.try_consume_tokens(data) == len(data)) is allowed, text
+
+
+def test_marks_of_harmony_are_tokens() -> None:
+    """Special tokens have no text, the one that ends the answer neither."""
+    marks = {
+        1: "<|channel|>",
+        2: "<|message|>",
+        3: "<|end|>",
+        4: "<|start|>",
+        5: "<|call|>",
+        6: "<|constrain|>",
+    }
+    texts = {
+        10: "analysis",
+        11: "Hm.",
+        12: "assistant",
+        13: "commentary to=functions.now ",
+        14: "json",
+        15: "{}",
+    }
+    for forced, tokens in (
+        (False, [1, 10, 2, 11, 3, 4, 12, 1, 13, 6, 14, 2, 15, 5]),
+        (True, [1, 13, 6, 14, 2, 15, 5]),
+    ):
+        manner = Manner(Harmony(), FUNCTIONS, forced, marks=marks)
+        answer = HarmonyAnswer(manner, lambda ids: "".join(texts.get(one, "") for one in ids))
+        said = [
+            one for token in tokens for one in answer.push([StreamedToken(token, 1, texts.get(token, ""))])
+        ]
+        assert read(said + answer.end(True)) == ("", [("now", {})]), forced
+
+
+def test_a_conversation_for_harmony_has_one_call_in_a_turn() -> None:
+    calls = [{"id": one, "type": "function", "function": {"name": "now", "arguments": "{}"}} for one in "ab"]
+    results = [{"role": "tool", "tool_call_id": one, "content": one} for one in "ab"]
+    turn = {"role": "assistant", "content": "So.", "reasoning_content": "Hm.", "tool_calls": calls}
+    first, second = ({"role": "assistant", "content": "", "tool_calls": [one]} for one in calls)
+    user = {"role": "user", "content": "a"}
+    found = one_call_each([user, turn, *results, user])
+    assert found == [user, {**first, "thinking": "Hm.\nSo."}, results[0], second, results[1], user]
+    single = {**turn, "tool_calls": calls[:1]}
+    assert one_call_each([single, results[0]]) == [{**first, "thinking": "Hm.\nSo."}, results[0]]
 
 
 def test_objects_have_no_other_keys_unless_their_schema_says_so() -> None:

@@ -33,6 +33,17 @@ HERMES = (
     "{% if enable_thinking is defined %}<think>{% if not enable_thinking %}</think>{% endif %}{% endif %}"
     "{% endif %}"
 )
+CHANNELS = (  # as gpt-oss's template: one call of a turn, which its result follows
+    "{% if tools %}functions: {% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}"
+    "{% set last = namespace(name='') %}{% for m in messages %}{% if m.tool_calls %}{% if m.thinking %}"
+    "<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "{% set call = m.tool_calls[0].function %}{% set last.name = call.name %}<|start|>assistant to=functions."
+    "{{ call.name }}<|channel|>commentary json<|message|>{{ call.arguments | tojson }}<|call|>"
+    "{% elif m.role == 'tool' %}<|start|>functions.{{ last.name }} to=assistant<|channel|>commentary"
+    "<|message|>{{ m.content | tojson }}<|end|>"
+    "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
 ALTERNATING = (
     "{% for m in messages %}{% if m.role not in ['user', 'assistant'] or (m.role == 'user') != "
     "(loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}{{ m.role }}: "
@@ -492,5 +503,41 @@ def test_drafts_come_from_the_conversations_earlier_turns() -> None:
             assert found["choices"] == plain["choices"]
             counts = found["metrics"]["speculative_decoding"]
             assert counts["num_draft_tokens"] > 0 and counts["num_accepted_draft_tokens"] > 0
+
+    run(main)
+
+
+def test_harmony_shows_each_call_with_its_result() -> None:
+    """A template that has one call of a turn gets a turn for each."""
+    dialogue = Dialogue(with_template(CHANNELS))
+    calls = [
+        {"id": one, "type": "function", "function": {"name": one, "arguments": f'{{"x": "{one}"}}'}}
+        for one in ("first", "second")
+    ]
+    turns: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": calls},
+        *({"role": "tool", "tool_call_id": one["id"], "content": f"of {one['id']}"} for one in calls),
+    ]
+    tools = [{"type": "function", "function": FUNCTION}]
+    found, options = dialogue.prepared(turns, tools)
+    text = with_template(CHANNELS).render(found, **options)
+    places = [text.index(f"functions.{one['id']} to=assistant<|channel|>commentary") for one in calls]
+    assert places == sorted(places) and text.count("<|channel|>analysis<|message|>Hm.<|end|>") == 1
+    assert all(f'"of {one["id"]}"' in text and f'"{one["id"]}' in text for one in calls)
+    assert dialogue.thinks and dialogue.harmony
+
+    async def main() -> None:
+        async with serving(loaded=with_template(CHANNELS)) as client:
+            assert client.service.capabilities["reasoning"] is True
+            for path in PATHS:
+                text, [(name, arguments)] = answered(
+                    path, await client.send(path, body(path, "named")).json()
+                )
+                assert (text, name) == ("", "weather") and "day" in json.loads(arguments)
+                given = await streamed(client, path, body(path, "named"))
+                assert given == ("", [("weather", arguments)])
+            found = await client.send(CHAT, body(CHAT, response_format={"type": "json_object"})).json()
+            assert json.loads(answered(CHAT, found)[0]) is not None  # a schema's answer has no channels
 
     run(main)

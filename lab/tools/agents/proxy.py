@@ -22,6 +22,7 @@ LIMITS = {
     "/v1/messages": "max_tokens",
     "/v1/responses": "max_output_tokens",
 }
+_SHOWN = "tools", "system", "instructions", "messages", "input"  # what a prompt is made of, in its order
 _PASSED = ("authorization", "x-api-key", "anthropic-version", "anthropic-beta", "content-type", "accept")
 
 
@@ -33,6 +34,7 @@ class Turn:
         first: seconds to the first byte after the head that carries text or a call.
         prompt, cached, emitted: tokens.
         left_out: tools that the server left out of the prompt.
+        alike: share of the request's characters with which an earlier one begins, too.
     """
 
     path: str
@@ -47,6 +49,7 @@ class Turn:
     accepted: int = 0
     called: bool = False
     left_out: str = ""
+    alike: float = 0.0
     error: str = ""
 
 
@@ -69,6 +72,7 @@ class Proxy:
     keep: Path | None = None
     turns: list[Turn] = field(default_factory=list)
     _forced: bool = False
+    _shown: list[str] = field(default_factory=list)
 
     def __enter__(self) -> int:
         handler = type("Handler", (_Handler,), {"proxy": self})
@@ -97,11 +101,20 @@ class Proxy:
             body["speculation"] = self.drafter
         if body.get("stream") and path == "/v1/chat/completions":
             body["stream_options"] = {"include_usage": True}
+        shown = json.dumps([body.get(name) for name in _SHOWN])
+        turn.alike = max((_alike(shown, one) for one in self._shown), default=0) / len(shown)
+        self._shown.append(shown)
         self.turns.append(turn)
         if self.keep is not None:
             name = f"{len(self.turns):02}{path.replace('/', '-')}.json"
             (self.keep / name).write_text(json.dumps(body, indent=1), "utf-8")
         return body, turn
+
+
+def _alike(first: str, second: str) -> int:
+    """The number of characters with which both texts begin."""
+    both = min(len(first), len(second))
+    return next((place for place in range(both) if first[place] != second[place]), both)
 
 
 def _known(path: str, body: dict[str, Any], name: str, arguments: dict[str, Any]) -> bool:

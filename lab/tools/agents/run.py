@@ -262,12 +262,12 @@ def main() -> int:
     parser.add_argument(
         "--drafter", action="append", help="a drafter of the requests; the server's by default"
     )
-    parser.add_argument("--turns", type=int, default=4, help="turns of the user")
+    parser.add_argument("--turns", type=int, default=5, help="turns of the user")
     parser.add_argument("--model", help="a model for the server; a tiny one by default")
     parser.add_argument("--keep", type=Path, help="a folder for the requests of the agents")
     given = parser.parse_args()
-    print("| agent | drafter | turn | tools | prompt | cached | first token | drafted | accepted | |")
-    print("|---|---|--:|--:|--:|--:|--:|--:|--:|---|", flush=True)
+    print("| agent | drafter | turn | tools | alike | prompt | cached | first token | drafted | accepted | |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|--:|--:|---|", flush=True)
     failed = dict[str, str]()
     with server(given.model or str(tiny())) as port:
         for name in given.agent or list(AGENTS):
@@ -279,7 +279,8 @@ def main() -> int:
                 except (RuntimeError, subprocess.TimeoutExpired) as error:
                     failed[name] = str(error)
                     continue
-                main_turns = [one for one in turns if one.tools or agent.tool is None]
+                most = max((one.tools for one in turns), default=0)  # an agent's side requests have fewer
+                main_turns = [one for one in turns if one.tools == most]
                 for number, one in enumerate(main_turns[:5], 1):
                     first = "" if one.first is None else f"{one.first:.2f} s"
                     note = f"calls {one.forced}" if one.forced else one.left_out and f"without {one.left_out}"
@@ -288,6 +289,7 @@ def main() -> int:
                         drafter or "the server's",
                         number,
                         one.tools,
+                        f"{one.alike:.1%}",
                         one.prompt,
                         one.cached,
                         first,

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
+    from outpace.serve.admission import Limits
     from outpace.serve.server import Server
     from outpace.serve.service import Service
 
@@ -119,6 +120,14 @@ PrefixCache = Annotated[
         min=0,
     ),
 ]
+PrefixStore = Annotated[
+    Path | None,
+    _limits(
+        "--prefix-store",
+        metavar="FOLDER",
+        help="Folder that keeps the prefix cache from one start to the next, users' prompts included.",
+    ),
+]
 RefuseLong = Annotated[
     bool,
     _limits(
@@ -168,6 +177,7 @@ def serve(
     max_body: MaxBody = 4.0,
     memory: Memory = 0.8,
     prefix_cache: PrefixCache = None,
+    prefix_store: PrefixStore = None,
     refuse_long_answers: RefuseLong = False,
     lenient: Lenient = False,
 ) -> None:
@@ -176,18 +186,15 @@ def serve(
     source = Source(model, device, dtype, trust_remote_code, llamacpp)
     _check(source, [drafter, *others.values()], otlp_endpoint, device_map)
     watching = observer_of(observer, parallel)
-    from outpace.serve.admission import Limits
     from outpace.serve.auth import Keys
     from outpace.serve.engine import make_engine, rooms
     from outpace.serve.server import Options, Server, listen
 
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
-    limits = Limits(max_running, max_waiting, max_wait, body=int(max_body * 2**20))
-    limits = replace(limits, cut=not refuse_long_answers, lenient=lenient)
+    limits = _bounds(max_running, max_waiting, max_wait, max_body, not refuse_long_answers, lenient)
     keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
     options = Options(served_model_name or (), drain, cors_origin or (), _tracer(otlp_endpoint), keys, limits)
-    listener, room = listen(host, port), rooms(memory, prefix_cache)
-    chosen: Any = "auto" if adaptive is None else adaptive
+    options, listener = replace(options, store=prefix_store), listen(host, port)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
     def load() -> tuple[Loaded, Engine]:
@@ -195,10 +202,18 @@ def serve(
         loaded, spec = profiled(parts, drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
-        return loaded, make_engine(loaded, own, limits, others, learner, ready=True, adaptive=chosen, **room)
+        room = {"adaptive": "auto" if adaptive is None else adaptive, **rooms(memory, prefix_cache)}
+        return loaded, make_engine(loaded, own, limits, others, learner, True, **room)
 
     with ExitStack() as learners:
         _run(Server(options, load, ready), listener, not no_access_log)
+
+
+def _bounds(running: int, waiting: int, wait: float, body: float, cut: bool, lenient: bool) -> Limits:
+    """The server's limits; ``body`` is in MiB."""
+    from outpace.serve.admission import Limits
+
+    return Limits(running, waiting, wait, body=int(body * 2**20), cut=cut, lenient=lenient)
 
 
 def _tracer(endpoint: str | None) -> Tracer | None:

@@ -436,6 +436,37 @@ class Engine:
                 self._turn.broken = True
                 raise
 
+    def check_prefix_store(self) -> None:
+        """Refuse to store the prefix cache where that is not possible.
+
+        Raises:
+            OutpaceError: there is none, or its rows are not tensors alone (recurrent models, GGUF files).
+        """
+        self._batch.memory.stored()
+
+    def save_prefixes(self, folder: str | Path) -> None:
+        """Write the prefix cache to a file in a folder, from which ``load_prefixes`` fills another engine's.
+
+        The file has users' prompts, as token ids and rows, so the folder must be this user's alone.
+
+        Raises:
+            OutpaceError: there is no prefix cache, it cannot be stored, or the folder cannot be used.
+        """
+        with self._turn:
+            self._batch.memory.save(Path(folder))
+
+    def load_prefixes(self, folder: str | Path) -> None:
+        """Fill the prefix cache from the file in a folder; no effect if there is none.
+
+        Rows of the file are compared with what the model computes here. No effect on tokens.
+
+        Raises:
+            OutpaceError: as ``save_prefixes``, or the file is of another model, version or machine; the
+                prefix cache is then as it was.
+        """
+        with self._turn:
+            self._batch.memory.restore(Path(folder))
+
     # -- the governor ------------------------------------------------------------------------------------
 
     def save_costs(self, path: str | Path) -> None:

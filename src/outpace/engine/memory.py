@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from collections.abc import Sequence as Seq
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from outpace.cache import Cache, Slot
+from outpace._version import __version__
+from outpace.cache import Cache, KVCache, Slot
 from outpace.core import OutpaceError
+from outpace.engine import prefix_file
 from outpace.engine.guards import whole_number
-from outpace.engine.prefix import PrefixCache
+from outpace.engine.prefix import BLOCK, PrefixCache
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.targets.hardware import free_bytes
@@ -100,6 +103,43 @@ class Memory:
     def _keys(self, sequence: Sequence) -> Seq[Hashable] | None:
         """The keys of a sequence's rows; None if they are not shared."""
         return self._target.row_keys(sequence.tokens, sequence.source) if self.prefixes is not None else None
+
+    def save(self, folder: Path) -> None:
+        """Write the prefix cache to a file in a folder.
+
+        Raises:
+            OutpaceError: there is none, its rows are not tensors alone, or the file cannot be written.
+        """
+        prefix_file.write(folder, self.stored().entries(), self._about())
+
+    def restore(self, folder: Path) -> None:
+        """Fill the prefix cache from a file in a folder, if there is one.
+
+        Raises:
+            OutpaceError: as ``save``, or the file is of another model, version or machine.
+        """
+        prefixes = self.stored()
+        found = prefix_file.read(folder, self._about(), self._target, self.cache)
+        prefixes.restore(found, self.cache.copied_bytes(BLOCK))
+        self._revision = self._target.revision()
+
+    def stored(self) -> PrefixCache:
+        """The prefix cache, if it can be stored.
+
+        Raises:
+            OutpaceError: it cannot.
+        """
+        if self.prefixes is None:
+            raise OutpaceError("there is no prefix cache to store; make one, or leave the store out")
+        if self.cache.state_bytes or not isinstance(self.cache, KVCache):
+            raise OutpaceError(f"the prefix cache of {self._target.name} is not stored; leave the store out")
+        return self.prefixes
+
+    def _about(self) -> dict[str, str]:
+        """What rows depend on, besides what a comparison shows."""
+        versions = f"{__version__} with torch {torch.__version__}"
+        kind = f"{self._target.dtype} {self._target.quantised or ''}".strip()
+        return {"model": self._target.name, "type of weights": kind, "version": versions}
 
     def _shared(self, sequence: Sequence) -> int:
         """The number of a sequence's first rows that may be shared: rows of steps may have other bits."""

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from outpace.cache import Cache, Slot
 
@@ -28,6 +28,22 @@ class _Block:
     rows: Any
     bytes: int
     state: Any = None
+
+
+class Entry(NamedTuple):
+    """A block, as it is stored outside of a cache.
+
+    Attributes:
+        number: identifies it.
+        before: the preceding block's number, or a tuple of the salt alone.
+        tokens: the keys of its rows.
+        rows: as ``Cache.read_rows`` returned them.
+    """
+
+    number: int
+    before: Any
+    tokens: tuple[Hashable, ...]
+    rows: Any
 
 
 class PrefixCache:
@@ -59,6 +75,23 @@ class PrefixCache:
         """Drop all blocks."""
         self._blocks.clear()
         self._bytes = 0
+
+    def entries(self) -> Iterator[Entry]:
+        """All blocks, the least recently used first."""
+        for (before, tokens), block in self._blocks.items():
+            yield Entry(block.number, before, tokens, block.rows)
+
+    def restore(self, entries: Iterable[Entry], size: int) -> None:
+        """Take the blocks of another cache of the same model in place of those here.
+
+        Args:
+            size: bytes of a block.
+        """
+        self.clear()
+        for entry in entries:
+            self._add((entry.before, entry.tokens), _Block(entry.number, entry.rows, size))
+            self._made = max(self._made, entry.number)
+        self._evict()
 
     def fill(self, cache: Cache, slot: Slot, tokens: Seq[Hashable], salt: str | None = None) -> int:
         """Write the longest cached prefix of a text into an empty slot.
@@ -100,6 +133,10 @@ class PrefixCache:
                 last.bytes += cache.state_bytes
                 self._bytes += cache.state_bytes
         self._touch(keys)
+        self._evict()
+
+    def _evict(self) -> None:
+        """Drop the least recently used blocks until the others are within the limit."""
         while self._bytes > self.limit:
             self._bytes -= self._blocks.popitem(last=False)[1].bytes
 

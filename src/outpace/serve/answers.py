@@ -159,7 +159,7 @@ class Answer:
             text, _, left = text.partition(mark)
             self._state = after
         else:
-            kept = _overlap(text, mark)
+            kept = overlap(text, mark)
             text, left = text[: len(text) - kept], text[len(text) - kept :]
         self._left = left
         if text:
@@ -237,12 +237,12 @@ class Answer:
             if left:
                 yield Said("text", left)
             return
-        kept = len(calls.tail) if complete else _overlap(left, calls.tail)
+        kept = len(calls.tail) if complete else overlap(left, calls.tail)
         piece = left[: len(left) - kept] if complete or kept > 1 else left  # one brace may be the arguments'
         if piece:
             yield Said("call", piece, 0)
 
 
-def _overlap(text: str, mark: str) -> int:
+def overlap(text: str, mark: str) -> int:
     """The number of characters at the end of a text with which a mark begins."""
     return next((size for size in range(min(len(mark), len(text)), 0, -1) if text.endswith(mark[:size])), 0)

@@ -104,7 +104,7 @@ class Tagged(JsonCalls):
         return f'{self.begin}\n{{"name": {json.dumps(name)}, "arguments": '
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        return [_call_of(one) for one in _values(text)]
+        return [_from_value(one) for one in _values(text)]
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Bare(JsonCalls):
         return f'{{"name": {json.dumps(name)}, {json.dumps(self.key)}: '
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        found = [_call_of(one) for one in _values(text.removeprefix("<|python_tag|>"))]
+        found = [_from_value(one) for one in _values(text.removeprefix("<|python_tag|>"))]
         if not all(call.name in functions for call in found):
             raise ValueError("other JSON")
         return found
@@ -142,7 +142,7 @@ class Listed(JsonCalls):
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
         (found,) = _values(text)
-        return [_call_of(one) for one in found]
+        return [_from_value(one) for one in found]
 
 
 @dataclass(frozen=True)
@@ -164,7 +164,7 @@ class Named(JsonCalls):
             name, marked, arguments = one.partition("[ARGS]")
             if not marked:
                 raise ValueError("a call has no arguments")
-            found.append(_call(name.partition("[CALL_ID]")[0].strip(), _object(arguments)))
+            found.append(call_of(name.partition("[CALL_ID]")[0].strip(), object_of(arguments)))
         return found
 
 
@@ -199,7 +199,7 @@ class DeepSeek(JsonCalls):
             if "```json" in after:
                 before, _, after = after.partition("```json")
                 after = after.rpartition("```")[0]
-            found.append(_call(before.strip(), _object(after)))
+            found.append(call_of(before.strip(), object_of(after)))
         return found
 
 
@@ -263,16 +263,22 @@ def _values(text: str) -> Iterator[Any]:
         text = text[end:].lstrip(" \n\t;")
 
 
-def _object(text: str) -> Any:
+def object_of(text: str) -> Any:
+    """The JSON value of a text."""
     return from_json(text.strip(), allow_inf_nan=False)
 
 
-def _call_of(value: Any) -> Call:
+def _from_value(value: Any) -> Call:
     arguments = value["arguments"] if "arguments" in value else value["parameters"]
-    return _call(value["name"], _object(arguments) if isinstance(arguments, str) else arguments)
+    return call_of(value["name"], object_of(arguments) if isinstance(arguments, str) else arguments)
 
 
-def _call(name: Any, arguments: Any) -> Call:
+def call_of(name: Any, arguments: Any) -> Call:
+    """A call of a function.
+
+    Raises:
+        ValueError: there is no name, or no object of arguments.
+    """
     if not (isinstance(name, str) and name and isinstance(arguments, dict)):
         raise ValueError("a call has a name, and an object of arguments")
     return Call(name, json.dumps(arguments, ensure_ascii=False))

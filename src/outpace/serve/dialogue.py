@@ -15,6 +15,7 @@ from typing import Any
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Tagged
+from outpace.serve.harmony import Harmony, one_call_each
 from outpace.serve.marked import Coder, Dsml, Gemma, Glm
 
 Turn = dict[str, Any]
@@ -102,7 +103,12 @@ class Dialogue:
     @cached_property
     def thinks(self) -> bool:
         """True if the template marks reasoning."""
-        return "<think>" in self.template and "</think>" in self.template
+        return self.harmony or ("<think>" in self.template and "</think>" in self.template)
+
+    @cached_property
+    def harmony(self) -> bool:
+        """True if answers are messages on channels, with tools or without."""
+        return isinstance(format_of(self.template), Harmony)
 
     @cached_property
     def format(self) -> CallFormat:
@@ -114,9 +120,8 @@ class Dialogue:
         """The format's marks that are special tokens, by their ids."""
         tokenizer = self._model.tokenizer
         special = set(getattr(tokenizer, "all_special_tokens", ()))
-        return {
-            int(tokenizer.convert_tokens_to_ids(mark)): mark for mark in self.format.marks if mark in special
-        }
+        marks = (*self.format.marks, *(Harmony().marks if self.harmony else ()))
+        return {int(tokenizer.convert_tokens_to_ids(mark)): mark for mark in marks if mark in special}
 
     @cached_property
     def parted(self) -> bool:
@@ -162,6 +167,8 @@ class Dialogue:
             found = _with_system(found, _PREAMBLE.format(tools="\n".join(map(_line, tools))))
         if not able.system:
             found = _without_system(found)
+        if isinstance(self.format, Harmony):
+            found = one_call_each(found)
         return _joined(found) if found != list(turns) else found, {
             "tools": list(tools)
         } if tools and able.tools else {}
@@ -187,6 +194,8 @@ def _parts(content: str | list[dict[str, str]]) -> list[dict[str, str]]:
 
 def format_of(template: str) -> CallFormat:
     """The format of calls of a template that shows tools."""
+    if "<|channel|>" in template and "<|message|>" in template:
+        return Harmony()
     if "｜DSML｜" in template:
         return Dsml()
     if "<｜tool▁calls▁begin｜>" in template:

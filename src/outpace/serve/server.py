@@ -41,6 +41,7 @@ class Options:
         drain: seconds for running requests to finish after a signal.
         origins: origins whose pages may send requests from a browser.
         tracer: OpenTelemetry tracer that gets a span of each request.
+        store: the folder that keeps the prefix cache from one process to the next; None for none.
     """
 
     names: Sequence[str] = ()
@@ -49,6 +50,7 @@ class Options:
     tracer: Tracer | None = None
     keys: Keys = field(default_factory=lambda: Keys(()))
     limits: Limits = field(default_factory=Limits)
+    store: Path | None = None
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -98,12 +100,15 @@ class Server(uvicorn.Server):
         self._loop = asyncio.get_running_loop()
         try:
             model, engine = await asyncio.to_thread(self._load)
+            if self._options.store is not None:
+                engine.check_prefix_store()
         except Exception as error:
             self.error, self.should_exit = error, True
             return None
         own = Path(model.name).name if Path(model.name).is_dir() else model.name
         names = self._options.names or (own,)
-        service = Service(model, engine, self._options.limits, names, on_failure=self._failed)
+        options = self._options
+        service = Service(model, engine, options.limits, names, on_failure=self._failed, store=options.store)
         self._ready(service)
         return service
 

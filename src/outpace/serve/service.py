@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from collections.abc import Sequence as Seq
 from contextlib import suppress
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, TypeVar
 
 import anyio
@@ -33,6 +35,7 @@ from outpace.serve.texts import Prompts, Texts
 from outpace.serve.trace import Trace, Traced
 
 T = TypeVar("T")
+_log = logging.getLogger("outpace.serve")
 _PATIENCE = 0.25  # seconds for which a question about health waits for the engine
 
 
@@ -45,6 +48,7 @@ class Service:
         names: names of the model in requests; the first one is used in logs and metrics.
         clock: function that returns the time in seconds.
         on_failure: called in the event loop when the engine's thread has died.
+        store: the folder that keeps the prefix cache from one process to the next; None for none.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Service:
         *,
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[], object] | None = None,
+        store: Path | None = None,
     ) -> None:
         self.model, self.names = model, tuple(names)
         self.defaults = Defaults.of(model.target, limits.cut)
@@ -82,8 +87,9 @@ class Service:
             if on_failure is not None:
                 loop.call_soon_threadsafe(on_failure)
 
+        self._own, self._store = engine, store
         self.engine = AsyncEngine(
-            engine, max_waiting=limits.choices + 1, max_unread=limits.unread, on_failure=failed
+            self._restored, max_waiting=limits.choices + 1, max_unread=limits.unread, on_failure=failed
         )
         self.metrics = Metrics(
             self.name,
@@ -92,6 +98,15 @@ class Service:
             lambda: self.engine.memory_use or 0.0,
         )
         self.admission = Admission(limits, self.metrics, clock)
+
+    def _restored(self) -> Engine:
+        """The engine with the stored prefix cache; runs in the engine's thread."""
+        if self._store is not None:
+            try:
+                self._own.load_prefixes(self._store)
+            except OutpaceError as error:
+                _log.warning("prompts that were stored are not used: %s", error)
+        return self._own
 
     @property
     def name(self) -> str:
@@ -263,6 +278,12 @@ class Service:
     async def close(self) -> None:
         """End the engine and the processes."""
         await self.engine.shutdown(drain=False)
+        store, self._store = self._store, None  # once
+        if store is not None and self.engine.failed is None:
+            try:
+                await asyncio.to_thread(self._own.save_prefixes, store)
+            except OutpaceError as error:
+                _log.warning("prompts are not stored: %s", error)
         await self.texts.close()
         await self.images.close()
         await self.grammars.close()

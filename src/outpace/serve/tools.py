@@ -16,6 +16,7 @@ from outpace.serve.answers import Answer, Manner, Said
 from outpace.serve.calls import Signature, literal
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.errors import Refused
+from outpace.serve.harmony import HarmonyAnswer
 from outpace.serve.schemas import Lark
 from outpace.serve.service import Service
 
@@ -148,17 +149,19 @@ def answer_to(service: Service, box: Toolbox, prompt: Seq[int], free: bool) -> A
     thinks = free and not forced and service.model.has_template and dialogue.thinks
     begun = thinks and tokenizer.decode(prompt[-_LAST:]).rstrip().endswith("<think>")
     functions = box.functions
-    return Answer(
-        Manner(
-            dialogue.format if functions else None,
-            functions,
-            forced,
-            box.parallel,
-            dialogue.marks if functions else {},
-            thinks,
-            begun,
-        ),
-        lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True)),
+    channels = dialogue.harmony and (free or forced)
+    called = bool(functions) and (channels or not dialogue.harmony)
+    manner = Manner(
+        dialogue.format if called else None,
+        functions,
+        forced,
+        box.parallel,
+        dialogue.marks if called or channels else {},
+        thinks and not channels,
+        begun,
+    )
+    return (HarmonyAnswer if channels else Answer)(
+        manner, lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
     )
 
 
