@@ -103,7 +103,7 @@ def families() -> str:
     """Every type of transformers that generates text: whether it is served, and what tests show it."""
     sys.path.insert(0, str(ROOT / "tests"))
     from zoo import every_type as zoo
-    from zoo.tiny_families import CHAINED, TINY
+    from zoo.tiny_families import CHAINED, SEVERAL_STATES, TINY
 
     rows: dict[str, tuple[str, str]] = {}  # type -> how it is served, the reason
     for kind, how in zoo.tested_elsewhere().items():
@@ -126,7 +126,7 @@ def families() -> str:
             [
                 f"`{kind}`",
                 how,
-                _excluded(how, kind in zoo.SEVERAL_STATES),
+                _excluded(how, kind in SEVERAL_STATES),
                 "yes" if kind in FUSED else "",
                 why,
             ]
