@@ -477,6 +477,21 @@ def test_the_server_answers_while_it_loads_and_ends_where_that_fails() -> None:
     run(main)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="sends signals")
+def test_a_signal_while_the_model_is_loaded_ends_the_server_without_a_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def load() -> Any:
+        os.kill(os.getpid(), signal.SIGINT)
+        while not server.should_exit:
+            pass
+        raise OutpaceError("loading was given up")
+
+    server = Server(Options(), load, lambda service: None)
+    server.run([listen("127.0.0.1", 0)])
+    assert not caplog.records
+
+
 def test_a_dead_engine_ends_the_server_with_an_error() -> None:
     async def main() -> None:
         server, listener, ready = make_server()

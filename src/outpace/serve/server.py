@@ -134,7 +134,7 @@ class Server(uvicorn.Server):
         self._signalled = True
         _leave_signals_to_the_system()
         if self.app.state.service is None:
-            self.should_exit = self.force_exit = True
+            self.should_exit = True
         else:
             self._loop.call_soon_threadsafe(self.drain)
 
