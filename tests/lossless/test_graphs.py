@@ -26,6 +26,7 @@ from outpace.engine import scheduler
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget
 from outpace.targets.gpu.fixed import resolved
+from outpace.targets.gpu.graphs import NotCaptured
 
 PROMPTS = [[3, 9, 2, 7, 3, 9, 2], [5, 6], [1, 2, 3, 1, 2, 3, 1]]
 PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
@@ -168,6 +169,32 @@ def test_learned_drafts_on_the_device_are_those_of_the_host(
     expected = drafted(CausalTarget(embedded(torch.float64), check=False))
     with cuda:
         assert drafted(CausalTarget(embedded(torch.float64).to("cuda:0"), check=False)) == expected
+
+
+def test_a_module_that_cannot_be_captured_is_launched(
+    cuda: Accelerator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = lab_on(torch.float64)
+
+    def fails(self: Any, *args: Any, **kwargs: Any) -> Any:
+        raise NotCaptured("not permitted")
+
+    def decoded(target: CausalTarget) -> list[list[int]]:
+        engine = Engine(target, "eagle:num_speculative_tokens=2", adaptive=False)
+        return [one.tokens for one in engine.generate(lab.prompts[:1], PARAMS)]
+
+    expected = decoded(CausalTarget(embedded(torch.float64), check=False))
+    with cuda, caplog.at_level(logging.WARNING):
+        target = CausalTarget(embedded(torch.float64).to("cuda:0"), check=False)
+        shapes = target.shapes_beside()
+        assert shapes is not None and target._fixed is not None
+        monkeypatch.setattr(shapes.runner, "capture", fails)
+        monkeypatch.setattr(target, "shapes_beside", lambda: shapes)
+        assert decoded(target) == expected
+        assert captured(target)
+    assert [record.message for record in caplog.records] == [
+        "a drafter's module on this GPU is launched one kernel at a time: not permitted"
+    ]
 
 
 def test_lanes_grow(target: CausalTarget, plain: list[list[int]], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,9 @@ class BlockDrafter(Drafter[BlockState]):
     def renew(self, shared: BlockShared, target: TargetModel) -> BlockShared:
         return replace(shared, cache=shared.cache.renewed())
 
+    def warm(self, shared: BlockShared, slots: int) -> None:
+        shared.cache.warm(slots)
+
     def start(self, sequence: Sequence, shared: BlockShared) -> BlockState:
         return BlockState(sequence, shared, shared.cache.open())
 

@@ -160,6 +160,9 @@ class ContinuingDrafter(Drafter[ContinuedState]):
     def renew(self, shared: S, target: TargetModel) -> S:
         return replace(shared, cache=shared.cache.renewed())
 
+    def warm(self, shared: Continuing, slots: int) -> None:
+        shared.cache.warm(slots)
+
     def hidden_layers(self, shared: Continuing) -> tuple[int, ...]:
         return shared.layers_read
 

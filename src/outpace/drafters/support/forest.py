@@ -244,8 +244,8 @@ class Forest:
         Args:
             rows: logits after the nodes of the front, [n, front, drafted ids].
         """
-        layer = self._plan.layers[self.depth]
-        places, weights = self._candidates(rows.to(self._path.device), layer.count)
+        layer, rows = self._plan.layers[self.depth], rows.to(self._path.device)  # the head may be elsewhere
+        places, weights = self._candidates(rows, layer.count)
         tokens = (
             places if self._ids is None else torch.where(places < 0, places, self._ids[places.clamp(min=0)])
         )

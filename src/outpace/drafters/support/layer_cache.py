@@ -133,6 +133,11 @@ class LayerCache:
         """An empty cache of the same shape."""
         return LayerCache(self._layers, self.shapes)
 
+    def warm(self, slots: int) -> None:
+        """Make room for this number of slots; memory that is kept is moved later only for longer texts."""
+        for slot in [self.open() for _ in range(slots if self.shapes is not None else 0)]:
+            self.close(slot)
+
     def open(self) -> Slot:
         """Allocate an empty slot."""
         return self._cache.allocate()
