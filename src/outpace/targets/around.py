@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,9 +11,6 @@ from torch import Tensor
 from outpace.cache import Cache, Slot
 from outpace.targets.base import TargetModel
 from outpace.targets.rows import HiddenStates
-
-if TYPE_CHECKING:
-    from outpace.targets.gpu.fixed import FixedShapes
 
 
 class WrappedTarget(TargetModel):
@@ -78,7 +75,7 @@ class AroundTarget(WrappedTarget):
     def head(self, states: Tensor) -> Tensor:
         return self.inner.head(states)
 
-    def shapes_beside(self) -> FixedShapes | None:
+    def shapes_beside(self) -> Any:
         return self.inner.shapes_beside()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor
@@ -16,9 +16,6 @@ from outpace.targets.hardware import hardware
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import HiddenStates, Output, Reading, Rows
 from outpace.tree import is_chain
-
-if TYPE_CHECKING:
-    from outpace.targets.gpu.fixed import FixedShapes
 
 
 class TargetModel(ABC):
@@ -333,7 +330,7 @@ class TargetModel(ABC):
             f"a {type(self).__name__} takes no embeddings in place of token ids; use another drafter"
         )
 
-    def shapes_beside(self) -> FixedShapes | None:
+    def shapes_beside(self) -> Any:
         """``FixedShapes`` for a drafter's own module, if its own steps have fixed shapes; otherwise None."""
         return None
 
