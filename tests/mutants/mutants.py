@@ -1628,6 +1628,13 @@ HF = [
 
 SERVE = [
     Mutant(
+        "an interrupt while the model is loaded leaves the lifespan to be cancelled",
+        "outpace/serve/server.py",
+        "            self.should_exit = True\n        else:",
+        "            self.should_exit = self.force_exit = True\n        else:",
+        ("tests/serve/test_faults.py::test_a_signal_while_the_model_is_loaded",),
+    ),
+    Mutant(
         "keys of logit_bias may be of any length",
         "outpace/serve/request.py",
         "token.isascii() and token.isdigit() and len(token) < 10",
