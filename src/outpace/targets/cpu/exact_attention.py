@@ -49,12 +49,14 @@ class _RowGroup(NamedTuple):
         rows: their rows in each of these; None for all.
         far: number of far columns.
         bias: 0 if a row attends to a column from ``far`` on, otherwise -inf: [slots, 1, rows, columns].
+        stop: no row attends to this column or a later one; None if one attends to the last.
     """
 
     slots: slice
     rows: Tensor | None
     far: int
     bias: Tensor | None
+    stop: int | None = None
 
 
 def _far(position: int) -> int:
@@ -172,7 +174,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, group: _RowGroup, scale: 
     if far:
         padded = nn.functional.pad(rows, (0, 0, 0, -rows.shape[2] % _ROWS))
         early = _flash(padded, key[:, :, :far], value[:, :, :far], scale)
-    close, near = key[:, :, far:].double(), value[:, :, far:].double()
+    close, near = (tensor[:, :, far : group.stop].double() for tensor in (key, value))
     most = max(1, _ROOM // (slots * kv * close.shape[2]))
     parts = [
         _near(rows, close, near, group.bias, early, scale, slice(start, start + most))
@@ -242,8 +244,12 @@ def _split(mask: Tensor, groups: int, splits: bool) -> list[_RowGroup]:
         slots = slice(slot, slot + 1)
         for length in sorted(set(lengths)):
             rows = torch.tensor([row for row, far_columns in enumerate(lengths) if far_columns == length])
-            bias = _bias(mask[slots, :, rows, length:], groups)
-            row_groups.append(_RowGroup(slots, None if len(rows) == len(lengths) else rows, length, bias))
+            near = mask[slots, :, rows, length:]
+            seen_by_some = near.any(dim=2).nonzero()[:, -1].tolist()  # the rows after these see more
+            last = max(seen_by_some, default=near.shape[-1] - 1) + 1
+            bias = _bias(near[..., :last], groups)
+            some = None if len(rows) == len(lengths) else rows
+            row_groups.append(_RowGroup(slots, some, length, bias, length + last))
     return row_groups
 
 
