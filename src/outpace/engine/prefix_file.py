@@ -59,6 +59,8 @@ def write(folder: Path, entries: Iterable[Entry], about: Mapping[str, str]) -> N
     path = private(folder) / NAME
     part = beside(path)
     try:
+        part.unlink(missing_ok=True)
+        part.touch(0o600)  # before there is anything in it
         save_file(tensors, part, {_ABOUT: json.dumps(about, sort_keys=True)})
         part.chmod(0o600)
         part.replace(path)

@@ -97,8 +97,8 @@ def test_what_cannot_be_stored() -> None:
 def test_keys_of_images_come_back(tmp_path: Path) -> None:
     keys = (5, (90, 4, 4, 5), ((90, 4, 4, 6), b"\0\xff"), (90, b"a"))
     images = [
-        Entry(8, ("a salt",), keys, [torch.ones(2, 3), torch.ones(1)]),
-        Entry(9, 8, keys, [torch.zeros(2, 3), torch.ones(1)]),
+        Entry(8, ("a salt",), keys, [torch.ones(2, 3)]),
+        Entry(9, 8, keys, [torch.zeros(2, 3)]),
     ]
     one = engine()
     one.generate([TEXT], PARAMS)
