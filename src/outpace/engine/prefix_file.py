@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,8 @@ def write(folder: Path, entries: Iterable[Entry], about: Mapping[str, str]) -> N
     path = private(folder) / NAME
     part = beside(path)
     try:
+        part.unlink(missing_ok=True)
+        part.touch(0o600)  # before there is anything in it
         save_file(tensors, part, {_ABOUT: json.dumps(about, sort_keys=True)})
         part.chmod(0o600)
         part.replace(path)
@@ -105,6 +108,8 @@ def _check(path: Path, entries: list[Entry], target: TargetModel, cache: Cache) 
         OutpaceError: they differ.
     """
     chain = _chain(entries)
+    if entries and not chain:
+        raise OutpaceError(f"{path} has no text that rows of this model could be compared with")
     tokens = [token for entry in chain for token in entry.tokens if isinstance(token, int)]
     if not tokens:
         return
@@ -123,15 +128,16 @@ def _check(path: Path, entries: list[Entry], target: TargetModel, cache: Cache) 
 
 
 def _chain(entries: list[Entry]) -> list[Entry]:
-    """The first blocks of the text of tokens alone that was used last."""
+    """The first blocks, of text alone, of the text that was used last."""
     by_number = {entry.number: entry for entry in entries}
     for entry in reversed(entries):
         chain = [entry]
         while isinstance(chain[0].before, int) and chain[0].before in by_number:
             chain.insert(0, by_number[chain[0].before])
-        whole = not isinstance(chain[0].before, int)
-        if whole and all(isinstance(token, int) for one in chain for token in one.tokens):
-            return chain[: _CHECKED // BLOCK]
+        if not isinstance(chain[0].before, int):
+            words = list(takewhile(lambda one: all(isinstance(key, int) for key in one.tokens), chain))
+            if words:
+                return words[: _CHECKED // BLOCK]
     return []
 
 

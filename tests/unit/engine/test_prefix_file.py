@@ -96,9 +96,17 @@ def test_what_cannot_be_stored() -> None:
 
 def test_keys_of_images_come_back(tmp_path: Path) -> None:
     keys = (5, (90, 4, 4, 5), ((90, 4, 4, 6), b"\0\xff"), (90, b"a"))
-    entries = [Entry(3, ("a salt",), keys, [torch.ones(2, 3)]), Entry(4, 3, keys, [torch.zeros(2, 3)])]
-    prefix_file.write(tmp_path, entries, {})
+    images = [
+        Entry(8, ("a salt",), keys, [torch.ones(2, 3)]),
+        Entry(9, 8, keys, [torch.zeros(2, 3)]),
+    ]
     one = engine()
+    one.generate([TEXT], PARAMS)
+    entries = [*one._batch.memory.stored().entries(), *images]
+    prefix_file.write(tmp_path, entries, {})
     found = prefix_file.read(tmp_path, {}, one.target, one._batch.cache)
     assert [entry[:3] for entry in found] == [entry[:3] for entry in entries]
     assert [entry.rows[0].tolist() for entry in found] == [entry.rows[0].tolist() for entry in entries]
+    prefix_file.write(tmp_path, images, {})
+    with pytest.raises(OutpaceError, match="no text that rows of this model could be compared with"):
+        prefix_file.read(tmp_path, {}, one.target, one._batch.cache)
