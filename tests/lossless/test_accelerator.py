@@ -96,22 +96,15 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
     return [sequence.output for sequence in sequences], max(steps, 1)
 
 
-# Each drafter once on cuda, and every second one elsewhere, in turns; all others are slow.
+# Each drafter once on cuda with graphs, and some without and elsewhere; all others are slow.
 QUICK = {
-    *zip(
-        DRAFTERS,
-        cycle(["cuda"]),
-        cycle(SAMPLINGS),
-        cycle([False, False, True, True]),
-        strict=False,
-    ),
-    *zip(
-        list(DRAFTERS)[::2],
-        cycle(["mps", "two"]),
-        cycle(["greedy", "greedy", "sampled", "sampled"]),
-        cycle([False, False, False, False, True, True, True, True]),
-        strict=False,
-    ),
+    *zip(DRAFTERS, cycle(["cuda"]), cycle(SAMPLINGS), cycle([True]), strict=False),
+    ("none", "cuda", "sampled", False),
+    ("eagle, trees", "cuda", "greedy", False),
+    ("lookahead", "mps", "greedy", False),
+    ("eagle", "mps", "greedy", False),
+    ("draft_model", "two", "greedy", False),
+    ("medusa", "two", "greedy", True),
 }
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])
