@@ -597,8 +597,9 @@ def _kernels(on: Accelerator) -> Iterator[Any]:
         return
     from outpace.draws import draw_kernel
 
-    # One block for a row: the interpreter's time is that of its programs.
-    yield mock.patch.object(draw_kernel, "_BLOCK", 1 << 14)
+    # One block for a row: the interpreter's time is that of its operations.
+    for name in ("_BLOCK", "_WIDE"):
+        yield mock.patch.object(draw_kernel, name, 1 << 14)
     real = GridExecutor.__call__
 
     def call(self: Any, *args: Any, **kwargs: Any) -> None:

@@ -96,20 +96,15 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
     return [sequence.output for sequence in sequences], max(steps, 1)
 
 
-# Each drafter once on cuda, greedily. Sampled, where an interpreter runs the kernel of draws, one of each
-# kind: a chain, a tree, and one that reads states. Every second one elsewhere, in turns. All others are slow.
+# Each drafter once on cuda with graphs, and some without and elsewhere; all others are slow.
 QUICK = {
-    *zip(DRAFTERS, cycle(["cuda"]), cycle(["greedy"]), cycle([False, True]), strict=False),
-    ("prompt_lookup", "cuda", "sampled", False),
-    ("draft_model, trees", "cuda", "sampled", True),
-    ("hydra", "cuda", "sampled", True),
-    *zip(
-        list(DRAFTERS)[::2],
-        cycle(["mps", "two"]),
-        cycle(["sampled", "greedy", "greedy", "greedy"]),
-        cycle([False, False, False, False, True, True, True, True]),
-        strict=False,
-    ),
+    *zip(DRAFTERS, cycle(["cuda"]), cycle(SAMPLINGS), cycle([True]), strict=False),
+    ("none", "cuda", "sampled", False),
+    ("eagle, trees", "cuda", "greedy", False),
+    ("lookahead", "mps", "greedy", False),
+    ("eagle", "mps", "greedy", False),
+    ("draft_model", "two", "greedy", False),
+    ("medusa", "two", "greedy", True),
 }
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])

@@ -31,6 +31,7 @@ class Mutant:
 _MATRIX = "tests/lossless/test_matrix.py::test_all_samplings_in_a_batch_that_sequences_join"
 _CACHE = "tests/unit/test_cache.py"
 _PLANS = "tests/unit/targets/test_plans.py"
+_ON_DEVICE = "tests/lossless/test_graphs.py::test_learned_drafts_on_the_device_are_those_of_the_host"
 _ASSISTANT = "tests/unit/drafters/test_assistant.py"
 _MUSE = "tests/unit/drafters/test_muse.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
@@ -151,6 +152,27 @@ CACHE = [
         "        self.memory = Memory()  # first: what was captured holds the old buffers\n",
         "",
         ("tests/lossless/test_graphs.py::test_lanes_grow",),
+    ),
+    Mutant(
+        "rows of a tree that grows on a device are one position late",
+        "outpace/drafters/support/continuing.py",
+        "positions = (base - 1 + forest.depth)",
+        "positions = (base + forest.depth)",
+        (_ON_DEVICE,),
+    ),
+    Mutant(
+        "a tree that grows on a device goes on from nodes that are not kept",
+        "outpace/drafters/support/forest.py",
+        "ranked = layer.masked_fill(ends | (layer <= least), -torch.inf)",
+        "ranked = layer.masked_fill(ends, -torch.inf)",
+        (_ON_DEVICE,),
+    ),
+    Mutant(
+        "a kernel's top-k takes one token less",
+        "outpace/draws/draw_kernel.py",
+        "tried, count < top_k)",
+        "tried, count <= top_k)",
+        ("tests/unit/draws/test_draw_kernel.py::test_tokens_after_cuts_are_the_references",),
     ),
     Mutant(
         "the old rows of a lane that is widened are not counted",

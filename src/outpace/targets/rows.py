@@ -147,12 +147,14 @@ class Output:
         logits: Tensor | None,
         logits_from: int | None,
         hidden: Mapping[int, Tensor],
+        bare: bool = False,
     ) -> Output:
         """Outputs of a padded forward, [B, ...], in the order of ``slots``, some of which fed no rows.
 
         Args:
             logits: [B, width - logits_from, vocabulary], or None.
             hidden: layer -> [B, width, hidden size].
+            bare: the logits are hidden states.
         """
         states: dict[Slot, dict[int, Tensor]] = {}
         spans: dict[Slot, slice] = {}
@@ -173,7 +175,7 @@ class Output:
         # One slot's rows need no copy, nor do those of all slots without padding.
         whole = end == logits.shape[0] * logits.shape[1]
         line = parts[0] if len(parts) == 1 else logits.flatten(0, 1) if whole else torch.cat(parts)
-        return cls(_drawn_from(line), spans, states)
+        return cls(line if bare else _drawn_from(line), spans, states)
 
     @classmethod
     def in_line(
@@ -182,12 +184,14 @@ class Output:
         feeds: Mapping[Slot, Rows],
         logits: Tensor | None,
         hidden: Mapping[int, Tensor],
+        bare: bool = False,
     ) -> Output:
         """Outputs of a forward of the rows of ``slots`` in a line, in their order; padding may follow.
 
         Args:
             logits: of the rows that are read, [n, vocabulary], or None.
             hidden: layer -> [1, N, hidden size].
+            bare: the logits are hidden states.
         """
         spans: dict[Slot, slice] = {}
         states: dict[Slot, dict[int, Tensor]] = {}
@@ -198,7 +202,9 @@ class Output:
                 states[slot] = {layer: rows[0, row : row + size] for layer, rows in hidden.items()}
             row += size
             spans[slot] = slice(end, end := end + size - unread)
-        return cls(None, {}, states) if logits is None else cls(_drawn_from(logits), spans, states)
+        if logits is None:
+            return cls(None, {}, states)
+        return cls(logits if bare else _drawn_from(logits), spans, states)
 
     @classmethod
     def join(cls, outputs: Sequence[Output]) -> Output:

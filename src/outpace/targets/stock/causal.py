@@ -82,6 +82,7 @@ class CausalTarget(UncachedForwards):
     """
 
     _is_part = False  # some layers of another target
+    _bare = False  # its logits are hidden states
     _keeps_states = False  # besides keys and values
     _modules: Modules
     _given: Structure | None  # of the model that was given, if steps are made from a copy of it
@@ -373,7 +374,7 @@ class CausalTarget(UncachedForwards):
     def some_layers(self, layers: Sequence[int], bare: bool = False) -> CausalTarget:
         """See ``TargetModel``. With ``bare``, norm and head are omitted: the logits are hidden states."""
         part = self._twin()
-        part._is_part = True
+        part._is_part, part._bare = True, bare
         part._modules = self._modules.some_layers(layers, bare)
         part.model = part._modules.model
         return part

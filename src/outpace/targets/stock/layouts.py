@@ -78,7 +78,7 @@ def fixed(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
         rows, forward = rows_of(window, call.feeds), partial(_compute_fixed, target)
         made = shapes.run(forward, window, rows, target._inputs, call.hidden_layers, call.states)
         logits = made.logits[:, call.logits_from :]
-        return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden)
+        return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden, target._bare)
 
     return Taken(1, run)
 
@@ -132,7 +132,7 @@ def _compute_padded(target: CausalTarget, call: Call, window: Window) -> Output:
             call.hidden_layers,
         )
     logits = made.logits[:, -wanted:] if wanted else None
-    return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden)
+    return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden, target._bare)
 
 
 def _compute_line(target: CausalTarget, call: Call, in_line: Line) -> Output:
@@ -152,7 +152,8 @@ def _compute_line(target: CausalTarget, call: Call, in_line: Line) -> Output:
         read if len(read) else 0,
         call.hidden_layers,
     )
-    return Output.in_line(in_line.slots, call.feeds, made.logits[0] if len(read) else None, made.hidden)
+    logits = made.logits[0] if len(read) else None
+    return Output.in_line(in_line.slots, call.feeds, logits, made.hidden, target._bare)
 
 
 def _compute_fixed(target: CausalTarget, inputs: FixedInputs, hidden_layers: tuple[int, ...]) -> Made:
