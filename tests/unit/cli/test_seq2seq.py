@@ -145,4 +145,7 @@ def test_images_are_refused(run: Run, tmp_path: Path, command: list[Any]) -> Non
     result = run(*command, "-m", tmp_path)
     assert result.exit_code == 2
     told = " ".join(result.stderr.split())
-    assert "(llava) reads images; use it from Python: outpace.accelerate(model, drafter)" in told
+    assert (
+        "(llava) reads images; use it with `outpace serve`, or from Python: outpace.accelerate(model, drafter)"
+        in told
+    )
