@@ -101,6 +101,7 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
 QUICK = {
     *zip(DRAFTERS, cycle(["cuda"]), cycle(["greedy"]), cycle([False, True]), strict=False),
     ("prompt_lookup", "cuda", "sampled", False),
+    ("prompt_lookup", "two", "sampled", False),
     ("draft_model, trees", "cuda", "sampled", True),
     ("hydra", "cuda", "sampled", True),
     *zip(
