@@ -28,7 +28,7 @@ from outpace.serve.grammar import Grammar, Grammars
 from outpace.serve.tools import answer_to, whole
 from serving import Client, model, run, serving
 
-COUNT = int(os.environ.get("SOAK", "20"))
+COUNT = int(os.environ.get("SOAK", "12"))
 STREAMS = 32
 GROWN = 16  # MiB between the two halves of a long soak, at most
 _CACHE = 2**26  # bytes

@@ -91,7 +91,8 @@ def test_every_family_with_a_state_is_known() -> None:
     keeps = re.compile(r"_is_stateful = True|\bdef causal_conv1d_fn\b")
     modules = Path(transformers.__file__).parent.glob("models/*/modeling_*.py")
     found = {path.parent.name for path in modules if keeps.search(path.read_text("utf-8"))}
-    served = {type(model_of(name)).__module__.split(".")[-2] for name in RECURRENT}
+    configs = [getattr(transformers, family.config) for family in RECURRENT.values()]
+    served = {config.__module__.split(".")[-2] for config in configs}
     assert found >= {"mamba", "qwen3_next", "rwkv"}
     assert found - served - {*REFUSED} - MULTIMODAL - WITHOUT_HEAD == set()
 
@@ -120,7 +121,7 @@ def products() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "drafter"), list(products()))
 def test_drafters(name: str, drafter: str) -> None:
     """On prompts that repeat themselves, so that drafts are accepted."""
-    for sampling, first in (("greedy", 1), ("top_p", 5), ("penalty", 5)):
+    for sampling, first in (("greedy", 1), ("top_p", 2), ("penalty", 2)):
         _matrix(name).check_near(drafter, sampling, first)
 
 

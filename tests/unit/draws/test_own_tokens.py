@@ -27,7 +27,8 @@ from outpace.verify import load_verifier
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 # Draws on the CPU: compiled for this machine, compiled without some of its instructions, from lists.
-WAYS = ["", *(("-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" else ()), "listed"]
+_LESS = ("-mno-avx512f", "-mno-avx") if platform.machine() == "x86_64" else ()
+WAYS = ["", *(pytest.param(less, marks=pytest.mark.slow) for less in _LESS), "listed"]
 
 
 @pytest.fixture(scope="module", params=WAYS, ids=lambda way: way or "native")

@@ -83,9 +83,10 @@ def test_every_form_that_the_modules_ask_for_is_packaged(monkeypatch: pytest.Mon
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of libraries as a wheel has it, of this processor's set alone."""
+    """A folder of libraries as a wheel has it, of this processor's set alone; not those that take seconds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(packaged, "SETS", {MACHINE: (packaged.fitting(MACHINE, FOUND, None),)})
+        patch.setattr(packaged, "FORMS", [form for form in packaged.FORMS if form[0] != "layers.c"])
         return libraries(tmp_path_factory.mktemp("libraries"))
 
 
@@ -160,14 +161,15 @@ def results() -> list[Any]:
     return found + logits(torch.float32) + logits(torch.bfloat16)
 
 
+@pytest.mark.slow
 @compiles
 @pytest.mark.usefixtures("forgotten")
 @pytest.mark.skipif(not NAMES, reason="no set fits this processor")
 def test_packaged_functions_return_the_bits_of_those_compiled_here(
-    made: Path, monkeypatch: pytest.MonkeyPatch
+    every: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those compiled here are the process's own, which other tests have compiled already."""
-    check_bits(NATIVE, made, HERE, monkeypatch)
+    check_bits(NATIVE, every, HERE, monkeypatch)
 
 
 @pytest.mark.slow
