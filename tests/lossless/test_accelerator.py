@@ -96,8 +96,8 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
     return [sequence.output for sequence in sequences], max(steps, 1)
 
 
-# Each drafter once on cuda with graphs, greedily. Sampled, where an interpreter runs the kernel of draws, one of
-# each kind: a chain, a tree, and one that reads states. Some without graphs, and elsewhere. All others are slow.
+# Each drafter once on cuda with graphs, greedily. Sampled, where an interpreter runs the kernel of draws, one
+# of each kind: a chain, a tree, and one that reads states. Some without graphs, and elsewhere. Others are slow.
 QUICK = {
     *zip(DRAFTERS, cycle(["cuda"]), cycle(["greedy"]), cycle([True]), strict=False),
     ("prompt_lookup", "cuda", "sampled", True),
