@@ -97,7 +97,7 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
 
 
 # Each drafter once on cuda with graphs, greedily. Sampled, where an interpreter runs the kernel of draws, one
-# of each kind: a chain, a tree, and one that reads states. Some without graphs, and elsewhere. Others are slow.
+# of each kind: a chain, a tree, and a reader of states. Some without graphs, and elsewhere. Others are slow.
 QUICK = {
     *zip(DRAFTERS, cycle(["cuda"]), cycle(["greedy"]), cycle([True]), strict=False),
     ("prompt_lookup", "cuda", "sampled", True),
