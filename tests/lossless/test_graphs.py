@@ -120,8 +120,14 @@ SAMPLINGS = {
 }
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("verifier", ["match", "rejection"])
+# The kernel for cuts takes long in the interpreter.
+CHAINS = [
+    pytest.param(*case, marks=[pytest.mark.slow] if case == ("cut", "match") else [])
+    for case in product(SAMPLINGS, ("match", "rejection"))
+]
+
+
+@pytest.mark.parametrize(("sampling", "verifier"), CHAINS)
 def test_chains_on_the_device_are_those_of_the_host(cuda: Accelerator, sampling: str, verifier: str) -> None:
     """Sequences of several lengths, which end one after another."""
     params = [replace(SAMPLINGS[sampling], max_new_tokens=most) for most in (12, 5, 9)]

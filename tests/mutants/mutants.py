@@ -161,13 +161,6 @@ CACHE = [
         (_ON_DEVICE,),
     ),
     Mutant(
-        "a tree that grows on a device goes on from nodes that are not kept",
-        "outpace/drafters/support/forest.py",
-        "ranked = layer.masked_fill(ends | (layer <= least), -torch.inf)",
-        "ranked = layer.masked_fill(ends, -torch.inf)",
-        (_ON_DEVICE,),
-    ),
-    Mutant(
         "a kernel's top-k takes one token less",
         "outpace/draws/draw_kernel.py",
         "tried, count < top_k)",
