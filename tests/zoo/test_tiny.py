@@ -55,6 +55,7 @@ def model_of(kind: str) -> PreTrainedModel:
     model: Any = tiny_model(kind, {**TINY, **TEXT_ALONE}[kind], auto=auto_of(kind))
     # Published defaults of a few: beams, forced tokens, an end.
     model.generation_config = type(model.generation_config)(pad_token_id=0)
+    vars(model.config.get_text_config(decoder=True))["eos_token_id"] = None  # Emu3 is made with one
     return model
 
 
@@ -144,7 +145,7 @@ def test_whole_texts(kind: str) -> None:
         plain = decode(target, params=params)
         drafter = trees(plain)
         same(model, plain, decode(target, drafter, params))
-        assert len(drafter.scattered) > 7 or target.chains_only  # Emu3's texts end early
+        assert len(drafter.scattered) > 10 or target.chains_only
     for prompt, output in zip(PROMPTS, decode(target), strict=True):
         ids = torch.tensor([prompt])
         told = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)
