@@ -114,6 +114,9 @@ def families() -> str:
     for kind in zoo.TEXT_ALONE:
         how = "chains" if kind in CHAINED else "trees"
         why = "no test with sound" if kind in zoo.SOUND else "no test with images: the first image decides"
+        if kind in zoo.STATEFUL_AS_PUBLISHED:
+            how += "; no where a layer is recurrent"
+            why = "its published layers are: load its language model by itself"
         rows.setdefault(kind, (f"text alone, {how}", why))
     for kind, why in {**zoo.REFUSED, **zoo.REFUSED_IN_PART}.items():
         part = " where a layer is recurrent" if kind in zoo.REFUSED_IN_PART else ""

@@ -1211,6 +1211,13 @@ TARGETS = [
         ("tests/zoo/test_tiny.py::test_a_table_of_inputs_for_all_layers",),
     ),
     Mutant(
+        "a decoder with a copy of the config keeps its window in the self-test",
+        "outpace/targets/step/tame.py",
+        ", config_of(copied.get_decoder(), copied)):\n",
+        ",):\n",
+        ("tests/zoo/test_tiny.py::test_a_decoder_with_a_copy_of_the_config",),
+    ),
+    Mutant(
         "drafters with trained parts read one of several states of a row",
         "outpace/targets/stock/uncached.py",
         "        if several_states(self.model):\n",

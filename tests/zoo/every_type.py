@@ -122,6 +122,8 @@ TEXT_ALONE: dict[str, Mapping[str, Any]] = {
     "perception_lm": {"vision_config": {"only": {**_TOWER, "model_args": {"embed_dim": 32}}}},
     "step3p7": {"text_config": {"sliding_window": WINDOW}},
 }
+# Those whose published layers keep a state, which the models here do not.
+STATEFUL_AS_PUBLISHED = {"lfm2_vl"}
 # Those that read sound, and no image.
 SOUND = each(
     """
@@ -137,6 +139,7 @@ _NO_PAST = "takes no past_key_values"
 _PADS = "counts positions from the id of its pad on"
 _REFERENCE = "DynamicReferenceSlidingWindowLayer"
 _STATES = "recurrent state by functions"
+_STATES_OF_TEXT = "a recurrent state is kept for text alone"
 _CAPACITY = "capacity of its experts"
 _NO_TEXT = "takes no step without features"
 _NO_TABLE = "no single table of embeddings"
@@ -150,6 +153,7 @@ TOLD = {
     _PADS: f"{_PADS}, where outpace counts from 0",
     _REFERENCE: "keeps a window beside the rows of its image, which cannot be undone",
     _STATES: "keeps a recurrent state by functions that outpace does not know",
+    _STATES_OF_TEXT: "reads more than text beside a recurrent state; its language model alone may be served",
     _NO_TEXT: "takes no step without features of what it reads beside text",
     _NO_TABLE: "has no single table of embeddings: it reads more than a text's tokens",
     _MASK: "reads a mask that its encoder returns, of which outpace keeps the states alone",
@@ -175,7 +179,7 @@ REFUSED: dict[str, str] = {
     **each("kyutai_speech_to_text pp_formulanet", _NO_TABLE),
     **each("blip blip-2 evolla instructblip instructblipvideo", _NO_PAST),
     **each("qwen2_5_omni qwen3_omni_moe vibevoice", _NO_PAST),
-    **each("lfm3_vl minicpm_ocr minicpmv4_6 minicpmv4_7 nemotron_h_omni nemo_speechlm", _STATES),
+    **each("lfm3_vl minicpm_ocr minicpmv4_6 minicpmv4_7 nemotron_h_omni nemo_speechlm", _STATES_OF_TEXT),
     **each("kosmos-2.5 speech_to_text", _PADS),
     **each("moonshine moonshine_streaming", "reads input_values"),
     **each("openai-gpt xlnet reformer", _NO_CACHE),

@@ -15,8 +15,9 @@ import torch
 import transformers
 from transformers import CONFIG_MAPPING, PreTrainedModel
 
+import outpace
 from outpace import Engine, Target, nano_drafter_path
-from outpace.core import UnsupportedModel
+from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.cpu.kernels import KERNELS
 from outpace.targets.cpu.trials import unavailable
 from outpace.targets.inputs.unloaded import KNOWN, refuse_unloaded
@@ -51,6 +52,7 @@ def model_of(kind: str) -> PreTrainedModel:
     model: Any = tiny_model(kind, {**TINY, **TEXT_ALONE}[kind], auto=auto_of(kind))
     # Published defaults of a few: beams, forced tokens, an end.
     model.generation_config = type(model.generation_config)(pad_token_id=0)
+    vars(model.config.get_text_config(decoder=True))["eos_token_id"] = None  # Emu3 is made with one
     return model
 
 
@@ -95,6 +97,33 @@ def test_states_that_are_several(kind: str) -> None:
     target = Target(model_of(kind), check=False)
     with pytest.raises(UnsupportedModel, match=r"several states of a row.*use one without trained parts"):
         Engine(target, f"medusa:path={nano_drafter_path('medusa')}")
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("lfm2_vl", {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2}), ("qwen3_5", {})],
+)
+def test_a_state_beside_images_is_refused_by_name(kind: str, options: dict[str, Any]) -> None:
+    model = tiny_model(kind, {"text_config": options}, auto="AutoModelForImageTextToText")
+    with pytest.raises(UnsupportedModel, match=rf"\({kind}\).* kept for text alone: load its language model"):
+        Target(model)
+
+
+@pytest.mark.parametrize("kind", ["glmasr", "qwen2_audio", "gemma3n"])
+def test_sound_for_a_type_of_text_alone_is_refused_by_name(kind: str) -> None:
+    model: Any = outpace.accelerate(model_of(kind))
+    ids = torch.tensor([[5, 9, 3]])
+    sound = {"input_features": torch.randn(1, 128, 16), "attention_mask": torch.ones_like(ids)}
+    with pytest.raises(
+        OutpaceError, match="the model argument input_features: pass input_ids, attention_mask"
+    ):
+        model.generate(ids, max_new_tokens=2, do_sample=False, **sound)
+    outpace.restore(model)
+
+
+def test_a_decoder_with_a_copy_of_the_config() -> None:
+    """The self-test's window is that of the decoder too, where a model reads more than text."""
+    assert not Target(model_of("mistral3")).chains_only
 
 
 @pytest.mark.slow

@@ -20,7 +20,7 @@ GGUF_DTYPES = ("float32", "float16", "bfloat16", "q8_0", "q4_0")
 # Drafters with weights that are not trained here, and what is instead.
 UNTRAINED = MappingProxyType({
     "assistant": "it is published with its target; train eagle, which reads the target's states too",
-    "mtp": "its layers are the family's own modules, whose weights differ from those in a checkpoint; each "
+    "mtp": "its layers are the family's own modules, whose weights differ from a checkpoint's, so each "
     "family needs a writer of its own; train eagle, which reads the same states",
     "self_speculative": "`outpace search` finds the layers to skip",
 })  # fmt: skip

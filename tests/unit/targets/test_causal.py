@@ -14,12 +14,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from torch.nn.utils.parametrizations import weight_norm
 from torch.utils import backend_registration
 
+from models import tiny_llama
 from outpace import Engine, SamplingParams, Target
 from outpace.cache import CacheFull, KVCache, Slot
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.inputs.surgery import exchange
 from zoo.families import FAMILIES
 from zoo.family import VOCABULARY
 
@@ -306,3 +309,13 @@ def test_offloaded_weights() -> None:
     model = accelerate.cpu_offload(FAMILIES["llama"].build(), execution_device="cpu")
     assert model.get_input_embeddings().weight.device.type == "meta"
     assert [g.tokens for g in Engine(model).generate(PROMPTS, PARAMS)] == expected
+
+
+def test_a_copy_of_modules_with_parametrizations() -> None:
+    """As by weight_norm, which Apertus 1.5 has, and which ``copy.copy`` refuses."""
+    model = tiny_llama()
+    weight_norm(model.model.layers[0].mlp.up_proj)
+    copied = exchange(model, lambda _: None, "sdpa")
+    ids = torch.tensor([[5, 9, 11]])
+    assert copied.model.layers[0].mlp.up_proj is not model.model.layers[0].mlp.up_proj
+    assert torch.equal(copied(ids).logits, model(ids).logits)

@@ -19,7 +19,15 @@ from transformers.cache_utils import (
 )
 
 from outpace.core import UnsupportedModel, described
-from outpace.targets.inputs.config import GPU, cache_argument, config_of, family, runs_on_gpu, takes_no_tree
+from outpace.targets.inputs.config import (
+    GPU,
+    cache_argument,
+    config_of,
+    family,
+    is_multimodal,
+    runs_on_gpu,
+    takes_no_tree,
+)
 from outpace.targets.inputs.masks import TREE, unknown_kinds
 
 STOCK = "stock=True runs the model's own modules, whose sums depend on the number of rows"
@@ -258,16 +266,26 @@ def _layers_of(config: Any) -> list[Any]:
         return []
 
 
+def why_not_stateful(model: Any) -> str:
+    """The reason why a model with a recurrent state is refused."""
+    if is_multimodal(model.config):
+        return (
+            "reads more than text, and a recurrent state is kept for text alone: load its language model by "
+            "itself (AutoModelForCausalLM, if that has its family)"
+        )
+    return (
+        "keeps a recurrent state by functions that outpace does not know, so a rejected draft could not be "
+        "taken out of it"
+    )
+
+
 def refuse_state(model: PreTrainedModel, states: bool) -> None:
     """Refuse layers that keep something unknown, or a state where none may be."""
     name, config = family(model), model.config.get_text_config(decoder=True)
     kinds = set(getattr(config, "layer_types", None) or ())
     attention_only = kinds and kinds <= {"full_attention", "sliding_attention"}
     if getattr(model, "_is_stateful", False) and not attention_only and not states:
-        raise UnsupportedModel(
-            f"{name} keeps a recurrent state by functions that outpace does not know, so a rejected draft "
-            "could not be taken out of it"
-        )
+        raise UnsupportedModel(f"{name} {why_not_stateful(model)}")
     if getattr(config, "recurrent_kv_cache_mode", "") == "last_loop" and config.n_recurrent_loops > 1:
         raise UnsupportedModel(
             f"{name} runs layers in loops of which the last alone keeps its keys and values "
@@ -284,6 +302,8 @@ def refuse_state(model: PreTrainedModel, states: bool) -> None:
         # By name: layers without rows of their own (shared keys and values) have no public class.
         if states and isinstance(layer, LinearAttentionCacheLayerMixin):
             continue
+        if isinstance(layer, LinearAttentionCacheLayerMixin) and is_multimodal(model.config):
+            raise UnsupportedModel(f"{name} {why_not_stateful(model)}")
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and kind != "DummyLayer":
             raise UnsupportedModel(
                 f"{name} has layers that keep more than keys and values by position, such as a recurrent or "

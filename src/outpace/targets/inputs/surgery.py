@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from torch import nn
+from torch.nn.utils import parametrize
 from transformers import PretrainedConfig
 
 from outpace.core import OutpaceError, UnsupportedModel
@@ -110,7 +111,11 @@ def exchange(model: Any, change: Callable[[nn.Module], nn.Module | None], attent
 
 def _twin(module: nn.Module) -> Any:
     """Copy a module with its children, parameters and hooks, so that children and hooks can be replaced."""
-    twin = copy.copy(module)
+    if parametrize.is_parametrized(module):  # as by weight_norm; ``copy`` refuses it
+        twin: Any = type(module).__new__(type(module))
+        vars(twin).update(vars(module))
+    else:
+        twin = copy.copy(module)
     twin._modules = dict(module._modules)
     for name, value in vars(module).items():
         if "hooks" in name and isinstance(value, dict):

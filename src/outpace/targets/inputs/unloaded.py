@@ -19,6 +19,7 @@ from outpace.targets.inputs.refusals import (
     refuse_state,
     refuse_unread,
     why_chains_only,
+    why_not_stateful,
 )
 from outpace.targets.inputs.states import CONVOLUTION
 
@@ -85,10 +86,7 @@ def refuse_unloaded(loader: Any, config: Any) -> None:
     if not config.is_encoder_decoder:
         why_chains_only(model, states=states)
     if states and not hasattr(sys.modules[kind.__module__], CONVOLUTION):
-        raise UnsupportedModel(
-            f"{family(model)} keeps a recurrent state by functions that outpace does not know, so a rejected "
-            "draft could not be taken out of it"
-        )
+        raise UnsupportedModel(f"{family(model)} {why_not_stateful(model)}")
 
 
 def _without_parts(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.inputs.config import config_of
 from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.surgery import exchange
@@ -59,9 +60,10 @@ def tame(model: Any, dtype: torch.dtype = torch.float32, gain: float = 0.5) -> A
         fields.pop("forward", None)  # accelerate's, which runs the model's own module
         if isinstance(window := fields.get("sliding_window"), int):
             fields["sliding_window"] = min(window, SLIDING)
-    config = copied.config.get_text_config(decoder=True)
-    if getattr(config, "sliding_window", None):
-        vars(config)["sliding_window"] = min(config.sliding_window, SLIDING)
+    # The decoder of a model that reads more than text has a copy of its own.
+    for config in (copied.config.get_text_config(decoder=True), config_of(copied.get_decoder(), copied)):
+        if getattr(config, "sliding_window", None):
+            vars(config)["sliding_window"] = min(config.sliding_window, SLIDING)
     return copied
 
 
