@@ -26,7 +26,7 @@ from outpace.targets import Rows
 from outpace.targets.hardware import processor
 
 _WIDTHS, _ROUNDS, _CONTEXT = (1, 2, 4, 8, 16, 32), 7, 200
-_DRAFTERS = ("none", "suffix", "lookahead")
+_DRAFTERS = ("none", "suffix:memory=0", "suffix", "lookahead")
 _ONE, _SOME = SamplingParams(max_new_tokens=1), SamplingParams(max_new_tokens=128)
 
 
