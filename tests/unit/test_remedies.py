@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tomlkit
@@ -16,9 +18,35 @@ SOURCES = [*(ROOT / "src").rglob("*.py"), *(ROOT / "lab/src").rglob("*.py")]
 
 def test_an_installed_package_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remedies, "clone", lambda: tmp_path)
+    monkeypatch.setattr(remedies, "origin", lambda: None)
     assert install("serve") == 'pip install "outpace[serve]"'
     assert install("train", "outpace-lab") == 'pip install "outpace-lab[train]"'
     assert install(package="outpace-lab") == "pip install outpace-lab"
+
+
+def test_what_it_was_installed_from_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    noted: list[str | None] = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(remedies, "clone", lambda: tmp_path)
+    monkeypatch.setattr(remedies, "distribution", lambda _: SimpleNamespace(read_text=lambda name: noted[-1]))
+    noted.append(json.dumps({"dir_info": {}, "url": ROOT.as_uri()}))
+    assert install("serve") == f'pip install "{ROOT}[serve]"'
+    assert install("train", "outpace-lab") == f'pip install "{ROOT / "lab"}[train]"'
+    monkeypatch.chdir(ROOT)
+    assert install("serve") == 'pip install ".[serve]"'
+    wheel = tmp_path / "outpace 0.1.whl"
+    wheel.touch()
+    noted.append(json.dumps({"archive_info": {}, "url": wheel.as_uri()}))
+    assert install("serve") == f'pip install "{wheel}[serve]"'
+    assert install("train", "outpace-lab") == 'pip install "outpace-lab[train]"'
+    wheel.unlink()
+    for elsewhere in (
+        noted[-1],
+        json.dumps({"vcs_info": {}, "url": "https://example.org/outpace.git"}),
+        None,
+    ):
+        noted.append(elsewhere)
+        assert install("serve") == 'pip install "outpace[serve]"'
 
 
 def test_in_a_clone_its_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
