@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import functools
+import importlib
 from collections.abc import Sequence
 from functools import cache
 from typing import Any
@@ -148,6 +150,37 @@ def test_chunks_begin_at_multiples(chunks: list[int], widths: list[int], expecte
     torch.testing.assert_close(after(target, widths), plain, atol=2e-4, rtol=1e-4)
     layers = 3
     assert sorted(chunks) == sorted(layers * expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "scan", "prompts"),
+    [("mamba2", "mamba2_chunk_scan", True), ("mamba", "mamba_selective_scan", False)],
+)
+def test_kernels_of_packages(name: str, scan: str, prompts: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package's scan computes chunks of prompts, and nothing of a step; its convolution is not called."""
+    family = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
+    called: list[str] = []
+
+    def replace(function: str) -> None:
+        original = getattr(family, function)
+
+        @functools.wraps(original)
+        def kernel(*args: Any, **options: Any) -> Any:
+            called.append(function)
+            return original(*args, **options)
+
+        monkeypatch.setattr(family, function, kernel)
+
+    replace("causal_conv1d_fn")
+    replace(scan)
+    target, plain = Target(model_of(name), check=False), target_of(name)
+    called.clear()
+    assert torch.equal(after(target, [75]), after(plain, [75]))
+    assert set(called) == ({scan} if prompts else set())
+    called.clear()
+    cache = target.new_cache()
+    target.forward(cache, {cache.allocate(): Rows(range(len(TREE)), TREE)})
+    assert not called
 
 
 def test_the_model_is_unchanged() -> None:
