@@ -376,7 +376,7 @@ DRAWS = [
     ),
     Mutant(
         "a sum that rounding may change counts as certain",
-        "outpace/draws/many_rows.py",
+        "outpace/draws/sampling.py",
         "    return vocabulary * 2.0**-23 + 1e-5\n",
         "    return -0.05\n",
         (
@@ -1085,8 +1085,8 @@ TARGETS = [
     Mutant(
         "weights of joined layers have the layers in another order",
         "outpace/targets/cpu/kernels.py",
-        "weights = torch.cat([part.weights for part in parts])",
-        "weights = torch.cat([part.weights for part in parts[::-1]])",
+        "weights = torch.cat(each)",
+        "weights = torch.cat(each[::-1])",
         (f"{_ROUNDED}::test_blocks_split_and_joined_are_the_same",),
     ),
     Mutant(
@@ -1527,8 +1527,8 @@ DRAFTERS = [
     Mutant(
         "DFlash's text is read at its places once more",
         "outpace/drafters/blocks/dflash.py",
-        "        state.rows += len(rows)\n\n\ndef _fill",
-        "        state.rows += len(rows) - 1\n\n\ndef _fill",
+        "        state.rows += len(rows)\n\n\ndef _feed_fixed",
+        "        state.rows += len(rows) - 1\n\n\ndef _feed_fixed",
         ("lab/tests/unit/drafters/test_training_and_drafting.py -k dflash",),
     ),
     Mutant(
@@ -1872,7 +1872,7 @@ SERVE = [
     Mutant(
         "a mark that comes in two pieces is text",
         "outpace/serve/answers.py",
-        "            kept = _overlap(text, mark)\n",
+        "            kept = overlap(text, mark)\n",
         "            kept = 0\n",
         ("tests/serve/test_calls.py -k pieces",),
     ),

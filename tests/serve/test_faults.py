@@ -492,17 +492,16 @@ def test_a_signal_while_the_model_is_loaded_ends_the_server_without_a_traceback(
     assert not caplog.records
 
 
-def test_a_dead_engine_ends_the_server_with_an_error() -> None:
+def test_a_dead_engine_ends_the_server_with_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     async def main() -> None:
         server, listener, ready = make_server()
         serving_ = asyncio.ensure_future(server.serve([listener]))
         await ready.wait()
-        service = server.app.state.service
 
-        def dying() -> None:
+        def dying(engine: Engine) -> None:
             raise RuntimeError("gone")
 
-        service.engine._made.step = dying
+        monkeypatch.setattr(Engine, "step", dying)
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         async with httpx2.AsyncClient(base_url=url) as http:
             refused = await http.post(CHAT, json={"messages": STORY})

@@ -105,15 +105,16 @@ class Blocks(NamedTuple):
 
         No copy is made of parts that ``split`` returned.
         """
-        first = parts[0].weights
-        ends = [part.weights.data_ptr() + part.weights.nbytes for part in parts]
-        if [part.weights.data_ptr() for part in parts[1:]] == ends[:-1] and all(
-            part.weights.untyped_storage().data_ptr() == first.untyped_storage().data_ptr() for part in parts
+        each = [part.weights for part in parts]
+        first = each[0]
+        ends = [weights.storage_offset() + weights.numel() for weights in each]
+        if [weights.storage_offset() for weights in each[1:]] == ends[:-1] and all(
+            weights.untyped_storage() is first.untyped_storage() for weights in each
         ):
-            panels = sum(len(part.weights) for part in parts)
+            panels = sum(map(len, each))
             weights = first.as_strided((panels, *first.shape[1:]), first.stride())
         else:
-            weights = torch.cat([part.weights for part in parts])
+            weights = torch.cat(each)
         return cls(parts[0].inputs, sum(part.outputs for part in parts), parts[0].bits, weights)
 
     def split(self, outputs: Sequence[int]) -> list[Blocks]:
