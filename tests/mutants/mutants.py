@@ -1654,7 +1654,7 @@ SERVE = [
         "outpace/serve/server.py",
         "            self.should_exit = True\n        else:",
         "            self.should_exit = self.force_exit = True\n        else:",
-        ("tests/serve/test_faults.py::test_a_signal_while_the_model_is_loaded",),
+        ("tests/serve/test_faults.py -k signal_while_the_model_is_loaded",),
     ),
     Mutant(
         "keys of logit_bias may be of any length",
