@@ -17,8 +17,8 @@ import pkgutil
 from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
-from types import ModuleType
-from typing import Any, TypeVar, cast
+from types import GenericAlias, ModuleType
+from typing import Any, TypeVar
 
 from outpace.core import OutpaceError, first_line, install
 
@@ -92,7 +92,7 @@ def checked_class(kind: str, name: str, read: Callable[[], Any], base: type[T]) 
         OutpaceError: it cannot be imported, or it is not a dataclass that derives from ``base``.
     """
     found = _imported(kind, name, read)
-    if not (isinstance(found, type) and issubclass(found, base)):
+    if not _derives(found, base):
         raise OutpaceError(
             f"{name} is not a {kind}: it is {found!r}, and a {kind} is a class that derives from "
             f"{base.__module__}.{base.__qualname__}"
@@ -101,6 +101,11 @@ def checked_class(kind: str, name: str, read: Callable[[], Any], base: type[T]) 
     if "__dataclass_params__" not in vars(found):
         raise OutpaceError(f"the {kind} {name} is not a dataclass; put @dataclass(frozen=True) before it")
     return found
+
+
+def _derives(value: Any, base: Any) -> bool:
+    """True for a class that derives from another; in Python 3.10 list[int] is an instance of type, too."""
+    return isinstance(value, type) and not isinstance(value, GenericAlias) and issubclass(value, base)
 
 
 def _imported(kind: str, name: str, read: Callable[[], Any]) -> Any:
@@ -122,7 +127,7 @@ def defined(package: str, base: Callable[..., T], mark: str) -> list[type[T]]:
         value
         for module in _modules(import_module(package))
         for value in vars(module).values()
-        if isinstance(value, type) and issubclass(value, cast(type[T], base))
+        if _derives(value, base)
         if value.__module__ == module.__name__ and mark in vars(value)
     ]
 
