@@ -1,4 +1,4 @@
-"""Some of a test's cases by default, the rest as slow tests."""
+"""Some of a test's cases by default, the rest as slow tests; tests of what newer transformers have."""
 
 from __future__ import annotations
 
@@ -6,6 +6,13 @@ from collections.abc import Container, Iterable
 from typing import Any
 
 import pytest
+import transformers
+
+
+def since(version: str) -> pytest.MarkDecorator:
+    """Skip tests on transformers before a version, ``major.minor``."""
+    needed, found = (tuple(map(int, one.split(".")[:2])) for one in (version, transformers.__version__))
+    return pytest.mark.skipif(found < needed, reason=f"needs transformers {version}")
 
 
 def first(count: int, cases: Iterable[Any]) -> list[Any]:

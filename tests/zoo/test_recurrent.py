@@ -21,11 +21,12 @@ from outpace import Engine, Target
 from outpace.cache import KVCache
 from outpace.core import UnsupportedModel
 from outpace.testing.matrix import Matrix
+from parts import since
 from watching import preemptions
 from zoo.recurrent_families import KINDS, MULTIMODAL, RECURRENT, REFUSED, WITHOUT_HEAD
 from zoo.test_families import GREEDY, NEW, PROMPTS, SAMPLED, same, trees
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [since("5.22"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 DRAFTERS = [
     "jacobi",

@@ -19,7 +19,8 @@ def test_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
     monkeypatch.setattr("outpace.cli.env.missing", lambda extra: ["thing"] if extra == "serve" else [])
     found = json.loads(run("env", "--json").stdout)
-    assert found["torch"] == torch.__version__ and found["cache"] == str(tmp_path)
+    assert found["torch"].partition("+")[0] == torch.__version__.partition("+")[0]
+    assert found["cache"] == str(tmp_path)
     assert set(found["extras"]) == set(EXTRAS) and "model" not in found
     said = run("env").stdout
     assert f"{install('serve')} (thing)" in " ".join(said.split()) and "installed" in said

@@ -27,9 +27,9 @@ from outpace.drafters.support import continuing
 from outpace.targets import TargetModel
 from outpace.targets.inputs.masks import unknown_kinds
 from outpace.testing import ToyTarget
-from parts import in_turn
+from parts import in_turn, since
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [since("5.24"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 NEW = 24
 GREEDY = SamplingParams(max_new_tokens=NEW, ignore_eos=True)

@@ -19,6 +19,7 @@ from outpace import Engine, SamplingParams, Target
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import RecurrentTarget, Rows
 from outpace.targets.inputs import state_rows
+from parts import since
 from zoo.recurrent_families import KINDS, RECURRENT
 from zoo.test_families import PROMPTS, same
 
@@ -26,7 +27,7 @@ TREE = (-1, 0, 0, 1, 1, 2, 4, 4, 6, 5)
 PATH = [0, 1, 4, 7]
 PROMPT = [(5 * token * token + token) % 90 for token in range(75)]
 
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+pytestmark = [since("5.22"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
 @cache

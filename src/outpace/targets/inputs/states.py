@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import sys
 import types
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -40,9 +41,10 @@ def with_states(model: Any) -> Any:
         UnsupportedModel: no layer calls them by the names that are known, or transformers is too old.
     """
     if not hasattr(Cache, "get_recurrent_state"):
+        remedy = "pip install -U transformers" if sys.version_info >= (3, 11) else "it needs Python 3.11"
         raise UnsupportedModel(
             f"{family(model)} keeps a recurrent state, which can be followed since transformers 5.22; "
-            f"this is {transformers.__version__}: pip install -U transformers"
+            f"this is {transformers.__version__}: {remedy}"
         )
     if has_states(model):
         return model
