@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from types import GenericAlias, ModuleType
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar, cast
 
 from outpace.core import OutpaceError, first_line, install
 
@@ -103,9 +103,11 @@ def checked_class(kind: str, name: str, read: Callable[[], Any], base: type[T]) 
     return found
 
 
-def _derives(value: Any, base: Any) -> bool:
+def _derives(value: Any, base: Callable[..., T]) -> TypeGuard[type[T]]:
     """True for a class that derives from another; in Python 3.10 list[int] is an instance of type, too."""
-    return isinstance(value, type) and not isinstance(value, GenericAlias) and issubclass(value, base)
+    if isinstance(value, GenericAlias):
+        return False
+    return isinstance(value, type) and issubclass(value, cast(type[T], base))
 
 
 def _imported(kind: str, name: str, read: Callable[[], Any]) -> Any:
