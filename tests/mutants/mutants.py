@@ -1901,6 +1901,13 @@ OTHERS = [
         ("tests/unit/test_spec.py::test_our_own_names_come_first_and_nothing_is_imported_for_them",),
     ),
     Mutant(
+        "a thread takes a form of the step that another one is trying",
+        "outpace/targets/stock/causal.py",
+        "        with self._trial:  # another",
+        "        with nullcontext():  # another",
+        ("tests/unit/targets/test_line.py::test_a_thread_waits_for_another_ones_trial_of_lines",),
+    ),
+    Mutant(
         "a class of any base is taken for a drafter",
         "outpace/plugins.py",
         "    if not _derives(found, base):\n",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -98,6 +99,23 @@ def test_a_model_that_takes_no_line_is_padded(monkeypatch: pytest.MonkeyPatch) -
     target = CausalTarget(tiny_llama())
     assert decoded(target)[1].logits is not None
     assert not target._takes_lines and not target.mixes
+
+
+def test_a_thread_waits_for_another_ones_trial_of_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    target, seen = CausalTarget(tiny_llama()), list[bool]()
+    target.renew()
+
+    def trial(twin: CausalTarget) -> None:
+        twin._modules.line = twin._modules.step
+        thread.start()
+        thread.join(0.2)  # it waits; if it did not, it would see the form that is being tried
+        twin._modules.line = None
+
+    thread = Thread(target=lambda: seen.append(target._takes_lines))
+    monkeypatch.setattr("outpace.targets.stock.causal.try_lines", trial)
+    assert not target._takes_lines
+    thread.join()
+    assert seen == [False]
 
 
 def test_a_model_that_computes_other_keys_takes_lines_of_one_window() -> None:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
+from threading import RLock
 from typing import Any
 
 import torch
@@ -121,6 +122,7 @@ class CausalTarget(UncachedForwards):
         self.options, self._no_graphs = resolved(self.options, devices, never)
         self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
+        self._trial = RLock()
         self._choose()
 
     def _prepared(self, model: Any) -> Any:
@@ -185,11 +187,12 @@ class CausalTarget(UncachedForwards):
 
     @property
     def _takes_lines(self) -> bool:
-        if self._modules.line_untried:
-            self._modules.line_untried = False
-            if self._may_line_up and not (self.options.static or self.chains_only):
-                try_lines(self._twin())
-        return self._modules.line is not None
+        with self._trial:  # another thread must not take a form of the step that is being tried
+            if self._modules.line_untried:
+                self._modules.line_untried = False
+                if self._may_line_up and not (self.options.static or self.chains_only):
+                    try_lines(self._twin())
+            return self._modules.line is not None
 
     def renew(self) -> None:
         """Copy the model's weights again, as is done when they are seen to have changed.
