@@ -97,7 +97,7 @@ def _cuts(  # type: ignore[no-untyped-def]
     min_p = tl.load(Keys + _WORDS * row + 4).to(tl.float64, bitcast=True)
     most = _ordered(peak.to(tl.int32, bitcast=True)).to(tl.int64)
     kth = tl.full((), _LEAST, tl.int64)
-    if top_k < size:  # the greatest score that so many tokens reach is the last one under
+    if top_k < size:  # find the top_k-th highest score
         over = most + 1
         while kth + 1 < over:
             tried = tl.minimum(kth + way * ((over - kth + WAYS) // (WAYS + 1)), over)

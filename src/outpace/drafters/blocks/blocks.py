@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws, Noise
-from outpace.drafters.support.forest import Grown, Plan, grow_from, grow_on_device
+from outpace.drafters.support.forest import Grown, grow_from, grow_on_device
 from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
+from outpace.drafters.support.plans import Plan
 from outpace.drafters.support.shapes import Growing, shape_of
 from outpace.learned.layers import Layer, LayerConfig, Rotary, initialise
 from outpace.learned.vocabulary import DraftsPart

@@ -36,8 +36,9 @@ from outpace.drafters.blocks.blocks import (
     run_layers,
     through,
 )
-from outpace.drafters.support.forest import Forest, Grown, Inputs, Plan, pack, unpack
+from outpace.drafters.support.forest import Forest, Grown, Inputs
 from outpace.drafters.support.layer_cache import Feed, Forward
+from outpace.drafters.support.plans import Plan, pack, unpack
 from outpace.learned import published_dflash
 from outpace.learned.hidden_layers import default_layers
 from outpace.learned.learned import Fit, head_weights

@@ -22,8 +22,9 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.draws import Draws, Noise, check_grown
-from outpace.drafters.support.forest import Forest, Grown, Inputs, Plan, grow_on_device, pack, unpack
+from outpace.drafters.support.forest import Forest, Grown, Inputs, grow_on_device
 from outpace.drafters.support.growth import Growth, grow_whole
+from outpace.drafters.support.plans import Plan, pack, unpack
 from outpace.drafters.support.shapes import Confident, Growing, Shape, Static
 from outpace.drafters.support.vocabulary import part_of
 from outpace.learned.learned import Fit

@@ -25,16 +25,9 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.chains import Chains, drawn_together
 from outpace.drafters.support.draws import Draws, check_confidence, check_grown, log_confidence
-from outpace.drafters.support.forest import (
-    Forest,
-    Grown,
-    Plan,
-    grow_on_device,
-    layers_of,
-    pack,
-    unpack,
-)
+from outpace.drafters.support.forest import Forest, Grown, grow_on_device
 from outpace.drafters.support.growth import Drafting, Shared, feed_of, grow
+from outpace.drafters.support.plans import Plan, layers_of, pack, unpack
 from outpace.drafters.support.runner import Feed, Runner
 from outpace.drafters.support.sequoia import count_ranks
 from outpace.drafters.support.shapes import Growing, Shape, shape_of

@@ -23,9 +23,10 @@ from outpace.cache import FixedRows
 from outpace.core import Draft
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_grown, log_confidence
-from outpace.drafters.support.forest import Forest, Grown, Inputs, Plan, grow_on_device, pack, unpack
+from outpace.drafters.support.forest import Forest, Grown, Inputs, grow_on_device
 from outpace.drafters.support.growth import Growth, grow
 from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
+from outpace.drafters.support.plans import Plan, pack, unpack
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
