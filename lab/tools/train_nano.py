@@ -399,6 +399,7 @@ def export(learner: Learner, tokenizer: PreTrainedTokenizerFast, out: Path) -> N
     with tempfile.TemporaryDirectory(dir=out, prefix=".export-") as temporary:
         model.bfloat16().save_pretrained(temporary)
         tokenizer.save_pretrained(temporary)
+        tokenizer.backend_tokenizer.save(f"{temporary}/tokenizer.json", pretty=False)  # 2.5 times smaller
         for file in Path(temporary).iterdir():
             file.chmod(0o644)
             file.replace(folder / file.name)
