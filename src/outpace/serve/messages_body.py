@@ -264,6 +264,13 @@ def conversation(
     return turns, options | dialogue.variables(wanted, effort)
 
 
+_BLOCKS = {  # of a message, by its role
+    "user": (TextPart, ImageBlock, ToolResult),
+    "assistant": (TextPart, ThinkingPart, RedactedPart, ToolUse),
+    "system": (TextPart,),
+}
+
+
 def _turns(message: AnthropicTurn, names: dict[str, str]) -> Iterator[dict[str, Any]]:
     """The turns that a message is.
 
@@ -273,8 +280,12 @@ def _turns(message: AnthropicTurn, names: dict[str, str]) -> Iterator[dict[str, 
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
-    if message.role != "user" and any(isinstance(part, ImageBlock) for part in message.content):
-        raise Refused(400, f"{WITH_IMAGES}, not of {message.role}", "messages")
+    for part in message.content:
+        if not isinstance(part, _BLOCKS[message.role]):
+            if isinstance(part, ImageBlock):
+                raise Refused(400, f"{WITH_IMAGES}, not of {message.role}", "messages")
+            why = f"a block of type {part.type} is not taken in a message of the role {message.role}"
+            raise Refused(400, why, "messages")
     if message.role == "assistant":
         yield _assistant(message.content, names)
         return
