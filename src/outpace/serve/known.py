@@ -13,7 +13,8 @@ _FIELDS = {
     "Anthropic's": "mcp_servers container fallbacks diagnostics thinking system stop_sequences betas "
     "output_format cache_control inference_geo output_config speed",
     "vLLM's": "cache_salt chat_template_kwargs ignore_eos min_p min_tokens repetition_penalty "
-    "return_token_ids stop_token_ids add_generation_prompt add_special_tokens allowed_token_ids bad_words chat_template "
+    "return_token_ids stop_token_ids add_generation_prompt add_special_tokens allowed_token_ids "
+    "bad_words chat_template "
     "continue_final_message detokenize documents guided_choice guided_grammar guided_json "
     "guided_regex include_reasoning include_stop_str_in_output kv_transfer_params length_penalty "
     "logits_processors mm_processor_kwargs priority prompt_logprobs request_id "
