@@ -137,7 +137,7 @@ class Dialogue:
         return images is not None and images.mark in self._shown([turn])
 
     @cached_property
-    def results(self) -> bool:
+    def shows_in_results(self) -> bool:
         """True if the template shows images in results, where they stand."""
         images, (call, result) = self._model.images, _CALLED
         parts = [{"type": "image"}, {"type": "text", "text": result["content"]}]
@@ -172,7 +172,7 @@ class Dialogue:
         if not able.calls:
             found = [_in_text(turn) for turn in found]
         elif any(_is_result(turn) and isinstance(turn["content"], list) for turn in turns):
-            found = found if self.results else _after(found)
+            found = found if self.shows_in_results else _after(found)
         if tools and not able.tools:
             found = _with_system(found, _PREAMBLE.format(tools="\n".join(map(_line, tools))))
         if not able.system:
