@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 import torch
 
+from outpace import accelerate, restore
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded, load
 from outpace.native.layers import functions
 from rounded_folders import save_rounded
+from serving import run, serving
 from zoo.test_families import RandomTrees
 
 AT_ONCE = 4
@@ -41,6 +43,24 @@ def decode(kind: str, drafter: Any, slots: int, chunk: int) -> list[list[int]]:
 @cache
 def plain(kind: str) -> list[list[int]]:
     return decode(kind, "none", 1, 512)
+
+
+@pytest.mark.parametrize("kind", ["gptq", "awq", "packed"])
+def test_a_server_gives_the_tokens_of_generate(kind: str) -> None:
+    loaded, ids = model(kind), PROMPTS[0]
+    options = {"max_new_tokens": 24, "do_sample": False, "eos_token_id": -1}
+    plain = accelerate(loaded.target.model, "none")
+    expected = plain.generate(torch.tensor([ids]), **options)[0, len(ids) :].tolist()
+    restore(loaded.target.model)
+
+    async def main() -> None:
+        async with serving("lookahead", loaded=loaded) as client:
+            asked = {"prompt": ids, "max_tokens": 24, "temperature": 0, "ignore_eos": True}
+            found = await client.send("/v1/completions", {**asked, "return_token_ids": True}).json()
+            assert found["choices"][0]["token_ids"] == expected
+
+    run(main)
+    assert len(set(expected)) > 5
 
 
 @pytest.mark.parametrize("kind", ["awq", "packed 8"])

@@ -749,6 +749,20 @@ ENGINE = [
         ("tests/serve/test_images.py::test_what_cannot_be_read_is_refused_and_others_go_on",),
     ),
     Mutant(
+        "a block of messages in a role that has no place for it is dropped",
+        "outpace/serve/messages_body.py",
+        "        if not isinstance(part, _BLOCKS[message.role]):\n",
+        "        if False:\n",
+        ("tests/serve/test_tools.py::test_what_contradicts_itself_is_refused",),
+    ),
+    Mutant(
+        "images of results change places on their way to a message of the user",
+        "outpace/serve/dialogue.py",
+        'images += [*_parts(f"[image {number}]"), part]',
+        'images = [*_parts(f"[image {number}]"), part, *images]',
+        ("tests/serve/test_images.py::test_images_in_results_of_tools",),
+    ),
+    Mutant(
         "a call in harmony is passed on with the token that ends it",
         "outpace/serve/harmony.py",
         "            self._left = self._left.removesuffix(end)\n",

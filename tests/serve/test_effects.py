@@ -21,6 +21,7 @@ from pydantic.fields import FieldInfo
 from image_models import picture, seeing, url_of
 from outpace.loading import Loaded
 from outpace.serve.body import IGNORED
+from outpace.serve.known import refusal_of
 from outpace.serve.routes import _APIS
 from serving import STORY, model, run, serving
 
@@ -463,6 +464,12 @@ def test_all_other_fields_change_something() -> None:
         assert not [one[:2] for one in wrong]
 
     run(main, 600)
+
+
+def test_a_field_of_one_path_is_known_at_the_others() -> None:
+    names = {name for path, (_, body) in _APIS.items() if path[:3] == "/v1" for name in body.model_fields}
+    everywhere = {"model", "stream", "temperature", "top_k", "top_p", "metadata", "service_tier"}
+    assert not [name for name in names - everywhere if refusal_of(name).startswith("unrecognized")]
 
 
 @pytest.mark.parametrize("long", [False, True])

@@ -90,8 +90,8 @@ def test_bodies() -> None:
         ("/v1/messages", {"type": "document", "source": {"type": "text", "data": "a"}}, "document"),
         (
             "/v1/messages",
-            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "image", "source": {}}]},
-            "image",
+            {"type": "tool_result", "tool_use_id": "a", "content": [{"type": "document", "source": {}}]},
+            "document",
         ),
         ("/v1/responses", {"type": "input_file", "file_id": "a"}, "input_file"),
     ],
@@ -105,8 +105,7 @@ def test_what_is_not_text_is_refused_by_its_name(path: str, part: dict[str, Any]
             body = {field: said} if path == "/v1/responses" else {field: said, "max_tokens": 2}
             exchange = client.send(path, body)
             error = (await exchange.json())["error"]
-            taken = "text here" if kind == "image" else "text and images here"
-            assert exchange.status == 400 and f"takes {taken}, not {kind!r}" in error["message"]
+            assert exchange.status == 400 and f"takes text and images here, not {kind!r}" in error["message"]
 
     run(main)
 

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import base64
+import copy
 import io
+import itertools
+import json
+import re
 import struct
 import zlib
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +23,7 @@ from image_models import PARTED, folder, picture, seeing, url_of
 from outpace.cache import KVCache
 from outpace.engine import Engine, scheduler
 from outpace.serve import images
+from outpace.serve.dialogue import Dialogue
 from serving import Client, run, serving
 from watching import preemptions
 
@@ -187,6 +193,13 @@ def test_choices_are_preempted_and_resumed_with_their_images(monkeypatch: pytest
     assert any(watched[0])
 
 
+def linked(asked: dict[str, Any]) -> dict[str, Any]:
+    """A request whose images are at an address."""
+    text = re.sub(r"data:image/png;base64,[^\"]*", "http://localhost:1/a.png", json.dumps(asked))
+    found: dict[str, Any] = json.loads(text)
+    return found
+
+
 def bomb(width: int, height: int) -> bytes:
     """A PNG of a few bytes that says it has this many pixels."""
 
@@ -232,6 +245,10 @@ def test_what_cannot_be_read_is_refused_and_others_go_on(monkeypatch: pytest.Mon
                 (MESSAGES, body(MESSAGES, "a", (picture(0), "b"), "c"), "not of assistant"),
                 (RESPONSES, body(RESPONSES, "a", (picture(0), "b"), "c"), "not of assistant"),
                 (CHAT, body(CHAT, (WORDS * 20, picture(0))), "maximum context length"),
+                *((path, looked(path, *[picture(0)] * 4), "maximum is 3") for path in PATHS),
+                *((path, looked(path, b"<svg/>"), "cannot be read") for path in PATHS),
+                (CHAT, linked(looked(CHAT, picture(0))), "data URLs"),
+                (RESPONSES, linked(looked(RESPONSES, picture(0))), "data URLs"),
             ]
             for path, asked, why in refused:
                 exchange = client.send(path, asked)
@@ -263,8 +280,8 @@ def test_pixels_are_counted_over_all_images(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_model_of_text_says_so() -> None:
     async def main() -> None:
         async with serving() as client:
-            for path in PATHS:
-                exchange = client.send(path, body(path, ("What is this?", picture(0))))
+            for path, ask in itertools.product(PATHS, (body, looked)):
+                exchange = client.send(path, ask(path, (picture(0),) if ask is body else picture(0)))
                 error = (await exchange.json())["error"]["message"]
                 assert (
                     exchange.status == 400
@@ -272,6 +289,88 @@ def test_a_model_of_text_says_so() -> None:
                 )
             assert (await client.get("/v1/models"))["data"][0]["capabilities"]["images"] is False
 
+    run(main)
+
+
+SHOWN = "{% for t in tools or [] %}{{ t.function.name }} {% endfor %}"
+CALLS = "{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}</tool_call>{% endfor %}"
+WITH_TOOLS = SHOWN + PARTED.replace("\n{% endfor %}", f"{CALLS}\n{{% endfor %}}")
+IN_USER = WITH_TOOLS.replace("c.type == 'image'", "c.type == 'image' and m.role == 'user'")
+CALL = '{"name": "look", "arguments": {"x": "sea"}}'
+CALLED = f"look user: Look.assistant: {f'<tool_call>{CALL}</tool_call>' * 2}"
+TEXTED = f"<tool_call>\n{CALL}\n</tool_call>"
+RESULTS = {  # how two results are shown, each with an image between texts; a break after a block is none
+    PARTED: (  # has no place for tools
+        f"{{preamble}}user: Look.assistant: {TEXTED}\n{TEXTED}user: <tool_response>\nA<image>B\n"
+        "</tool_response>\n<tool_response>\n{error}A<image>B\n</tool_response>\nSo?assistant:"
+    ),
+    WITH_TOOLS: f"{CALLED}tool: A<image>Btool: {{error}}A<image>Buser: So?assistant:",
+    IN_USER: (
+        f"{CALLED}tool: A[image 1]Btool: {{error}}A[image 2]B"
+        "user: [image 1]<image>[image 2]<image>\nSo?assistant:"
+    ),
+}
+
+
+def looked(path: str, *images: Any) -> dict[str, Any]:
+    """A request with a call and a result for each image, which stands between two texts."""
+    given, schema, kind = {"x": "sea"}, {"type": "object"}, "input_text" if path == RESPONSES else "text"
+    turns: list[dict[str, Any]] = [{"role": "user", "content": "Look."}]
+    results = {
+        f"call{number}": [{"type": kind, "text": "A"}, part(path, one), {"type": kind, "text": "B"}]
+        for number, one in enumerate(images)
+    }
+    if path == MESSAGES:
+        calls = [{"type": "tool_use", "id": one, "name": "look", "input": given} for one in results]
+        said = [{"type": "tool_result", "tool_use_id": one, "content": it} for one, it in results.items()]
+        said[-1]["is_error"] = len(said) > 1
+        turns += [{"role": "assistant", "content": calls}, {"role": "user", "content": said}]
+        tools = [{"name": "look", "input_schema": schema}]
+    elif path == RESPONSES:
+        call = {"type": "function_call", "name": "look", "arguments": json.dumps(given)}
+        turns += [{**call, "call_id": one} for one in results]
+        turns += [
+            {"type": "function_call_output", "call_id": one, "output": it} for one, it in results.items()
+        ]
+        tools = [{"type": "function", "name": "look", "parameters": schema}]
+    else:
+        function = {"name": "look", "arguments": json.dumps(given)}
+        calls = [{"id": one, "type": "function", "function": function} for one in results]
+        turns += [{"role": "assistant", "content": None, "tool_calls": calls}]
+        turns += [{"role": "tool", "tool_call_id": one, "content": it} for one, it in results.items()]
+        tools = [{"type": "function", "function": {"name": "look", "parameters": schema}}]
+    turns.append({"role": "user", "content": "So?"})
+    limit, field = ("max_output_tokens", "input") if path == RESPONSES else ("max_tokens", "messages")
+    return {field: turns, "tools": tools, limit: NEW, "temperature": 0}
+
+
+@pytest.mark.parametrize("template", RESULTS, ids=["no tools", "in results", "after results"])
+def test_images_in_results_of_tools(template: str) -> None:
+    """They stand in the result if the template shows them there, otherwise in a message after the results."""
+    one, two = picture(1), picture(2)
+    tokenizer = copy.deepcopy(seeing().tokenizer)
+    tokenizer.chat_template = template
+    processor = transformers.AutoProcessor.from_pretrained(folder())
+    target = transformers.LlavaForConditionalGeneration.from_pretrained(folder(), dtype=torch.float64)
+
+    def alone(*images: bytes, error: str = "") -> tuple[int, str]:
+        seen = [Image.open(io.BytesIO(image)) for image in images]
+        tool = {"function": {"name": "look", "parameters": {"type": "object"}}}
+        turns, _ = Dialogue(seeing()).prepared([], [tool])
+        text = RESULTS[template].replace("{preamble}", f"system: {turns[0]['content']}")
+        text = text.replace("{error}", error)
+        given = processor(text=[text], images=seen, return_tensors="pt", add_special_tokens=False)
+        output = target.generate(**given, max_new_tokens=NEW, do_sample=False)[0]
+        size = given["input_ids"].shape[1]
+        return size, str(tokenizer.decode(output[size:], skip_special_tokens=True))
+
+    async def main() -> None:
+        async with serving("lookahead", loaded=replace(seeing(), tokenizer=tokenizer)) as client:
+            for path in PATHS:
+                text, size = await answered(client, path, looked(path, one, two))
+                assert (size, text) == alone(one, two, error="Error: " if path == MESSAGES else ""), path
+
+    assert alone(one, two)[1] != alone(two, one)[1], "the images' order has no effect"
     run(main)
 
 

@@ -435,6 +435,16 @@ def test_an_answer_beyond_the_context_is_cut_to_what_is_left(path: str) -> None:
     run(main)
 
 
+USED = {"type": "tool_use", "id": "a", "name": "b", "input": {}}
+THOUGHT = {"type": "thinking", "thinking": "a"}
+GOT = {"type": "tool_result", "tool_use_id": "a", "content": "c"}
+MISPLACED = [
+    ({"role": role, "content": [{"type": "text", "text": "a"}, block]}, f"type {block['type']} is not taken")
+    for role, blocks in (("user", (USED, THOUGHT)), ("assistant", (GOT,)), ("system", (USED, GOT, THOUGHT)))
+    for block in blocks
+]
+
+
 def test_what_contradicts_itself_is_refused() -> None:
     tool = {"name": "a", "input_schema": {"type": "object"}}
     form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
@@ -445,6 +455,9 @@ def test_what_contradicts_itself_is_refused() -> None:
         (MESSAGES, {"tool_choice": {"type": "any"}}, "not among tools"),
         (MESSAGES, {"tools": [tool], "tool_choice": {"type": "any"}, "output_config": form}, "exclude"),
         (MESSAGES, {"tools": [{"type": "a b"}]}, "pattern"),
+        *((MESSAGES, {"messages": [one]}, said) for one, said in MISPLACED),
+        (MESSAGES, {"messages": [{"role": "assistant", "content": []}]}, "conversation is empty"),
+        (RESPONSES, {"input": [{"type": "reasoning", "summary": []}]}, "conversation is empty"),
         (RESPONSES, {"previous_response_id": "resp_1"}, "send the whole conversation"),
         (RESPONSES, {"conversation": "conv_1"}, "send the whole conversation"),
         (RESPONSES, {"background": True}, "not done here"),

@@ -34,6 +34,8 @@ KNOWN = {
     "--no-enable-prefix-caching", "--enable-prompt-tokens-details", "--shutdown-timeout", "--port",
     "--enable-server-load-tracking", "--chat-template", "--enable-lora", "--lora-modules", "--max-lora-rank",
     "--max-cpu-loras", "--enable-tokenizer-info-endpoint", "--enable-per-request-metrics", "--max-logprobs",
+    "--enable-auto-tool-choice", "--tool-call-parser", "--structured-outputs-config.backend",
+    "--reasoning-parser",
 }  # fmt: skip
 
 

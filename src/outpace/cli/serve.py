@@ -248,7 +248,9 @@ def _run(server: Server, listener: socket, access: bool) -> None:
 def _banner(service: Service, host: str, listener: socket, keys: int, began: float) -> None:
     """Print where the service is and what it serves."""
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
-    screen.note(f"outpace serves {service.name} ({service.model.dtype} on {service.model.device})")
+    model, quantised = service.model, service.model.target.quantised
+    weights = f", weights in {quantised}" if quantised else ""
+    screen.note(f"outpace serves {service.name} ({model.dtype}{weights} on {model.device})")
     screen.note(f"  API       {address}/v1")
     screen.note(f"  page      {address}/")
     screen.note(f"  drafters  {', '.join(service.drafters.names)}")

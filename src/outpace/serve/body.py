@@ -163,7 +163,7 @@ def ignored_header(names: Sequence[str]) -> str:
 
 def invalid_body(errors: Sequence[Any]) -> Refused:
     """Describe the first of pydantic's errors in a body, or the one that names a kind of content."""
-    first = next((one for one in errors if one["type"] == "not_text"), errors[0])
+    first = next((one for one in errors if one["type"] == "no_media"), errors[0])
     place = [str(part) for part in first["loc"][1:]]
     if first["type"] == "extra_forbidden":
         return Refused(400, refusal_of(".".join(place)), ".".join(place) or None)

@@ -136,6 +136,14 @@ class Dialogue:
         turn: Turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _PROBE}]}
         return images is not None and images.mark in self._shown([turn])
 
+    @cached_property
+    def shows_in_results(self) -> bool:
+        """True if the template shows images in results, where they stand."""
+        images, (call, result) = self._model.images, _CALLED
+        parts = [{"type": "image"}, {"type": "text", "text": result["content"]}]
+        shown = self._seen([_USER, call, {**result, "content": parts}], tools=[_TOOL])
+        return images is not None and 0 <= shown.find(images.mark) < shown.find(result["content"])
+
     def variables(self, thinks: bool | None, effort: str | None) -> dict[str, Any]:
         """The template's variables for reasoning and its effort; none that it does not read."""
         given = {"enable_thinking": thinks, "reasoning_effort": effort}
@@ -163,6 +171,8 @@ class Dialogue:
         able, found = self.abilities, list(turns)
         if not able.calls:
             found = [_in_text(turn) for turn in found]
+        elif any(_is_result(turn) and isinstance(turn["content"], list) for turn in turns):
+            found = found if self.shows_in_results else _after(found)
         if tools and not able.tools:
             found = _with_system(found, _PREAMBLE.format(tools="\n".join(map(_line, tools))))
         if not able.system:
@@ -222,8 +232,11 @@ def _line(tool: dict[str, Any]) -> str:
 
 def _in_text(turn: Turn) -> Turn:
     """A turn whose calls, or whose result of one, are in its text."""
-    if turn["role"] in ("tool", "function"):
-        return {"role": "user", "content": f"<tool_response>\n{turn['content']}\n</tool_response>"}
+    if _is_result(turn):
+        head, tail, content = "<tool_response>\n", "\n</tool_response>", turn["content"]
+        if isinstance(content, str):
+            return {"role": "user", "content": f"{head}{content}{tail}"}
+        return {"role": "user", "content": [*_parts(head), *content, *_parts(tail)]}
     if not turn.get("tool_calls"):
         return turn
     said = [turn["content"]] if turn["content"] else []
@@ -231,6 +244,33 @@ def _in_text(turn: Turn) -> Turn:
         function = call["function"]
         said.append(f"{_GENERIC.head(function['name'])}{function['arguments']}{_GENERIC.tail}")
     return {"role": "assistant", "content": "\n".join(said)}
+
+
+def _is_result(turn: Turn) -> bool:
+    return turn["role"] in ("tool", "function")
+
+
+def _after(turns: Seq[Turn]) -> list[Turn]:
+    """Turns of which the images in results are in a message of the user after these results, by numbers."""
+    found, images, number = list[Turn](), list[dict[str, str]](), 0
+    for turn in [*turns, None]:
+        if images and (turn is None or not _is_result(turn)):
+            found.append({"role": "user", "content": images})
+            images = []
+        if turn is None:
+            break
+        if _is_result(turn) and isinstance(turn["content"], list):
+            text = ""
+            for part in turn["content"]:
+                if part["type"] == "image":
+                    number += 1
+                    images += [*_parts(f"[image {number}]"), part]
+                    text += f"[image {number}]"
+                else:
+                    text += part["text"]
+            turn = {**turn, "content": text}
+        found.append(turn)
+    return found
 
 
 def _with_system(turns: Seq[Turn], text: str) -> list[Turn]:

@@ -7,7 +7,6 @@ would otherwise be as many errors.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import Annotated, Any, Literal, Protocol
@@ -35,22 +34,14 @@ def _all_whole(values: Any) -> Any:
     return [_whole(value) for value in values] if mixed else values
 
 
-def _text_alone(others: tuple[str, ...]) -> Callable[[Any], Any]:
-    """A check that refuses parts of a message by their name.
-
-    Args:
-        others: what the names of types that are not taken begin with.
-    """
-
-    def check(content: Any) -> Any:
-        parts = islice(content, PARTS) if isinstance(content, list) else ()
-        for kind in (part.get("type") for part in parts if isinstance(part, dict)):
-            if isinstance(kind, str) and kind.startswith(others):
-                told = {"kind": repr(kind), "taken": "text" if others is _NOT_TEXT else "text and images"}
-                raise PydanticCustomError("not_text", "this server takes {taken} here, not {kind}", told)
-        return content
-
-    return check
+def _no_media(content: Any) -> Any:
+    """Refuse parts of a message that are neither text nor images, by the names of their types."""
+    parts = islice(content, PARTS) if isinstance(content, list) else ()
+    for kind in (part.get("type") for part in parts if isinstance(part, dict)):
+        if isinstance(kind, str) and kind.startswith(_NO_MEDIA):
+            told = {"kind": repr(kind)}
+            raise PydanticCustomError("no_media", "this server takes text and images here, not {kind}", told)
+    return content
 
 
 def off(remedy: str) -> AfterValidator:
@@ -65,12 +56,11 @@ def off(remedy: str) -> AfterValidator:
 
 
 _IMAGE_BYTES = 2**23  # of a compressed image
+WITH_IMAGES = "images are taken in messages of the user and in results of tools"
 _URL = re.compile(r"data:image/[a-z+.-]{1,20};base64,", re.IGNORECASE)
 INERT = Field(json_schema_extra={"x-effect": "none"})  # a field that has no effect on the text
 _NO_MEDIA = ("input_audio", "audio", "video", "file", "input_file", "document")
-_NOT_TEXT = ("image", "input_image", *_NO_MEDIA)
-TextOnly = BeforeValidator(_text_alone(_NOT_TEXT))
-TextAndImages = BeforeValidator(_text_alone(_NO_MEDIA))
+TextAndImages = BeforeValidator(_no_media)
 Int = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Int, Field(ge=0, le=2**31)]
 Most = Annotated[Int, Field(ge=1, le=2**31)]
@@ -261,12 +251,6 @@ class InputImage(Wire):
 
 
 TextParts = Annotated[list[TextPart], Field(max_length=PARTS, fail_fast=True)]
-Parts = Annotated[
-    list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]],
-    Field(max_length=PARTS, fail_fast=True),
-]
-
-
 ChatParts = Annotated[
     list[Annotated[TextPart | RefusalPart | ImagePart, Field(discriminator="type")]],
     Field(max_length=PARTS, fail_fast=True),
@@ -289,15 +273,15 @@ def content_of(
     """A message's content as one text or, with images, as the parts of ``Prompts.conversation``.
 
     Raises:
-        Refused: an image is not a user's, or as ``ImagePart.base64``.
+        Refused: an image is neither a user's nor in a result, or as ``ImagePart.base64``.
     """
     if content is None or isinstance(content, str):
         return content or ""
     parts = list[dict[str, str]]()
     for part in content:
         if not isinstance(part, TextPart | RefusalPart):
-            if role != "user":
-                raise Refused(400, f"images are taken in messages of the user, not of {role}", "messages")
+            if role not in ("user", "tool"):
+                raise Refused(400, f"{WITH_IMAGES}, not of {role}", "messages")
             parts.append({"type": "image", "image": part.base64()})
         else:
             parts.append({"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal})

@@ -6,10 +6,15 @@ _FIELDS = {
     "OpenAI's": "audio functions function_call web_search_options moderation prompt top_logprobs "
     "reasoning_effort response_format tools tool_choice conversation background logprobs seed "
     "stop n best_of suffix echo presence_penalty frequency_penalty logit_bias prediction "
-    "modalities safety_identifier context_management",
+    "modalities safety_identifier context_management client_metadata include input instructions "
+    "max_completion_tokens max_output_tokens max_tokens max_tool_calls messages parallel_tool_calls "
+    "previous_response_id prompt_cache_key prompt_cache_retention reasoning store stream_options text "
+    "truncation user verbosity",
     "Anthropic's": "mcp_servers container fallbacks diagnostics thinking system stop_sequences betas "
-    "output_format",
-    "vLLM's": "add_generation_prompt add_special_tokens allowed_token_ids bad_words chat_template "
+    "output_format cache_control inference_geo output_config speed",
+    "vLLM's": "cache_salt chat_template_kwargs ignore_eos min_p min_tokens repetition_penalty "
+    "return_token_ids stop_token_ids add_generation_prompt add_special_tokens allowed_token_ids "
+    "bad_words chat_template "
     "continue_final_message detokenize documents guided_choice guided_grammar guided_json "
     "guided_regex include_reasoning include_stop_str_in_output kv_transfer_params length_penalty "
     "logits_processors mm_processor_kwargs priority prompt_logprobs request_id "
@@ -21,6 +26,7 @@ _FIELDS = {
     "parse_tool_calls post_sampling_probs reasoning_control reasoning_format repeat_last_n "
     "repeat_penalty response_fields return_progress return_tokens samplers sse_ping_interval "
     "t_max_predict_ms timings_per_token typical_p xtc_probability xtc_threshold",
+    "outpace's": "trace speculation speculation_metrics",
 }
 _OWNERS = {name: owner for owner, names in _FIELDS.items() for name in names.split()}
 

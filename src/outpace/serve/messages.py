@@ -60,7 +60,7 @@ async def count_tokens(service: Service, body: CountTokens, salt: str | None) ->
 async def _prompt(service: Service, body: Prompted, box: Toolbox) -> Prompt:
     """The prompt up to the answer, which continues a last message of the assistant."""
     turns, options = await asyncio.to_thread(conversation, service, body, box)
-    if turns[-1]["role"] != "assistant":
+    if not turns or turns[-1]["role"] != "assistant":
         return await service.prompts.conversation(turns, **options)
     if turns[-1].get("tool_calls"):
         raise Refused(400, "the last message has calls without their results; add them", "messages")

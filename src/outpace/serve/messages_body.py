@@ -14,17 +14,18 @@ from outpace.serve.fields import (
     INERT,
     PARTS,
     TURNS,
+    WITH_IMAGES,
     Anything,
     Most,
     Object,
     Sampled,
     Stops,
     TextAndImages,
-    TextOnly,
     TextPart,
     TextParts,
     Wire,
     checked_image,
+    content_of,
     off,
     plain_text,
 )
@@ -67,14 +68,6 @@ class ToolUse(Wire):
     caller: Annotated[Object | None, INERT] = None
 
 
-class ToolResult(Wire):
-    type: Literal["tool_result"]
-    tool_use_id: str
-    content: Annotated[str | TextParts | None, TextOnly] = None
-    is_error: bool | None = None
-    cache_control: Annotated[Object | None, INERT] = None
-
-
 class ImageSource(Wire):
     type: Literal["base64", "url", "file"]
     media_type: Annotated[str | None, INERT] = None
@@ -84,7 +77,7 @@ class ImageSource(Wire):
 
 
 class ImageBlock(Wire):
-    """An image of the user."""
+    """An image of the user, or in a result."""
 
     type: Literal["image"]
     source: ImageSource
@@ -99,6 +92,22 @@ class ImageBlock(Wire):
         if self.source.type != "base64":
             raise Refused(400, _NO_LINK, "messages")
         return checked_image(self.source.data or "", "messages")
+
+
+class ToolResult(Wire):
+    type: Literal["tool_result"]
+    tool_use_id: str
+    content: Annotated[
+        str
+        | Annotated[
+            list[Annotated[TextPart | ImageBlock, Field(discriminator="type")]],
+            Field(max_length=PARTS, fail_fast=True),
+        ]
+        | None,
+        TextAndImages,
+    ] = None
+    is_error: bool | None = None
+    cache_control: Annotated[Object | None, INERT] = None
 
 
 _Part = Annotated[
@@ -255,6 +264,13 @@ def conversation(
     return turns, options | dialogue.variables(wanted, effort)
 
 
+_BLOCKS = {  # of a message, by its role
+    "user": (TextPart, ImageBlock, ToolResult),
+    "assistant": (TextPart, ThinkingPart, RedactedPart, ToolUse),
+    "system": (TextPart,),
+}
+
+
 def _turns(message: AnthropicTurn, names: dict[str, str]) -> Iterator[dict[str, Any]]:
     """The turns that a message is.
 
@@ -264,8 +280,12 @@ def _turns(message: AnthropicTurn, names: dict[str, str]) -> Iterator[dict[str, 
     if isinstance(message.content, str):
         yield {"role": message.role, "content": message.content}
         return
-    if message.role != "user" and any(isinstance(part, ImageBlock) for part in message.content):
-        raise Refused(400, f"images are taken in messages of the user, not of {message.role}", "messages")
+    for part in message.content:
+        if not isinstance(part, _BLOCKS[message.role]):
+            if isinstance(part, ImageBlock):
+                raise Refused(400, f"{WITH_IMAGES}, not of {message.role}", "messages")
+            why = f"a block of type {part.type} is not taken in a message of the role {message.role}"
+            raise Refused(400, why, "messages")
     if message.role == "assistant":
         yield _assistant(message.content, names)
         return
@@ -278,9 +298,10 @@ def _turns(message: AnthropicTurn, names: dict[str, str]) -> Iterator[dict[str, 
         if parts:
             yield {"role": message.role, "content": _content(parts)}
             parts = []
-        said = plain_text(part.content)
-        turn = {"role": "tool", "content": f"Error: {said}" if part.is_error else said}
-        turn["tool_call_id"] = part.tool_use_id
+        said = content_of(part.content, "tool")
+        if part.is_error:
+            said = f"Error: {said}" if isinstance(said, str) else [{"type": "text", "text": "Error: "}, *said]
+        turn = {"role": "tool", "content": said, "tool_call_id": part.tool_use_id}
         yield turn | ({"name": names[part.tool_use_id]} if part.tool_use_id in names else {})
     if parts or not message.content:
         yield {"role": message.role, "content": _content(parts)}

@@ -20,14 +20,11 @@ from outpace.serve.fields import (
     Labelled,
     Most,
     Object,
-    Parts,
     StreamOptions,
     TextAndImages,
-    TextOnly,
     Wire,
     content_of,
     off,
-    plain_text,
 )
 from outpace.serve.service import Service
 from outpace.serve.tools import Toolbox, check_names, chosen
@@ -80,7 +77,7 @@ class CustomCallItem(_Item):
 class OutputItem(_Item):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Annotated[str | Parts, TextOnly]
+    output: Annotated[str | InputParts, TextAndImages]
 
 
 class ReasoningText(Wire):
@@ -327,7 +324,7 @@ def _turns(items: Seq[Any]) -> list[dict[str, Any]]:
     turns, names = list[dict[str, Any]](), dict[str, str]()
     for item in items:
         if isinstance(item, OutputItem):
-            turn = {"role": "tool", "content": plain_text(item.output), "tool_call_id": item.call_id}
+            turn = {"role": "tool", "content": content_of(item.output, "tool"), "tool_call_id": item.call_id}
             turns.append(turn | ({"name": names[item.call_id]} if item.call_id in names else {}))
         elif isinstance(item, ReasoningItem):
             thought = "".join(part.text for part in item.content or ())

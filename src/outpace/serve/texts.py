@@ -178,9 +178,11 @@ class Prompts:
                 ``{"type": "image", "image"}`` with the image in base64.
 
         Raises:
-            Refused: there is no template, or it rejects the messages, or they are too long, or an image
-                cannot be read.
+            Refused: there is no template or no message, or it rejects the messages, or they are too long, or
+                an image cannot be read.
         """
+        if not messages:
+            raise Refused(400, "the conversation is empty; send a message of the user", "messages")
         if not self._model.has_template:
             raise Refused(400, f"{self._name} has no chat template; use /v1/completions", "messages")
         turns, images = self._images.check(messages)

@@ -140,6 +140,8 @@ def test_accelerated_and_as_a_draft_model(folders: Callable[[str], tuple[Path, A
         ({**AWQ, "zero_point": False}, "it has no zeros"),
         ({**AWQ, "bits": 8}, "8 bits; AWQ is read in 4"),
         ({**AWQ, "group_size": 48}, "groups of 48 inputs"),
+        ({**GPTQ, "group_size": "32"}, "groups of '32' inputs"),
+        ({"quant_method": "unheard"}, "neither outpace nor transformers knows it"),
         (packed_config(actorder="group"), "actorder orders its inputs"),
         (packed_config(2), "2 bits"),
         (packed_config(strategy="tensor"), "its scales are per tensor"),

@@ -260,13 +260,13 @@ def _there(read: Read, name: str) -> Tensor:
 
 def _of_bits(bits: object) -> str:
     """The reason not to take numbers of these bits; empty to take them."""
-    return "" if bits in BITS else f"{bits} bits; supported are {' and '.join(map(str, BITS))}"
+    return "" if bits in BITS else f"{bits!r} bits; supported are {' and '.join(map(str, BITS))}"
 
 
 def _of_groups(size: object) -> str:
     """The reason not to take groups of this size; empty to take them."""
     fits = size in _WHOLE or (isinstance(size, int) and size > 0 and size % SHARE == 0)
-    return "" if fits else f"groups of {size} inputs; {_NEEDS}"
+    return "" if fits else f"groups of {size!r} inputs; {_NEEDS}"
 
 
 def _schemes(config: Config) -> Iterator[Config]:

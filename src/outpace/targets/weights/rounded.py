@@ -15,7 +15,11 @@ from typing import Any
 import torch
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers.quantizers.auto import register_quantization_config, register_quantizer
+from transformers.quantizers.auto import (
+    AUTO_QUANTIZATION_CONFIG_MAPPING,
+    register_quantization_config,
+    register_quantizer,
+)
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
@@ -47,6 +51,9 @@ def rounded_options(config: Any, shown: str, dtype: torch.dtype | str = "auto") 
         OutpaceError: another dtype than bfloat16 is asked for.
     """
     if (layout := layout_of(found := _quantisation(config))) is None:
+        method = found.get("quant_method") if isinstance(found, Mapping) else None
+        if isinstance(method, str) and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+            raise _refusal(shown, method, "neither outpace nor transformers knows it")
         return {}
     if why := layout.refused():
         raise _refusal(shown, found["quant_method"], why)
