@@ -232,7 +232,6 @@ def begin_block(state: BlockState, most: int | None) -> bool:
     Returns:
         True if there is anything to draft.
     """
-    shape = state.shared.shape
-    depth = shape.depth if most is None else min(most, shape.depth)
-    state.tree = Growing(state.sequence.within_reach(depth), shape)
+    shape = state.shared.shape.within(most)
+    state.tree = Growing(state.sequence.within_reach(shape.depth), shape)
     return state.tree.layers > 0

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache.lanes import power_of_two
-from outpace.drafters.support.growth import Grows
-from outpace.drafters.support.shapes import Confident
+from outpace.drafters.support.growth import Grows, Growth
+from outpace.drafters.support.shapes import Confident, Shape
 from outpace.drafters.support.vocabulary import Subset, Vocabulary
 from outpace.draws.many_rows import host_keys, is_cut, limits_of
 from outpace.draws.sampling import TINY_TEMPERATURE
@@ -69,11 +69,16 @@ class Plan:
         return sum(layer.front for layer in self.layers[1:])
 
 
+def grows_on_device(shared: Growth) -> bool:
+    """True if trees by these rules may grow on a device."""
+    return type(shared.vocabulary) in (Vocabulary, Subset) and not shared.draws.replacement
+
+
 def kind_of(state: Grows) -> Kind | None:
     """How a sequence's candidates follow from logits; None if the host must draw them."""
     shared, sequence = state.shared, state.sequence
     draws = shared.draws
-    if type(shared.vocabulary) not in (Vocabulary, Subset) or sequence.processor.adjusts or draws.replacement:
+    if not grows_on_device(shared) or sequence.processor.adjusts:
         return None
     if not draws.draws_from(sequence):
         return "best" if sequence.params.greedy else "warped"
@@ -97,17 +102,28 @@ def _plan(kind: Kind, states: Seq[Grows]) -> Plan:
     shared, shape = states[0].shared, states[0].tree.shape
     params = [state.sequence.params for state in states]
     ends = max(len(shared.ends(state.sequence)) for state in states)
-    by_confidence = isinstance(shape, Confident)
+    cut, fused = any(map(is_cut, params)), all(own.temperature >= TINY_TEMPERATURE for own in params)
+    return plan_of(kind, shared, shape, ends, cut, fused)
+
+
+def plan_of(
+    kind: Kind, shared: Growth, shape: Shape, ends: int, cut: bool = False, fused: bool = True
+) -> Plan:
+    """The plan of trees of a shape.
+
+    Args:
+        ends: the most tokens that end a text.
+    """
     return Plan(
-        layers=layers_of(shape.key, max(state.tree.layers for state in states)),
+        layers=layers_of(shape.key, shape.depth),  # also if fewer are needed, so that there are few graphs
         kind=kind,
-        cut=kind != "best" and any(map(is_cut, params)),
-        fused=all(own.temperature >= TINY_TEMPERATURE for own in params),
+        cut=kind != "best" and cut,
+        fused=fused,
         weigh=shared.draws.weigh,
         floor=shared.least,
         by_path=shared.by_path,
         most=shape.nodes if isinstance(shape, Confident) else None,
-        stops=power_of_two(ends) if by_confidence and ends else 0,
+        stops=power_of_two(ends) if isinstance(shape, Confident) and ends else 0,
     )
 
 
