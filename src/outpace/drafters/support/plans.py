@@ -118,7 +118,7 @@ def plan_of(
         layers=layers_of(shape.key, shape.depth),  # also if fewer are needed, so that there are few graphs
         kind=kind,
         cut=kind != "best" and cut,
-        fused=fused,
+        fused=kind in ("shared", "own") and fused,
         weigh=shared.draws.weigh,
         floor=shared.least,
         by_path=shared.by_path,
