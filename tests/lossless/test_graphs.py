@@ -146,6 +146,42 @@ def test_chains_on_the_device_are_those_of_the_host(cuda: Accelerator, sampling:
         assert any(path for *_, path, _ in expected)
 
 
+def drafts_of(prompts: list[list[int]], target: Any, draft: Any) -> list[Any]:
+    """The drafts of a draft model for texts that are decoded together, and what was accepted of each."""
+    watch: Any = Watch()
+    Engine(target, DraftModel(draft, 3), adaptive=False, slots=4, observer=watch).generate(prompts, PARAMS)
+    return watch.seen
+
+
+def test_drafts_for_texts_in_several_lanes(cuda: Accelerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lane of the draft model's cache has a graph of its own."""
+    prompts = [[3, 9, 2], [5, 6, 1] * 60, [7, 2, 4] * 60, [8, 1]]
+    expected = drafts_of(prompts, *(CausalTarget(model(seed), check=False) for seed in range(2)))
+    monkeypatch.setattr(FixedCache, "_least_room", 8)
+    monkeypatch.setattr(CausalTarget.new_cache, "__defaults__", (1, 8, None))
+    with cuda:
+        targets = [CausalTarget(model(seed).to("cuda:0"), check=False) for seed in range(2)]
+        assert drafts_of(prompts, *targets) == expected
+        assert len(targets[1]._fixed.known) > 1
+
+
+def test_drafts_that_cannot_be_captured_are_launched(
+    cuda: Accelerator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = drafts_of(PROMPTS, *(CausalTarget(model(seed), check=False) for seed in range(2)))
+
+    def fails(forward: Any) -> Any:
+        raise NotCaptured("not permitted")
+
+    with cuda, caplog.at_level(logging.WARNING):
+        targets = [CausalTarget(model(seed).to("cuda:0"), check=False) for seed in range(2)]
+        monkeypatch.setattr(targets[1]._fixed.runner, "capture", fails)
+        assert drafts_of(PROMPTS, *targets) == expected
+    assert [record.message for record in caplog.records] == [
+        "forwards on this GPU are launched one kernel at a time: not permitted"
+    ]
+
+
 # Trees by confidence, static trees, blocks; others are slow.
 LEARNED = [("eagle, trees", "greedy"), ("medusa", "sampled"), ("dflash", "greedy")]
 OTHERS = [

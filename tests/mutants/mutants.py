@@ -155,9 +155,9 @@ CACHE = [
     ),
     Mutant(
         "rows of a tree that grows on a device are one position late",
-        "outpace/drafters/support/continuing.py",
-        "positions = (base - 1 + forest.depth)",
-        "positions = (base + forest.depth)",
+        "outpace/drafters/support/forest.py",
+        "positions = (base - 1 + self.depth)",
+        "positions = (base + self.depth)",
         (_ON_DEVICE,),
     ),
     Mutant(

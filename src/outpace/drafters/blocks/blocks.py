@@ -170,8 +170,9 @@ class BlockDrafter(Drafter[BlockState]):
     @torch.inference_mode()
     def propose(self, states: Seq[BlockState]) -> list[Draft]:
         active = [state for state in states if begin_block(state, self.num_speculative_tokens)]
-        if active and active[0].shared.cache.shapes is not None:
-            active = grow_on_device(active, self.grown)
+        shapes = active[0].shared.cache.shapes if active else None
+        if shapes is not None:
+            active = grow_on_device(active, self.grown, shapes.captures)
         if active:
             # A place's logits do not depend on the tokens drawn before it.
             rows = {id(state): own for state, own in zip(active, self.fill(active), strict=True)}

@@ -211,7 +211,7 @@ class DraftModel(Drafter[Drafting]):
             runner = active[0].shared.runner
             runner.catch_up([state.track for state in active], [state.text for state in active])
             if runner.model.plays(len(active)):
-                active = grow_on_device(active, grow_by_model)
+                active = grow_on_device(active, grow_by_model, graphs=True)
         feeds = [Feed(state.text[state.track.stem :]) for state in active]
         while active:
             rows = runner.feed([state.track for state in active], feeds)

@@ -188,8 +188,9 @@ class ContinuingDrafter(Drafter[ContinuedState]):
                 state.tree.layers = 0  # no state of the target is available yet
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
-        if active and active[0].shared.cache.shapes is not None:
-            active = grow_on_device(active, _run_growth)
+        shapes = active[0].shared.cache.shapes if active else None
+        if shapes is not None:
+            active = grow_on_device(active, _run_growth, shapes.captures)
         while active:
             fronts = torch.cat([_front(state) for state in active])
             grow(active, active[0].shared.logits(fronts))

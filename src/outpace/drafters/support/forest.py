@@ -243,17 +243,18 @@ class Grown(NamedTuple):
         return cls(gather(found, order), [gather(torch.cat(each), order) for each in layers])
 
 
-def grow_on_device(states: Seq[G], run: Callable[[Plan, list[G]], Grown | None]) -> list[G]:
+def grow_on_device(states: Seq[G], run: Callable[[Plan, list[G]], Grown | None], graphs: bool) -> list[G]:
     """Grow trees whose tokens stay on the device until all are drawn; one transfer then brings them.
 
     Args:
         run: grows the trees of sequences that share a plan; None leaves them to the host.
+        graphs: whether it captures graphs.
 
     Returns:
         The sequences whose trees the host must grow.
     """
     left, grown = list[G](), []
-    for plan, members in groups(states):
+    for plan, members in groups(states, graphs):
         each = None if plan is None else run(plan, members)
         if plan is None or each is None:
             left += members

@@ -87,35 +87,41 @@ def kind_of(state: Grows) -> Kind | None:
     return None if state.tree.shape.branches or draws.weigh else "own"
 
 
-def groups(states: Seq[Any]) -> Iterator[tuple[Plan | None, list[Any]]]:
-    """The sequences with something to draft, by the plan that they share; None if the host draws for them."""
+def groups(states: Seq[Any], graphs: bool) -> Iterator[tuple[Plan | None, list[Any]]]:
+    """The sequences with something to draft, by the plan that they share; None if the host draws for them.
+
+    Args:
+        graphs: a plan becomes a graph: it has all layers of its shape, needed or not, so that there are few.
+    """
     found: dict[Any, list[Any]] = {}
     for state in states:
         if state.tree.layers > 0:
             kind = kind_of(state)
             found.setdefault(kind and (kind, state.tree.shape.key), []).append(state)
     for key, members in found.items():
-        yield (None if key is None else _plan(key[0], members)), members
+        yield (None if key is None else _plan(key[0], members, graphs)), members
 
 
-def _plan(kind: Kind, states: Seq[Grows]) -> Plan:
+def _plan(kind: Kind, states: Seq[Grows], graphs: bool) -> Plan:
     shared, shape = states[0].shared, states[0].tree.shape
     params = [state.sequence.params for state in states]
     ends = max(len(shared.ends(state.sequence)) for state in states)
     cut, fused = any(map(is_cut, params)), all(own.temperature >= TINY_TEMPERATURE for own in params)
-    return plan_of(kind, shared, shape, ends, cut, fused)
+    depth = shape.depth if graphs else max(state.tree.layers for state in states)
+    return plan_of(kind, shared, shape, depth, ends, cut, fused)
 
 
 def plan_of(
-    kind: Kind, shared: Growth, shape: Shape, ends: int, cut: bool = False, fused: bool = True
+    kind: Kind, shared: Growth, shape: Shape, depth: int, ends: int, cut: bool = False, fused: bool = True
 ) -> Plan:
     """The plan of trees of a shape.
 
     Args:
+        depth: number of its layers that grow.
         ends: the most tokens that end a text.
     """
     return Plan(
-        layers=layers_of(shape.key, shape.depth),  # also if fewer are needed, so that there are few graphs
+        layers=layers_of(shape.key, depth),
         kind=kind,
         cut=kind != "best" and cut,
         fused=kind in ("shared", "own") and fused,

@@ -120,7 +120,7 @@ def warm(shared: Shared, slots: int) -> None:
         return
     tracks = [runner.open() for _ in range(slots)]
     for kind in _USUAL[shared.draws.noise]:
-        plan = plan_of(kind, shared, shared.shape, len(shared.model.eos_token_ids))
+        plan = plan_of(kind, shared, shared.shape, shared.shape.depth, len(shared.model.eos_token_ids))
         for some in (tracks[: 1 << power] for power in range(slots.bit_length())):
             roots = [[0]] * len(some)
             runner.play(some, roots, ModelGrowth(plan, shared, some, roots, ()))

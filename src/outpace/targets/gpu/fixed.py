@@ -186,6 +186,11 @@ class FixedShapes:
         self._lent: weakref.WeakSet[FixedShapes] = weakref.WeakSet()
         self._forwards = itertools.count()
 
+    @property
+    def captures(self) -> bool:
+        """True if forwards become graphs; False if they are launched one kernel at a time."""
+        return not isinstance(self.runner, Eager)
+
     def anew(self) -> FixedShapes:
         """The same for another model: nothing captured, nothing compiled."""
         return FixedShapes(self.runner, self._options, self.most)
