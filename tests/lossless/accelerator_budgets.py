@@ -71,10 +71,10 @@ BUDGETS: dict[str, list[Budget]] = {
         Budget(91, 3.5, 5.8, 0),
     ],
     "draft_model": [
-        Budget(306.9, 1.9, 3.9, 0),
-        Budget(307.1, 1.9, 4.9, 0),
-        Budget(9.7, 1.9, 1.9, 0),
-        Budget(9.7, 1.9, 2.9, 0),
+        Budget(306.9, 1.8, 3.9, 0),
+        Budget(307.1, 1.8, 4.9, 0),
+        Budget(9.7, 1.8, 1.9, 0),
+        Budget(9.7, 1.8, 2.9, 0),
     ],
     "draft_model, trees": [
         Budget(311.3, 1.9, 4.9, 0),

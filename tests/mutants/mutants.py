@@ -154,6 +154,27 @@ CACHE = [
         ("tests/lossless/test_graphs.py::test_lanes_grow",),
     ),
     Mutant(
+        "graphs of drafts give texts of several lanes each other's drafts",
+        "outpace/drafters/support/programs.py",
+        "np.argsort(growth.order).tolist()",
+        "growth.order",
+        ("tests/lossless/test_graphs.py::test_drafts_for_texts_in_several_lanes",),
+    ),
+    Mutant(
+        "a graph of a draft keeps no rows of the text",
+        "outpace/drafters/support/programs.py",
+        "return {slot: len(row.tokens) for slot",
+        "return {slot: 0 for slot",
+        ("tests/lossless/test_graphs.py::test_drafts_for_texts_in_several_lanes",),
+    ),
+    Mutant(
+        "a draft model that cannot be captured leaves its forward open",
+        "outpace/targets/stock/causal.py",
+        "            fixed.keep({})\n            self._launch(str(error))\n",
+        "            self._launch(str(error))\n            return True\n",
+        ("tests/lossless/test_graphs.py::test_drafts_that_cannot_be_captured_are_launched",),
+    ),
+    Mutant(
         "rows of a tree that grows on a device are one position late",
         "outpace/drafters/support/forest.py",
         "positions = (base - 1 + self.depth)",
