@@ -85,25 +85,6 @@ def test_tokens_are_those_of_plain_decoding(
         assert accepted > NEW // 3, "too little was accepted to test anything"
 
 
-@pytest.mark.parametrize("options", [{}, pytest.param({"expand": 3, "max_nodes": 9}, marks=pytest.mark.slow)])
-def test_drafts_on_an_emulated_gpu_are_the_cpus(options: dict[str, int]) -> None:
-    def engine_of(model: Any) -> Engine:
-        target = Target(model, check=False)
-        return Engine(target, Assistant(path=taught(SHARED), **options), adaptive=False, slots=2)
-
-    def decoded(engine: Engine) -> list[tuple[list[int], int]]:
-        found = engine.generate(PROMPTS[1:3], replace(GREEDY, max_new_tokens=8))
-        return [(one.tokens, one.stats.accepted) for one in found]
-
-    expected, model = decoded(engine_of(gemma(SHARED))), gemma(SHARED)
-    with Accelerator("cuda") as on:
-        engine = engine_of(model.to("cuda:0"))
-        on.counts.clear()
-        assert decoded(engine) == expected
-        assert on.counts.replays and not on.counts.blocking, on.counts.blocking
-    assert any(accepted for _, accepted in expected)
-
-
 def test_a_model_is_accelerated_by_folder(tmp_path: Path) -> None:
     model = gemma(SHARED, torch.float32)
     ids = torch.tensor([PROMPTS[0]])
@@ -132,6 +113,27 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Drafts:
 
     monkeypatch.setattr(Assistant, "propose", noted)
     return drafts
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"expand": 3, "max_nodes": 9}, marks=pytest.mark.slow)])
+def test_drafts_on_an_emulated_gpu_are_the_cpus(watched: Drafts, options: dict[str, int]) -> None:
+    def engine_of(model: Any) -> Engine:
+        target = Target(model, check=False)
+        return Engine(target, Assistant(path=taught(SHARED), **options), adaptive=False, slots=2)
+
+    def decoded(engine: Engine) -> list[list[int]]:
+        found = engine.generate(PROMPTS[1:3], replace(GREEDY, max_new_tokens=8))
+        assert any(one.stats.accepted for one in found)
+        return [one.tokens for one in found]
+
+    expected, model = decoded(engine_of(gemma(SHARED))), gemma(SHARED)
+    drafts = watched[:]
+    with Accelerator("cuda") as on:
+        engine = engine_of(model.to("cuda:0"))
+        on.counts.clear()
+        assert decoded(engine) == expected
+        assert on.counts.replays and not on.counts.blocking, on.counts.blocking
+    assert watched[len(drafts) :] == drafts
 
 
 @torch.no_grad()

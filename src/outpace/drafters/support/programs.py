@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from functools import partial
 
 import numpy as np
 import torch
@@ -66,6 +68,10 @@ class ModelGrowth:
     def key(self) -> Plan:
         return self._plan
 
+    @property
+    def forward(self) -> Callable[[Tensor, FixedRows, Step], Made]:
+        return partial(_forward, self._plan, self._shared, self._width)
+
     def numbers(self, window: FixedWindow) -> NDArray[np.int64]:
         rows = rows_of(window, self._feeds)
         states = [state for state in self._states if state.track.slot in window.slots]
@@ -74,26 +80,28 @@ class ModelGrowth:
         fed = row_numbers(rows, window.offsets, self._width, self._width)
         return np.hstack([fed, pack(self._plan, states, places, bases, window.stop)])
 
-    def run(self, numbers: Tensor, rows: FixedRows, step: Step) -> Made:
-        end, runner, shared = 3 + 2 * self._width, self._shared.runner, self._shared
-        text = read_numbers(numbers[:, :end], self._width)
-        written = rows.at(torch.where(text.trees.real, text.rows, rows.scratch))
-        every = torch.arange(len(numbers), device=numbers.device)
-        last = (text.trees.real.sum(dim=1) - 1).clamp(min=0)
-        logits = step(written, text.tokens, text.trees)[every, last][:, None]
-        given = unpack(self._plan, numbers[:, end:])
-        forest = Forest(self._plan, given, shared.vocabulary.drafted(runner.part(logits[:, 0]))[1])
-        while True:
-            forest.grow(runner.part(logits.flatten(0, 1)).unflatten(0, logits.shape[:2]))
-            if forest.ended:
-                return forest.made
-            at, trees = forest.rows(rows.scratch)
-            logits = step(rows.at(at), forest.tokens, trees)
-
     def take(self, window: FixedWindow, made: Made) -> None:
         own = [place for place, slot in enumerate(self._slots) if slot in window.slots]
         self.order += own
         self.parts.append(Grown.of(made, [window.slots.index(self._slots[place]) for place in own]))
+
+
+def _forward(plan: Plan, shared: Shared, width: int, numbers: Tensor, rows: FixedRows, step: Step) -> Made:
+    """Read the ends of texts, in ``width`` rows each, and grow trees after them."""
+    end, runner = 3 + 2 * width, shared.runner
+    text = read_numbers(numbers[:, :end], width)
+    written = rows.at(torch.where(text.trees.real, text.rows, rows.scratch))
+    every = torch.arange(len(numbers), device=numbers.device)
+    last = (text.trees.real.sum(dim=1) - 1).clamp(min=0)
+    logits = step(written, text.tokens, text.trees)[every, last][:, None]
+    ids = shared.vocabulary.drafted(runner.part(logits[:, 0]))[1]
+    forest = Forest(plan, unpack(plan, numbers[:, end:]), ids)
+    while True:
+        forest.grow(runner.part(logits.flatten(0, 1)).unflatten(0, logits.shape[:2]))
+        if forest.ended:
+            return forest.made
+        at, trees = forest.rows(rows.scratch)
+        logits = step(rows.at(at), forest.tokens, trees)
 
 
 def grow_by_model(plan: Plan, members: Seq[Drafting]) -> Grown | None:

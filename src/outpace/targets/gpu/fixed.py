@@ -108,6 +108,8 @@ class Program(Protocol):
         widths: number of rows that they write for each slot.
         kept: number of the first ones that stay.
         key: equal for programs that are equal but for their numbers.
+        forward: computes from the numbers, on the device, without data from the host. A graph holds it, so it
+            holds nothing of one run.
     """
 
     @property
@@ -116,12 +118,11 @@ class Program(Protocol):
     def kept(self) -> Mapping[Slot, int]: ...
     @property
     def key(self) -> Hashable: ...
+    @property
+    def forward(self) -> Callable[[Tensor, FixedRows, Step], Made]: ...
 
     def numbers(self, window: FixedWindow) -> NDArray[np.int64]:
         """What differs from run to run, [B, n]."""
-
-    def run(self, numbers: Tensor, rows: FixedRows, step: Step) -> Made:
-        """Compute from the numbers, on the device, without data from the host."""
 
     def take(self, window: FixedWindow, made: Made) -> None:
         """Copy what is needed of the outputs, which the next run overwrites."""
@@ -241,13 +242,13 @@ class FixedShapes:
         Args:
             device: of the model's tokens.
         """
-        numbers = program.numbers(window)
+        numbers, forward = program.numbers(window), program.forward
         made = self.replay(
             window.lane.memory,
             (program.key, window.columns, numbers.shape),
             lambda: _Numbers(numbers, window, device),
             lambda inputs: upload_into(inputs.numbers, numbers),
-            lambda inputs: program.run(inputs.numbers, inputs.rows, step),
+            lambda inputs: forward(inputs.numbers, inputs.rows, step),
         )
         program.take(window, made)
 
