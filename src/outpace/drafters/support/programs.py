@@ -50,11 +50,15 @@ class ModelGrowth:
         self, plan: Plan, shared: Shared, tracks: Seq[Track], feeds: Seq[Seq[int]], states: Seq[Drafting]
     ) -> None:
         self._plan, self._shared, self._states = plan, shared, states
-        self._slots = [track.slot for track in tracks]
-        self._feeds = dict(zip(self._slots, map(Rows, feeds), strict=True))
+        self._tracks, self._fed = tracks, [Rows(tokens) for tokens in feeds]
         self._width = power_of_two(shared.runner.late)  # of all feeds, so that there are few graphs
         self.parts: list[Grown] = []
         self.order: list[int] = []
+
+    @property
+    def _feeds(self) -> dict[Slot, Rows]:
+        """By slots, which are others once the cache was too small."""
+        return {track.slot: row for track, row in zip(self._tracks, self._fed, strict=True)}
 
     @property
     def widths(self) -> dict[Slot, int]:
@@ -81,9 +85,9 @@ class ModelGrowth:
         return np.hstack([fed, pack(self._plan, states, places, bases, window.stop)])
 
     def take(self, window: FixedWindow, made: Made) -> None:
-        own = [place for place, slot in enumerate(self._slots) if slot in window.slots]
+        own = {place: t.slot for place, t in enumerate(self._tracks) if t.slot in window.slots}
         self.order += own
-        self.parts.append(Grown.of(made, [window.slots.index(self._slots[place]) for place in own]))
+        self.parts.append(Grown.of(made, [window.slots.index(slot) for slot in own.values()]))
 
 
 def _forward(plan: Plan, shared: Shared, width: int, numbers: Tensor, rows: FixedRows, step: Step) -> Made:
