@@ -87,7 +87,8 @@ def test_the_first_request_captures_nothing(target: CausalTarget, plain: list[li
     engine = Engine(target, DraftModel(drafts, 3), adaptive=False, slots=4)
     engine.warm()
     before = captured(target), captured(drafts)
-    assert min(before) >= 9  # widths of 1, 2 and 4 and more, for 1, 2 and 4 sequences
+    # Widths of 1, 2 and 4 and more, and greedy and sampled drafts, for 1, 2 and 4 sequences.
+    assert before[0] >= 9 and before[1] == 6
     assert tokens(engine) == plain
     assert (captured(target), captured(drafts)) == before
 
@@ -143,6 +144,42 @@ def test_chains_on_the_device_are_those_of_the_host(cuda: Accelerator, sampling:
         targets = [CausalTarget(model(seed).to("cuda:0"), check=False) for seed in range(2)]
         assert drafted(*targets) == expected
         assert any(path for *_, path, _ in expected)
+
+
+def drafts_of(prompts: list[list[int]], target: Any, draft: Any) -> list[Any]:
+    """The drafts of a draft model for texts that are decoded together, and what was accepted of each."""
+    watch: Any = Watch()
+    Engine(target, DraftModel(draft, 3), adaptive=False, slots=4, observer=watch).generate(prompts, PARAMS)
+    return watch.seen
+
+
+def test_drafts_for_texts_in_several_lanes(cuda: Accelerator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each lane of the draft model's cache has a graph of its own."""
+    prompts = [[3, 9, 2], [5, 6, 1] * 60, [7, 2, 4] * 60, [8, 1]]
+    expected = drafts_of(prompts, *(CausalTarget(model(seed), check=False) for seed in range(2)))
+    monkeypatch.setattr(FixedCache, "_least_room", 8)
+    monkeypatch.setattr(CausalTarget.new_cache, "__defaults__", (1, 8, None))
+    with cuda:
+        targets = [CausalTarget(model(seed).to("cuda:0"), check=False) for seed in range(2)]
+        assert drafts_of(prompts, *targets) == expected
+        assert len(targets[1]._fixed.known) > 1
+
+
+def test_drafts_that_cannot_be_captured_are_launched(
+    cuda: Accelerator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = drafts_of(PROMPTS, *(CausalTarget(model(seed), check=False) for seed in range(2)))
+
+    def fails(forward: Any) -> Any:
+        raise NotCaptured("not permitted")
+
+    with cuda, caplog.at_level(logging.WARNING):
+        targets = [CausalTarget(model(seed).to("cuda:0"), check=False) for seed in range(2)]
+        monkeypatch.setattr(targets[1]._fixed.runner, "capture", fails)
+        assert drafts_of(PROMPTS, *targets) == expected
+    assert [record.message for record in caplog.records] == [
+        "forwards on this GPU are launched one kernel at a time: not permitted"
+    ]
 
 
 # Trees by confidence, static trees, blocks; others are slow.

@@ -334,12 +334,20 @@ class TargetModel(ABC):
         """``FixedShapes`` for a drafter's own module, if its own steps have fixed shapes; otherwise None."""
         return None
 
-    def takes_drawn(self, count: int, width: int = 1) -> bool:
-        """True if ``Rows.drawn`` is obeyed in a forward over this number of slots, and of rows for each.
-
-        Tokens on the device are then fed without a read on the host.
-        """
+    def plays(self, count: int, width: int = 1) -> bool:
+        """True if ``play`` runs forwards over this number of slots, and of rows for each."""
         return False
+
+    def play(self, cache: Cache, program: Any) -> bool:
+        """Run a ``Program`` (``targets/gpu/fixed.py``), as one graph per lane where there are graphs.
+
+        Returns:
+            False if it has to be done in single forwards: a program of this model cannot be captured.
+
+        Raises:
+            CacheFull: the cache has no room for the rows. OutpaceError: the target does not do that.
+        """
+        raise OutpaceError(f"{_kind(self)} runs single forwards only")
 
     def warm(self, cache: Cache, slots: int, layers: Sequence[int]) -> None:
         """Prepare steps, so that no request waits for it; by default there is nothing to prepare.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
@@ -32,9 +32,6 @@ class Rows:
 
     ``unread`` is for a target that ``mixes``: the number of requested rows that get no logits.
 
-    ``drawn`` is for a target that ``takes_drawn``: the tokens, on its device, [n], in place of ``tokens``. Of
-    a tree ``above`` then has the parents, in place of ``fed`` and ``parents``.
-
     ``prompt`` is for a target whose ``prompts_differ``: the number of first rows that are a prompt's. None:
     all of them if no logits are requested, otherwise none.
     """
@@ -45,8 +42,6 @@ class Rows:
     asked: Tree | None = None
     unread: int = 0
     prompt: int | None = None
-    drawn: Tensor | None = None
-    above: Tensor | None = None
 
     @property
     def tree(self) -> Sequence[int]:
@@ -65,19 +60,6 @@ class Rows:
         root = len(text) - 1
         parents = (*range(-1, root), *(root + 1 + parent for parent in draft.parents))
         return cls((*text, *draft.tokens), parents, asked=asked, unread=unread)
-
-
-def on_host(feeds: Mapping[Slot, Rows]) -> Mapping[Slot, Rows]:
-    """Feeds with the tokens that were drawn on a device read from it."""
-    return {slot: row if row.drawn is None else _read(row, row.drawn) for slot, row in feeds.items()}
-
-
-def _read(row: Rows, drawn: Tensor) -> Rows:
-    tokens: list[int] = drawn.tolist()
-    if row.above is None:
-        return replace(row, tokens=tokens, drawn=None)
-    above, fed = row.above.tolist(), len(row.fed)
-    return Rows(tokens, above[fed:], above[:fed])
 
 
 def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from torch import Tensor
 from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 import outpace
+from accelerator import Accelerator
 from assistant_folders import SHARED, SIZE, VOCABULARY, assistant, gemma, learn, write
 from models import tiny_llama
 from outpace import Engine, SamplingParams, Target
@@ -111,6 +113,27 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> Drafts:
 
     monkeypatch.setattr(Assistant, "propose", noted)
     return drafts
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"expand": 3, "max_nodes": 9}, marks=pytest.mark.slow)])
+def test_drafts_on_an_emulated_gpu_are_the_cpus(watched: Drafts, options: dict[str, int]) -> None:
+    def engine_of(model: Any) -> Engine:
+        target = Target(model, check=False)
+        return Engine(target, Assistant(path=taught(SHARED), **options), adaptive=False, slots=2)
+
+    def decoded(engine: Engine) -> list[list[int]]:
+        found = engine.generate(PROMPTS[1:3], replace(GREEDY, max_new_tokens=8))
+        assert any(one.stats.accepted for one in found)
+        return [one.tokens for one in found]
+
+    expected, model = decoded(engine_of(gemma(SHARED))), gemma(SHARED)
+    drafts = watched[:]
+    with Accelerator("cuda") as on:
+        engine = engine_of(model.to("cuda:0"))
+        on.counts.clear()
+        assert decoded(engine) == expected
+        assert on.counts.replays and not on.counts.blocking, on.counts.blocking
+    assert watched[len(drafts) :] == drafts
 
 
 @torch.no_grad()

@@ -170,8 +170,9 @@ class BlockDrafter(Drafter[BlockState]):
     @torch.inference_mode()
     def propose(self, states: Seq[BlockState]) -> list[Draft]:
         active = [state for state in states if begin_block(state, self.num_speculative_tokens)]
-        if active and active[0].shared.cache.shapes is not None:
-            active = grow_on_device(active, self.grown)
+        shapes = active[0].shared.cache.shapes if active else None
+        if shapes is not None:
+            active = grow_on_device(active, self.grown, shapes.captures)
         if active:
             # A place's logits do not depend on the tokens drawn before it.
             rows = {id(state): own for state, own in zip(active, self.fill(active), strict=True)}
@@ -232,7 +233,6 @@ def begin_block(state: BlockState, most: int | None) -> bool:
     Returns:
         True if there is anything to draft.
     """
-    shape = state.shared.shape
-    depth = shape.depth if most is None else min(most, shape.depth)
-    state.tree = Growing(state.sequence.within_reach(depth), shape)
+    shape = state.shared.shape.within(most)
+    state.tree = Growing(state.sequence.within_reach(shape.depth), shape)
     return state.tree.layers > 0

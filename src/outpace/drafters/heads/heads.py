@@ -219,9 +219,9 @@ class HeadDrafter(Drafter[HeadState]):
         """Draft for a batch, one depth at a time for all sequences."""
         for state in states:
             state.begin()
-        left = states
-        if states and states[0].shared.shapes is not None:
-            left = grow_on_device(states, _run_growth)
+        left, shapes = states, states[0].shared.shapes if states else None
+        if shapes is not None:
+            left = grow_on_device(states, _run_growth, shapes.captures)
         grow_whole(left, _rows)
         return [state.tree.finish() for state in states]
 

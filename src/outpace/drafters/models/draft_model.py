@@ -13,21 +13,17 @@ target. A verifier that needs independent drafts gets independent draws.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
-import torch
-
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafters.support.chains import Chains, drawn_together
 from outpace.drafters.support.draws import Draws, check_confidence, check_grown, log_confidence
-from outpace.drafters.support.forest import Forest, Grown, grow_on_device
+from outpace.drafters.support.forest import grow_on_device
 from outpace.drafters.support.growth import Drafting, Shared, feed_of, grow
-from outpace.drafters.support.plans import Plan, layers_of, pack, unpack
+from outpace.drafters.support.programs import grow_by_model, warm
 from outpace.drafters.support.runner import Feed, Runner
 from outpace.drafters.support.sequoia import count_ranks
 from outpace.drafters.support.shapes import Growing, Shape, shape_of
@@ -38,7 +34,6 @@ from outpace.learned.vocabulary import drafted_ids
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
 from outpace.targets.weights.pretrained import load_model, load_tokenizer
-from outpace.transfer import upload
 
 
 @dataclass(frozen=True)
@@ -176,9 +171,8 @@ class DraftModel(Drafter[Drafting]):
         draws = Draws(self.draws, self.replacement, weigh, independent=not shape.weighs)
         if vocabulary.text and self.draws == "coupled":
             draws = replace(draws, noise="greedy")
-        late = vocabulary.late
-        if shape.branches and model.device.type == "cuda":  # where accepted rows of a tree are fed again
-            late = max(late, shape.depth + 1)
+        # Rows of a draft that grows as one graph are dropped, and accepted tokens are fed again.
+        late = max(vocabulary.late, shape.depth + 1) if model.plays(1) else vocabulary.late
         return Shared(
             shape=shape,
             draws=draws,
@@ -192,7 +186,7 @@ class DraftModel(Drafter[Drafting]):
         return replace(shared, runner=shared.runner.renewed())
 
     def warm(self, shared: Shared, slots: int) -> None:
-        shared.runner.warm(slots)
+        warm(shared, slots)
 
     def start(self, sequence: Sequence, shared: Shared) -> Drafting:
         return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))
@@ -216,13 +210,9 @@ class DraftModel(Drafter[Drafting]):
         if active:
             runner = active[0].shared.runner
             runner.catch_up([state.track for state in active], [state.text for state in active])
+            if runner.model.plays(len(active)):
+                active = grow_on_device(active, grow_by_model, graphs=True)
         feeds = [Feed(state.text[state.track.stem :]) for state in active]
-        if drawn_together(active) and runner.model.takes_drawn(len(active)):
-            _draw_together(active, feeds)
-            active = []
-        elif active and self.trees and _widest_drawn(active):
-            active = grow_on_device(active, _grow_trees)
-            feeds = [Feed(state.text[state.track.stem :]) for state in active]
         while active:
             rows = runner.feed([state.track for state in active], feeds)
             grow(active, rows)
@@ -247,46 +237,3 @@ class DraftModel(Drafter[Drafting]):
 
     def _finish(self, state: Drafting) -> Draft:
         return state.shared.vocabulary.draft(state.reader, state.tree.finish(self.replacement))
-
-
-def _widest_drawn(active: Seq[Drafting]) -> bool:
-    """True if the draft model takes the nodes of each layer from the device, within its context."""
-    model, shape = active[0].shared.model, active[0].shared.shape
-    context = math.inf if model.context is None else model.context
-    fits = all(len(state.text) + shape.depth <= context for state in active)
-    widest = max(layer.front for layer in layers_of(shape.key, shape.depth))
-    return fits and model.takes_drawn(len(active), widest)
-
-
-def _grow_trees(plan: Plan, members: Seq[Drafting]) -> Grown:
-    """Grow trees whose tokens stay on the device; their rows leave the draft model's cache at the end."""
-    shared, tracks, places = members[0].shared, [state.track for state in members], range(len(members))
-    rows = shared.runner.feed(tracks, [Feed(state.text[state.track.stem :]) for state in members])
-    chosen, ids = shared.vocabulary.drafted(rows)
-    numbers = unpack(plan, upload(pack(plan, members, places, [0] * len(members), len(members)), rows.device))
-    forest = Forest(plan, numbers, ids)
-    forest.grow(chosen[:, None])
-    above = numbers.roots.new_zeros(len(members), 0)
-    front = 0  # nodes of the layer before
-    while not forest.ended:
-        first = above.shape[1] - front
-        own = forest.above + first if front else torch.full_like(forest.above, -1)
-        above, front = torch.cat([above, own], dim=1), own.shape[1]
-        rows = shared.runner.feed_drawn(tracks, forest.tokens, above)
-        forest.grow(shared.vocabulary.drafted(rows)[0].unflatten(0, (len(members), front)))
-    shared.runner.forget(tracks)
-    return Grown.of(forest.made, places)
-
-
-def _draw_together(active: Seq[Drafting], feeds: Seq[Feed]) -> None:
-    """Draft chains whose tokens stay on the device until all are drawn."""
-    runner = active[0].shared.runner
-    rows = runner.feed([state.track for state in active], feeds)
-    chains = Chains(active, rows.device)
-    while True:
-        ids = chains.draw(rows)[:, None]
-        if not chains.active:
-            break
-        rows = runner.feed_drawn([state.track for state in chains.active], ids)
-    for state, drawn in zip(active, chains.finish(), strict=True):
-        runner.fed(state.track, drawn[:-1])

@@ -32,7 +32,7 @@ from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.gpu.fixed import FixedInputs, width_of
 from outpace.targets.gpu.graphs import Made
-from outpace.targets.inputs.device_rows import Trees, dense, read_numbers
+from outpace.targets.inputs.device_rows import dense, read_numbers
 from outpace.targets.inputs.forward import rows_of
 from outpace.targets.rows import HiddenStates, Rows
 from outpace.transfer import gather, upload
@@ -188,8 +188,9 @@ class ContinuingDrafter(Drafter[ContinuedState]):
                 state.tree.layers = 0  # no state of the target is available yet
         active = [state for state in states if state.tree.layers > 0]
         _catch_up([state for state in active if state.waiting])
-        if active and active[0].shared.cache.shapes is not None:
-            active = grow_on_device(active, _run_growth)
+        shapes = active[0].shared.cache.shapes if active else None
+        if shapes is not None:
+            active = grow_on_device(active, _run_growth, shapes.captures)
         while active:
             fronts = torch.cat([_front(state) for state in active])
             grow(active, active[0].shared.logits(fronts))
@@ -223,30 +224,18 @@ def _growth(shared: Continuing, plan: Plan, inputs: Inputs) -> Made:
     outputs, columns = inputs.given[:, None], inputs.rows
     assert columns is not None
     forest = Forest(plan, numbers, shared.vocabulary.drafted(outputs)[1])
-    base, nodes = numbers.base[:, None], max(plan.rows, 1)
-    node_positions = numbers.base.new_zeros(len(base), nodes)
-    sees = torch.zeros((len(base), 1, nodes), dtype=torch.bool, device=outputs.device)
-    fed = 0
     while True:
         forest.grow(shared.logits(outputs.flatten(0, 1)).unflatten(0, outputs.shape[:2]))
         if forest.ended:
             return forest.made
-        front = forest.tokens.shape[1]
-        own = torch.arange(fed, fed + front, device=outputs.device)
-        every = torch.arange(nodes, device=outputs.device)
-        sees = sees.gather(1, forest.above[..., None].expand(-1, -1, nodes)) | (every == own[:, None])
-        positions = (base - 1 + forest.depth).expand(-1, front)
-        node_positions = torch.where((every >= fed) & (every < fed + front), positions[:, :1], node_positions)
-        real = numbers.used[:, None].expand(-1, front)
-        mask, _ = dense(Trees(base, real, sees, positions, node_positions), columns.columns, None)
-        rows = columns.at(torch.where(real, base + own, columns.scratch))
+        written, trees = forest.rows(columns.scratch)
+        mask, _ = dense(trees, columns.columns, None)
         above = forest.above.view(*forest.above.shape, *[1] * (outputs.dim() - 2)).expand(
             -1, -1, *outputs.shape[2:]
         )
         read = outputs.gather(1, above)
-        forward = Forward(rows, positions, mask, real.sum(dim=1))
+        forward = Forward(columns.at(written), trees.positions, mask, trees.real.sum(dim=1))
         outputs = shared.run(forward, forest.tokens, read, forest.depth)
-        fed += front
 
 
 def _front(state: ContinuedState) -> Tensor:

@@ -26,6 +26,7 @@ from outpace.drafters.support.plans import Numbers, Plan, groups, pack, unpack
 from outpace.draws.many_rows import has_kernels
 from outpace.draws.warped import keys_on_device, noisy, warped
 from outpace.targets.gpu.graphs import Made
+from outpace.targets.inputs.device_rows import Trees
 from outpace.transfer import gather, scatter, upload, upload_into
 
 
@@ -48,6 +49,11 @@ class Forest:
         self._path = numbers.least.new_zeros(len(numbers.base), 1)
         self._real = numbers.used[:, None]
         self._every: list[Tensor] = []
+        nodes, device = max(plan.rows, 1), numbers.base.device
+        self._nodes = torch.arange(nodes, device=device)
+        self._node_positions = numbers.base.new_zeros(len(numbers.base), nodes)
+        self._sees = torch.zeros((len(numbers.base), 1, nodes), dtype=torch.bool, device=device)
+        self._fed = 0
 
     @property
     def depth(self) -> int:
@@ -145,6 +151,29 @@ class Forest:
         self._path = layer.gather(1, chosen)
         return chosen
 
+    def rows(self, scratch: int) -> tuple[Tensor, Trees]:
+        """The rows of the front after those of the text: where they are written, and what they attend to.
+
+        Called once for each front that is fed, from the first on.
+
+        Args:
+            scratch: the row that places without a sequence write.
+
+        Returns:
+            Rows of the cache, [n, front], and the trees.
+        """
+        base, front = self._numbers.base[:, None], self.tokens.shape[1]
+        own = self._nodes[self._fed : self._fed + front]
+        above = self.above[..., None].expand(-1, -1, len(self._nodes))
+        self._sees = self._sees.gather(1, above) | (self._nodes == own[:, None])
+        positions = (base - 1 + self.depth).expand(-1, front)
+        fed_now = (self._nodes >= self._fed) & (self._nodes < self._fed + front)
+        self._node_positions = torch.where(fed_now, positions[:, :1], self._node_positions)
+        self._fed += front
+        real = self._numbers.used[:, None].expand(-1, front)
+        trees = Trees(base, real, self._sees, positions, self._node_positions)
+        return torch.where(real, base + own, scratch), trees
+
     @property
     def made(self) -> Made:
         """All candidates and their weights, float64 [n, numbers], and the distributions of layers."""
@@ -204,22 +233,33 @@ class Grown(NamedTuple):
         )
         return cls(found, distributions)
 
+    @classmethod
+    def joined(cls, parts: Seq[Grown], order: Seq[int]) -> Grown:
+        """What several forwards made, of which row ``order[i]`` is that of sequence i."""
+        if len(parts) == 1:
+            return parts[0]
+        layers = zip(*(part.distributions for part in parts), strict=True)
+        found = torch.cat([part.found for part in parts])
+        return cls(gather(found, order), [gather(torch.cat(each), order) for each in layers])
 
-def grow_on_device(states: Seq[G], run: Callable[[Plan, list[G]], Grown]) -> list[G]:
+
+def grow_on_device(states: Seq[G], run: Callable[[Plan, list[G]], Grown | None], graphs: bool) -> list[G]:
     """Grow trees whose tokens stay on the device until all are drawn; one transfer then brings them.
 
     Args:
-        run: grows the trees of sequences that share a plan.
+        run: grows the trees of sequences that share a plan; None leaves them to the host.
+        graphs: whether it captures graphs.
 
     Returns:
         The sequences whose trees the host must grow.
     """
     left, grown = list[G](), []
-    for plan, members in groups(states):
-        if plan is None:
+    for plan, members in groups(states, graphs):
+        each = None if plan is None else run(plan, members)
+        if plan is None or each is None:
             left += members
         else:
-            grown.append((plan, members, run(plan, members)))
+            grown.append((plan, members, each))
     if grown:
         found = iter(torch.cat([each.found.flatten() for *_, each in grown]).tolist())
         for plan, members, each in grown:

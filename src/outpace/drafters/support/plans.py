@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache.lanes import power_of_two
-from outpace.drafters.support.growth import Grows
-from outpace.drafters.support.shapes import Confident
+from outpace.drafters.support.growth import Grows, Growth
+from outpace.drafters.support.shapes import Confident, Shape
 from outpace.drafters.support.vocabulary import Subset, Vocabulary
 from outpace.draws.many_rows import host_keys, is_cut, limits_of
 from outpace.draws.sampling import TINY_TEMPERATURE
@@ -69,11 +69,16 @@ class Plan:
         return sum(layer.front for layer in self.layers[1:])
 
 
+def grows_on_device(shared: Growth) -> bool:
+    """True if trees by these rules may grow on a device."""
+    return type(shared.vocabulary) in (Vocabulary, Subset) and not shared.draws.replacement
+
+
 def kind_of(state: Grows) -> Kind | None:
     """How a sequence's candidates follow from logits; None if the host must draw them."""
     shared, sequence = state.shared, state.sequence
     draws = shared.draws
-    if type(shared.vocabulary) not in (Vocabulary, Subset) or sequence.processor.adjusts or draws.replacement:
+    if not grows_on_device(shared) or sequence.processor.adjusts:
         return None
     if not draws.draws_from(sequence):
         return "best" if sequence.params.greedy else "warped"
@@ -82,32 +87,49 @@ def kind_of(state: Grows) -> Kind | None:
     return None if state.tree.shape.branches or draws.weigh else "own"
 
 
-def groups(states: Seq[Any]) -> Iterator[tuple[Plan | None, list[Any]]]:
-    """The sequences with something to draft, by the plan that they share; None if the host draws for them."""
+def groups(states: Seq[Any], graphs: bool) -> Iterator[tuple[Plan | None, list[Any]]]:
+    """The sequences with something to draft, by the plan that they share; None if the host draws for them.
+
+    Args:
+        graphs: a plan becomes a graph: it has all layers of its shape, needed or not, so that there are few.
+    """
     found: dict[Any, list[Any]] = {}
     for state in states:
         if state.tree.layers > 0:
             kind = kind_of(state)
             found.setdefault(kind and (kind, state.tree.shape.key), []).append(state)
     for key, members in found.items():
-        yield (None if key is None else _plan(key[0], members)), members
+        yield (None if key is None else _plan(key[0], members, graphs)), members
 
 
-def _plan(kind: Kind, states: Seq[Grows]) -> Plan:
+def _plan(kind: Kind, states: Seq[Grows], graphs: bool) -> Plan:
     shared, shape = states[0].shared, states[0].tree.shape
     params = [state.sequence.params for state in states]
     ends = max(len(shared.ends(state.sequence)) for state in states)
-    by_confidence = isinstance(shape, Confident)
+    cut, fused = any(map(is_cut, params)), all(own.temperature >= TINY_TEMPERATURE for own in params)
+    depth = shape.depth if graphs else max(state.tree.layers for state in states)
+    return plan_of(kind, shared, shape, depth, ends, cut, fused)
+
+
+def plan_of(
+    kind: Kind, shared: Growth, shape: Shape, depth: int, ends: int, cut: bool = False, fused: bool = True
+) -> Plan:
+    """The plan of trees of a shape.
+
+    Args:
+        depth: number of its layers that grow.
+        ends: the most tokens that end a text.
+    """
     return Plan(
-        layers=layers_of(shape.key, max(state.tree.layers for state in states)),
+        layers=layers_of(shape.key, depth),
         kind=kind,
-        cut=kind != "best" and any(map(is_cut, params)),
-        fused=all(own.temperature >= TINY_TEMPERATURE for own in params),
+        cut=kind != "best" and cut,
+        fused=kind in ("shared", "own") and fused,
         weigh=shared.draws.weigh,
         floor=shared.least,
         by_path=shared.by_path,
         most=shape.nodes if isinstance(shape, Confident) else None,
-        stops=power_of_two(ends) if by_confidence and ends else 0,
+        stops=power_of_two(ends) if isinstance(shape, Confident) and ends else 0,
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -14,6 +13,7 @@ from outpace.cache.lanes import power_of_two
 from outpace.core import OutpaceError
 from outpace.learned.head import PartialHead
 from outpace.targets.base import TargetModel
+from outpace.targets.gpu.fixed import Program
 from outpace.targets.rows import Rows
 
 _CHUNK = 512  # tokens of a text fed in one forward
@@ -181,40 +181,24 @@ class Runner:
         found = torch.cat(read)
         if self._head is not None:
             return self._head(found)
-        return found if self._ids is None else found[:, self._ids]
+        return self.part(found)
 
-    @torch.inference_mode()
-    def feed_drawn(self, tracks: Seq[Track], ids: Tensor, above: Tensor | None = None) -> Tensor:
-        """Run one forward over tokens that are on the device; ``fed`` or ``forget`` follows.
+    def play(self, tracks: Seq[Track], texts: Seq[Seq[int]], program: Program) -> bool:
+        """Run a program over these tracks; see ``TargetModel``.
 
         Args:
-            ids: the tokens of each text, [n, width], after the last row of its track.
-            above: parents of all rows of its tree, [n, fed and width]; None for a chain.
-
-        Returns:
-            Logits [n x width, drafted ids] after them.
+            texts: tokens of each text whose rows it keeps.
         """
-        width = ids.shape[1]
-        self._make_room(len(self._tracks), max(self.cache.length(track.slot) for track in tracks) + width)
-        rows, row = {}, Rows((0,) * width)
-        if above is not None:
-            row = Rows(row.tokens, (-1,) * width, (-1,) * (above.shape[1] - width))
-        for place, track in enumerate(tracks):
-            own = None if above is None else above[place]
-            rows[track.slot] = replace(row, drawn=ids[place], above=own)
-        output = self.model.forward(self.cache, rows)
-        self.cache.keep(dict.fromkeys(rows, range(width)))
-        found = torch.cat([output.logits_of(slot) for slot in rows])
-        return found if self._ids is None else found[:, self._ids]
+        longest = max(self.cache.length(slot) + width for slot, width in program.widths.items())
+        self._make_room(len(self._tracks), longest)
+        played = self.model.play(self.cache, program)
+        for track, text in zip(tracks, texts, strict=True) if played else ():
+            track.tokens += text
+        return played
 
-    def forget(self, tracks: Seq[Track]) -> None:
-        """Drop the rows of what ``feed_drawn`` has fed."""
-        for track in tracks:
-            self.cache.truncate(track.slot, track.stem)
-
-    def fed(self, track: Track, tokens: Seq[int]) -> None:
-        """Take note of the chain of tokens that ``feed_drawn`` has fed."""
-        track.tokens += tokens
+    def part(self, logits: Tensor) -> Tensor:
+        """The logits of the drafted ids, [n, drafted ids], from all of them."""
+        return logits if self._ids is None else logits[:, self._ids]
 
 
 def _follow(tokens: Seq[int], parents: Seq[int], text: Seq[int]) -> list[int]:

@@ -8,13 +8,15 @@ from __future__ import annotations
 import itertools
 import logging
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import CacheFull, FixedCache, FixedRows, FixedWindow, Slot
@@ -23,9 +25,9 @@ from outpace.core import TargetOptions, out_of_memory
 from outpace.targets.base import TargetModel
 from outpace.targets.gpu.graphs import Eager, Made, NotCaptured, Runner
 from outpace.targets.hardware import total_bytes
-from outpace.targets.inputs.device_rows import row_numbers
+from outpace.targets.inputs.device_rows import Trees, row_numbers
 from outpace.targets.rows import HiddenStates, Rows
-from outpace.transfer import scatter, upload_into
+from outpace.transfer import upload_into
 
 _log = logging.getLogger(__name__)
 # Forwards with more rows are bound by arithmetic, so that a graph gains nothing.
@@ -86,18 +88,50 @@ class FixedInputs:
     def fill(self, rows: Sequence[Rows], window: FixedWindow, states: Mapping[Slot, Tensor] | None) -> None:
         """Write a forward's rows, and the states given for them, [n, size] by slot."""
         upload_into(self.numbers, row_numbers(rows, window.offsets, self.width, self.nodes))
-        drawn = {place: row.drawn for place, row in enumerate(rows) if row.drawn is not None}
-        if drawn:
-            tokens = torch.stack(list(drawn.values()))
-            scatter(self.numbers[:, 3 : 3 + tokens.shape[1]], list(drawn), tokens)
-        above = {place: row.above for place, row in enumerate(rows) if row.above is not None}
-        if above:
-            parents, first = torch.stack(list(above.values())), 3 + self.width
-            scatter(self.numbers[:, first : first + parents.shape[1]], list(above), parents)
         if self.states is not None:
             for sequence, slot in enumerate(window.slots):
                 if slot is not None and states is not None and slot in states:
                     self.states[sequence, : len(states[slot])] = states[slot]
+
+
+class Step(Protocol):
+    """A forward of a model within a program."""
+
+    def __call__(self, rows: FixedRows, tokens: Tensor, trees: Trees) -> Tensor:
+        """Logits [B, width, vocabulary] of tokens [B, width], which are written to these rows."""
+
+
+class Program(Protocol):
+    """Several forwards of a model, and what is computed between them, as one graph.
+
+    Attributes:
+        widths: number of rows that they write for each slot.
+        kept: number of the first ones that stay.
+        key: equal for programs that are equal but for their numbers.
+        forward: computes from the numbers, on the device, without data from the host. A graph holds it, so it
+            holds nothing of one run.
+    """
+
+    @property
+    def widths(self) -> Mapping[Slot, int]: ...
+    @property
+    def kept(self) -> Mapping[Slot, int]: ...
+    @property
+    def key(self) -> Hashable: ...
+    @property
+    def forward(self) -> Callable[[Tensor, FixedRows, Step], Made]: ...
+
+    def numbers(self, window: FixedWindow) -> NDArray[np.int64]:
+        """What differs from run to run, [B, n]."""
+
+    def take(self, window: FixedWindow, made: Made) -> None:
+        """Copy what is needed of the outputs, which the next run overwrites."""
+
+
+class _Numbers:
+    def __init__(self, numbers: NDArray[np.int64], window: FixedWindow, device: torch.device) -> None:
+        self.numbers = torch.zeros(numbers.shape, dtype=torch.long, device=device)
+        self.nbytes, self.rows = self.numbers.nbytes, FixedRows(window, device)
 
 
 class Inputs(Protocol):
@@ -153,6 +187,11 @@ class FixedShapes:
         self._lent: weakref.WeakSet[FixedShapes] = weakref.WeakSet()
         self._forwards = itertools.count()
 
+    @property
+    def captures(self) -> bool:
+        """True if forwards become graphs; False if they are launched one kernel at a time."""
+        return not isinstance(self.runner, Eager)
+
     def anew(self) -> FixedShapes:
         """The same for another model: nothing captured, nothing compiled."""
         return FixedShapes(self.runner, self._options, self.most)
@@ -196,6 +235,22 @@ class FixedShapes:
             lambda inputs: inputs.fill(rows, window, states),
             lambda inputs: forward(inputs, hidden_layers),
         )
+
+    def play(self, program: Program, window: FixedWindow, device: torch.device, step: Step) -> None:
+        """Run a program over one window.
+
+        Args:
+            device: of the model's tokens.
+        """
+        numbers, forward = program.numbers(window), program.forward
+        made = self.replay(
+            window.lane.memory,
+            (program.key, window.columns, numbers.shape),
+            lambda: _Numbers(numbers, window, device),
+            lambda inputs: upload_into(inputs.numbers, numbers),
+            lambda inputs: forward(inputs.numbers, inputs.rows, step),
+        )
+        program.take(window, made)
 
     def replay(
         self,

@@ -25,7 +25,7 @@ from outpace.targets.base import check_chains, checked_cache
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.cpu.packing import check_pack, check_quantise
-from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, warm, width_of
+from outpace.targets.gpu.fixed import FixedShapes, Program, most_bytes, resolved, warm, width_of
 from outpace.targets.gpu.graphs import NotCaptured, runner_for
 from outpace.targets.gpu.tree_attention import with_trees
 from outpace.targets.inputs.changes import Addresses, Structure, Weights
@@ -37,7 +37,7 @@ from outpace.targets.inputs.surgery import exchange
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
 from outpace.targets.plan import StepPlan
-from outpace.targets.rows import Output, Rows, extra_rows, on_host
+from outpace.targets.rows import Output, Rows, extra_rows
 from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import bit_test
 from outpace.targets.step.modules import Modules
@@ -45,7 +45,7 @@ from outpace.targets.step.plans import Asked, choose
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested
-from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
+from outpace.targets.stock.layouts import LAYOUTS, Call, step_fixed, try_lines
 from outpace.targets.stock.uncached import UncachedForwards, scale_of
 from outpace.transfer import upload
 
@@ -315,7 +315,7 @@ class CausalTarget(UncachedForwards):
                 if self.options.static is True:
                     raise
                 self._launch(str(error))
-                return self.run(cache, on_host(feeds), logits_from, hidden_layers, states)
+                return self.run(cache, feeds, logits_from, hidden_layers, states)
             self.plan.layouts[name] += 1
             windows = windows[taken.windows :]
         return Output.join(outputs)
@@ -323,8 +323,28 @@ class CausalTarget(UncachedForwards):
     def shapes_beside(self) -> FixedShapes | None:
         return None if self._fixed is None else self._fixed.lend()
 
-    def takes_drawn(self, count: int, width: int = 1) -> bool:
+    def plays(self, count: int, width: int = 1) -> bool:
         return self._fixed is not None and width_of(count, width) > 0
+
+    @torch.inference_mode()
+    def play(self, cache: Cache, program: Program) -> bool:
+        refuse_training(self.model)
+        fixed = checked_cache(self, cache, FixedCache)
+        self._follow(begins=not all(map(fixed.length, program.widths)))
+        shapes = self._fixed
+        if shapes is None:
+            return False
+        try:
+            for window in fixed.begin_fixed(program.widths, 1):
+                shapes.play(program, window, self.device, partial(step_fixed, self))
+        except NotCaptured as error:
+            if self.options.static is True:
+                raise
+            fixed.keep({})
+            self._launch(str(error))
+            return False
+        fixed.keep({slot: range(count) for slot, count in program.kept.items()})
+        return True
 
     def warm(self, cache: Cache, slots: int, layers: Sequence[int]) -> None:
         if self._fixed is not None and isinstance(cache, FixedCache):

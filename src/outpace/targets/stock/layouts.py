@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from outpace.cache import FixedWindow, KVCache, Slot, Window
+from outpace.cache import FixedRows, FixedWindow, KVCache, Slot, Window
 from outpace.targets.cpu.line_attention import line_attention
 from outpace.targets.gpu.fixed import FixedInputs
 from outpace.targets.gpu.graphs import Made
 from outpace.targets.inputs.config import family
-from outpace.targets.inputs.device_rows import read_numbers
+from outpace.targets.inputs.device_rows import Trees, read_numbers
 from outpace.targets.inputs.forward import CacheAdapter, padded_states, rows_of
 from outpace.targets.inputs.line import WINDOW_COST, Line
 from outpace.targets.inputs.refusals import untouchable
@@ -158,16 +158,32 @@ def _compute_line(target: CausalTarget, call: Call, in_line: Line) -> Output:
 
 def _compute_fixed(target: CausalTarget, inputs: FixedInputs, hidden_layers: tuple[int, ...]) -> Made:
     """A forward of the model from the data in the inputs, without any data from the host."""
-    rows, modules = inputs.rows, target._modules
+    rows = inputs.rows
     at = read_numbers(inputs.numbers, rows.width)
-    rows.rows = torch.where(at.trees.real, at.rows, rows.scratch)
-    tokens_or_states = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
+    written = rows.at(torch.where(at.trees.real, at.rows, rows.scratch))
+    given = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
+    return _run_fixed(target, written, given, at.trees, hidden_layers)
+
+
+def step_fixed(target: CausalTarget, rows: FixedRows, tokens: Tensor, trees: Trees) -> Tensor:
+    """A forward of the model within a program (``gpu/fixed.py``)."""
+    return _run_fixed(target, rows, {"input_ids": tokens}, trees, ()).logits
+
+
+def _run_fixed(
+    target: CausalTarget,
+    rows: FixedRows,
+    given: Mapping[str, Tensor],
+    trees: Trees,
+    hidden_layers: tuple[int, ...],
+) -> Made:
+    modules = target._modules
     assert target._fixed is not None
     return modules.run(
         target._fixed.compiled(modules.step),
-        tokens_or_states,
-        modules.masks.tree_mask(at.trees, rows.columns),
-        at.trees.positions,
+        given,
+        modules.masks.tree_mask(trees, rows.columns),
+        trees.positions,
         CacheAdapter(rows, modules.cache_layers),
         rows.width,
         hidden_layers,
