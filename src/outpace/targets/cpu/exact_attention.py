@@ -28,6 +28,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.core import UnsupportedModel
+from outpace.targets.cpu.compiled_attention import compiled_attention, compiled_takes
 from outpace.targets.cpu.trials import using_threads
 from outpace.targets.inputs.shared import shared_here
 
@@ -150,6 +151,8 @@ def exact_attention(
         raise UnsupportedModel(f"attention with {', '.join(more) or 'dropout'} has no bit-exact form here")
     heads, kv = query.shape[1], key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if compiled_takes(query, key, value):
+        return compiled_attention(query, key, value, attention_mask, scale), None
     row_groups = _row_groups(attention_mask, query, key, heads // kv, flash=value.shape[3] == query.shape[3])
     if len(row_groups) == 1 and row_groups[0].rows is None:
         return _attend(query, key, value, row_groups[0], scale).transpose(1, 2).contiguous(), None
@@ -219,7 +222,7 @@ def _row_groups(mask: Tensor | None, query: Tensor, key: Tensor, groups: int, fl
         mask = torch.ones((1, 1, width, columns), dtype=torch.bool).tril(columns - width)
         return _split(mask.expand(len(query), -1, -1, -1), groups, splits)
     shared = shared_here()
-    kept: dict[bool, list[_RowGroup]] = shared.get(mask, {})
+    kept: dict[Any, Any] = shared.get(mask, {})  # by the compiled attention too
     if splits not in kept:
         kept[splits] = _split(mask.expand(len(query), -1, -1, -1), groups, splits)
         shared.put(mask, kept)

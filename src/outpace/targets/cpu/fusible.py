@@ -32,7 +32,7 @@ GROUPS = (
     ("mlp", ("down_proj",)),
 )
 HEAD_NORMS = ("q_norm", "k_norm")
-_HEAD_SIZE = 32  # the size of heads is a multiple of this, the hidden size of ``LANES``
+HEAD_SIZE = 32  # the size of heads is a multiple of this, the hidden size of ``LANES``
 
 
 def fusing_refused(model: Any, pack: bool | str, fuse: bool | Literal["auto"]) -> str:
@@ -77,8 +77,8 @@ def why_not_fused(model: Any) -> str:
     if config.hidden_act not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
     between = getattr(config, "intermediate_size", None) or 0
-    if config.hidden_size % LANES or between < LANES or heads % _HEAD_SIZE:
-        return f"its hidden size is not a multiple of {LANES}, or that of its heads of {_HEAD_SIZE}"
+    if config.hidden_size % LANES or between < LANES or heads % HEAD_SIZE:
+        return f"its hidden size is not a multiple of {LANES}, or that of its heads of {HEAD_SIZE}"
     library = functions(model.dtype)
     return library if isinstance(library, str) else ""
 
