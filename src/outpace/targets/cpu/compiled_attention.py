@@ -1,7 +1,7 @@
 """Attention of rows whose keys and values are in a cache already, by the function of fused layers.
 
-A row's sums are in the order of its own columns, so its bits are those of plain decoding, as ``native/layers.c``
-has it. It takes a fraction of the time of sums in float64.
+A row's sums are in the order of its own columns, as ``native/layers.c`` has it, so its bits do not depend on
+other rows, or on where its columns are.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ def compiled_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
     )
 
 
-def compiled_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+def compiled_attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
+) -> Tensor:
     """Attention; arguments and result as those of ``exact_attention``."""
     batch, heads, width, size = query.shape
     shared, dtype = key.shape[1], query.dtype
@@ -77,4 +79,6 @@ def _laid_out(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
     """Keys and values with the same strides, a head's rows one after the other; copied if they are not."""
     if key.stride() == value.stride() and key.stride()[2:] == (key.shape[3], 1):
         return key, value
-    return key.clone(memory_format=torch.contiguous_format), value.clone(memory_format=torch.contiguous_format)
+    return key.clone(memory_format=torch.contiguous_format), value.clone(
+        memory_format=torch.contiguous_format
+    )

@@ -3,6 +3,9 @@
 Heads that share keys are packed into rows, so no keys are copied (transformers repeats all keys and values
 for each group of heads in a masked step of more than one row).
 
+The compiled function of fused layers (``compiled_attention.py``) computes what it takes: float32 and bfloat16,
+heads of a multiple of 32 numbers. The rest is for what it does not take, and for machines without it.
+
 A row attends to the same keys in a tree and in plain decoding, but in other columns. Two rules make its
 result the same to the last bit:
 
@@ -226,7 +229,8 @@ def _row_groups(mask: Tensor | None, query: Tensor, key: Tensor, groups: int, fl
     if splits not in kept:
         kept[splits] = _split(mask.expand(len(query), -1, -1, -1), groups, splits)
         shared.put(mask, kept)
-    return kept[splits]
+    found: list[_RowGroup] = kept[splits]
+    return found
 
 
 def _split(mask: Tensor, groups: int, splits: bool) -> list[_RowGroup]:

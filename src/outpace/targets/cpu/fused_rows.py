@@ -150,7 +150,7 @@ class LayerRows:
         self._queries = torch.empty(count, heads.heads, size)
         self.count, self.sequences = count, batch
         self.columns = max(window.columns, 0 if mask is None else mask.shape[-1])
-        angles = [pointer(each, heads.dtype, count, size) for each in self._rotation] or [None, None]
+        cosine, sine = [pointer(each, heads.dtype, count, size) for each in self._rotation] or (None, None)
         struct = RowsStruct(
             rows=count,
             sequences=batch,
@@ -166,8 +166,8 @@ class LayerRows:
             count=address(counts, _INT, count),
             start=address(start, _INT, count),
             columns=address(columns, _INT, len(columns)),
-            cosine=angles[0],
-            sine=angles[1],
+            cosine=cosine,
+            sine=sine,
             queries=pointer(self._queries, torch.float32, count, heads.heads, size),
         )
         self.pointer = ctypes.pointer(struct)

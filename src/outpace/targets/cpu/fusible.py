@@ -8,7 +8,8 @@ from typing import Any, Literal
 from torch import nn
 
 from outpace.core import UnsupportedModel
-from outpace.native.layers import DTYPES, EIGHT, LANES, functions
+from outpace.native.layers import DTYPES, LANES, functions
+from outpace.targets.cpu.kernels import rounded_panel
 from outpace.targets.cpu.linear import Rounded, linears_of, rounded_of
 from outpace.targets.cpu.packing import NO_MEMORY, copies_fit
 from outpace.targets.inputs.changes import hooks_of
@@ -121,5 +122,5 @@ def _joinable(group: Sequence[Any]) -> bool:
     """True if layers with the same inputs are all of floats, or rounded alike, with whole panels."""
     kinds = {linear.kernel.name if isinstance(linear, Rounded) else "" for linear in group}
     return len(kinds) == 1 and (
-        kinds == {""} or not any(linear.out_features % EIGHT for linear in group[:-1])
+        kinds == {""} or not any(linear.out_features % rounded_panel() for linear in group[:-1])
     )
