@@ -3,8 +3,9 @@
 Heads that share keys are packed into rows, so no keys are copied (transformers repeats all keys and values
 for each group of heads in a masked step of more than one row).
 
-The compiled function of fused layers (``compiled_attention.py``) computes what it takes: float32 and bfloat16,
-heads of a multiple of 32 numbers. The rest is for what it does not take, and for machines without it.
+The compiled function of fused layers (``compiled_attention.py``) computes what it takes: float32 and
+bfloat16, heads of a multiple of 32 numbers. The rest of this module is for what it does not take, and for
+machines without it.
 
 A row attends to the same keys in a tree and in plain decoding, but in other columns. Two rules make its
 result the same to the last bit:
