@@ -1134,6 +1134,22 @@ TARGETS = [
         ),
     ),
     Mutant(
+        "keys and values with other strides are read as if they had the same",
+        "outpace/targets/cpu/compiled_attention.py",
+        "    if key.stride() == value.stride() and key.stride()[2:] == (key.shape[3], 1):\n",
+        "    if True:\n",
+        (
+            "tests/unit/targets/test_exact.py::test_keys_and_values_that_are_laid_out_in_another_way_give_the_same_bits",
+        ),
+    ),
+    Mutant(
+        "rows that attend to all before them are taken for the first ones of a text",
+        "outpace/targets/cpu/fused_rows.py",
+        "        return [self.columns - self.width] * len(self.slots)\n",
+        "        return [0] * len(self.slots)\n",
+        ("tests/unit/targets/test_exact.py::test_a_row_of_a_tree_has_the_bits_of_plain_decoding",),
+    ),
+    Mutant(
         "near columns of exact attention are summed in float32",
         "outpace/targets/cpu/exact_attention.py",
         "    scores = torch.matmul(rows[:, :, some].double() * scale, close.transpose(2, 3))\n",

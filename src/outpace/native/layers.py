@@ -17,7 +17,7 @@ from outpace.native.pointers import check, pointer
 _DEFINED = {torch.bfloat16: ("-DREAL16",), torch.float32: ()}
 
 DTYPES = frozenset(_DEFINED)
-EIGHT, SHARE = 8, 32  # outputs of a panel, and inputs of a block, of rounded weights
+SHARE = 32  # inputs of a block of rounded weights
 LANES = 16  # rows of ``norm`` have a multiple of this size, those of ``gated`` at least this size
 
 
@@ -80,6 +80,7 @@ STRUCTS: dict[str, type[Structure]] = {
 }
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "panel_outputs": (c_int, []),
+    "rounded_outputs": (c_int, []),
     "pair_inputs": (c_int, []),
     "multiply": (c_int, [POINTER(ProductStruct), c_long, *[c_void_p] * 2]),
     "norm": (None, [c_long, c_long, *[c_void_p] * 3, c_float, *[c_void_p] * 2]),

@@ -6,8 +6,9 @@
 #include "rounded.h"
 #include "tiles.h"
 
-/* Numbers of outputs in a panel and of inputs in a pair, for packing. */
+/* Numbers of outputs in a panel, also of rounded weights, and of inputs in a pair, for packing. */
 int panel_outputs(void) { return PANEL; }
+int rounded_outputs(void) { return ACROSS; }
 int pair_inputs(void) { return PAIR; }
 
 /* Rows [rows, inputs] times the weights, plus the bias: [rows, outputs]. Returns 1 if out of memory. */

@@ -13,7 +13,7 @@ struct rows {
     const int32_t *sequence;      /* [rows] */
     const int32_t *place;         /* [rows]: the cache row that each is written to; -1 for padding */
     const int32_t *first, *run, *count, *start, *columns;
-    const real *cosine, *sine; /* [rows, size] */
+    const real *cosine, *sine; /* [rows, size]; NULL: queries are rotated, keys and values in the cache already */
     float *queries;            /* [rows, heads, size]: workspace; of ``real`` for products of squares */
 };
 
@@ -52,6 +52,13 @@ static inline void rotate(const struct rows *rows, long row, const real *head, c
     }
 }
 
+/* A query as it is: to float32, scaled, or to ``real``. */
+static inline void take(const struct rows *rows, const real *head, float factor, float *wide, real *out) {
+    for (int i = 0; i < rows->size; i += LANES)
+        if (wide) *(lanes *)(wide + i) = load(head + i) * factor;
+        else store(out + i, load(head + i));
+}
+
 static void enter(const struct rows *rows, const struct heads *heads, long row) {
     const int size = rows->size;
     if (rows->place[row] < 0) return;
@@ -62,9 +69,12 @@ static void enter(const struct rows *rows, const struct heads *heads, long row) 
 #else
         float *const wide = rows->queries + at;
 #endif
-        rotate(rows, row, heads->query + row * heads->query_stride + head * size, heads->query_norm,
-               heads->epsilon, heads->scale, wide, (real *)rows->queries + at);
+        const real *const query = heads->query + row * heads->query_stride + head * size;
+        real *const out = (real *)rows->queries + at;
+        if (rows->cosine) rotate(rows, row, query, heads->query_norm, heads->epsilon, heads->scale, wide, out);
+        else take(rows, query, heads->scale, wide, out);
     }
+    if (!rows->cosine) return;
     for (int head = 0; head < rows->shared; head++) {
         const int64_t at = rows->sequence[row] * heads->sequence_stride + head * heads->head_stride +
                            (int64_t)rows->place[row] * size;

@@ -167,13 +167,11 @@ def test_rows_outside_of_a_forward_are_refused(
     window: Any = SimpleNamespace(
         slots=[None] * batch, width=width, offsets=[0] * batch, widths=[width] * batch, columns=4
     )
-    layer: Any = SimpleNamespace(heads=1, shared=1, size=32, before=torch.zeros(32))
+    heads = fused_rows.HeadSizes(1, 1, 32, torch.float32)
     rotation = (torch.zeros(batch, width, 32),) * 2
     seen = None if mask is None else torch.ones(mask, dtype=torch.bool)
     with pytest.raises(OutpaceError, match="a compiled function"):
-        fused_rows.LayerRows(
-            layer, HERE, seen, None if line is None else torch.tensor(line), window, rotation
-        )
+        fused_rows.LayerRows(heads, seen, None if line is None else torch.tensor(line), window, rotation)
 
 
 def test_products_that_a_fused_layer_does_not_take_are_refused() -> None:

@@ -114,17 +114,23 @@ def test_scores_that_need_much_room_are_computed_in_parts(monkeypatch: pytest.Mo
             assert torch.equal(attend(*arguments), whole)
 
 
+# Heads of which torch computes attention, and, where they are compiled, functions in C.
+HEADS = pytest.mark.parametrize("head", [16, 64])
+
+
+@HEADS
 @pytest.mark.parametrize("context", [3, 200, 440])
-def test_attention_is_that_of_scaled_dot_products(context: int) -> None:
-    query, keys, values, mask, _ = states(context, 13, torch.float32)
+def test_attention_is_that_of_scaled_dot_products(context: int, head: int) -> None:
+    query, keys, values, mask, _ = states(context, 13, torch.float32, head)
     wide = [one.double().repeat_interleave(3, dim=1) for one in (keys, values)]
     expected = nn.functional.scaled_dot_product_attention(query.double(), *wide, attn_mask=mask)
     assert (attend(query, keys, values, mask) - expected.transpose(1, 2)).abs().max() < 1e-5
 
 
-def test_sequences_of_several_lengths_do_not_see_each_other() -> None:
+@HEADS
+def test_sequences_of_several_lengths_do_not_see_each_other(head: int) -> None:
     """Padded rows, which attend to column 0 alone, and columns beyond a sequence's own change nothing."""
-    long, short = states(300, 5, torch.float32), states(40, 5, torch.float32)
+    long, short = states(300, 5, torch.float32, head), states(40, 5, torch.float32, head)
     columns = long[1].shape[2]
     pad = nn.functional.pad
     query = torch.cat([long[0], short[0]])
@@ -141,13 +147,24 @@ def test_sequences_of_several_lengths_do_not_see_each_other() -> None:
     assert found.isfinite().all()
 
 
-def test_a_prompt_in_chunks_has_the_bits_of_a_whole_one() -> None:
-    query, keys, values, _, _ = states(0, 330, torch.float32)
+@HEADS
+def test_a_prompt_in_chunks_has_the_bits_of_a_whole_one(head: int) -> None:
+    query, keys, values, _, _ = states(0, 330, torch.float32, head)
     whole = attend(query, keys, values, None)
     for start, stop in ((0, 100), (100, 101), (101, 330)):
         mask = torch.ones(stop - start, stop, dtype=torch.bool).tril(start)[None, None]
         part = attend(query[:, :, start:stop], keys[:, :, :stop], values[:, :, :stop], mask)
         assert torch.equal(part, whole[:, start:stop])
+
+
+def test_keys_and_values_that_are_laid_out_in_another_way_give_the_same_bits() -> None:
+    """A head's rows apart from each other, and keys and values with other strides."""
+    query, keys, values, mask, _ = states(200, 13, torch.float32, 64)
+    whole = attend(query, keys, values, mask)
+    turned = keys.transpose(1, 2).contiguous().transpose(1, 2)
+    longer = nn.functional.pad(values, (0, 0, 0, 7))[:, :, :-7]
+    assert torch.equal(attend(query, turned, values, mask), whole)
+    assert torch.equal(attend(query, keys, longer, mask), whole)
 
 
 def test_attention_refuses_what_it_does_not_compute() -> None:

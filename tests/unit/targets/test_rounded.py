@@ -18,7 +18,7 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.drafters import load_drafter
 from outpace.loading import Loaded, load
 from outpace.native.layers import functions
-from outpace.targets.cpu.kernels import Blocks
+from outpace.targets.cpu.kernels import Blocks, rounded_panel
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.weights import rounded
 from rounded_folders import AWQ, CONFIGS, GPTQ, packed_config, save_rounded, set_config
@@ -101,16 +101,16 @@ def test_layers_run_fused_and_exact_and_are_not_kept_twice(
 
 
 def test_blocks_split_and_joined_are_the_same() -> None:
-    weight = torch.randn(40, 64, generator=torch.Generator().manual_seed(0))
-    whole = Blocks.pack(weight, 4)
-    parts = whole.split([8, 24, 8])
-    assert [part.outputs for part in parts] == [8, 24, 8]
+    panel = rounded_panel()
+    weight = torch.randn(5 * panel, 64, generator=torch.Generator().manual_seed(0))
+    whole, sizes = Blocks.pack(weight, 4), [panel, 3 * panel, panel]
+    parts = whole.split(sizes)
+    assert [part.outputs for part in parts] == sizes
     assert Blocks.joined(parts).weights.data_ptr() == whole.weights.data_ptr()
     turned = Blocks.joined(parts[::-1])
     assert turned.weights.data_ptr() != whole.weights.data_ptr()
-    assert torch.equal(
-        turned.weights, Blocks.pack(weight.view(5, 8, 64)[[4, 1, 2, 3, 0]].view(40, 64), 4).weights
-    )
+    moved = weight.view(5, panel, 64)[[4, 1, 2, 3, 0]].flatten(0, 1)
+    assert torch.equal(turned.weights, Blocks.pack(moved, 4).weights)
 
 
 def test_accelerated_and_as_a_draft_model(folders: Callable[[str], tuple[Path, Any]]) -> None:

@@ -3,6 +3,10 @@
 Heads that share keys are packed into rows, so no keys are copied (transformers repeats all keys and values
 for each group of heads in a masked step of more than one row).
 
+The compiled function of fused layers (``compiled_attention.py``) computes what it takes: float32 and
+bfloat16, heads of a multiple of 32 numbers. The rest of this module is for what it does not take, and for
+machines without it.
+
 A row attends to the same keys in a tree and in plain decoding, but in other columns. Two rules make its
 result the same to the last bit:
 
@@ -28,6 +32,7 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.core import UnsupportedModel
+from outpace.targets.cpu.compiled_attention import compiled_attention, compiled_takes
 from outpace.targets.cpu.trials import using_threads
 from outpace.targets.inputs.shared import shared_here
 
@@ -150,6 +155,8 @@ def exact_attention(
         raise UnsupportedModel(f"attention with {', '.join(more) or 'dropout'} has no bit-exact form here")
     heads, kv = query.shape[1], key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if compiled_takes(query, key, value):
+        return compiled_attention(query, key, value, attention_mask, scale), None
     row_groups = _row_groups(attention_mask, query, key, heads // kv, flash=value.shape[3] == query.shape[3])
     if len(row_groups) == 1 and row_groups[0].rows is None:
         return _attend(query, key, value, row_groups[0], scale).transpose(1, 2).contiguous(), None
@@ -219,11 +226,12 @@ def _row_groups(mask: Tensor | None, query: Tensor, key: Tensor, groups: int, fl
         mask = torch.ones((1, 1, width, columns), dtype=torch.bool).tril(columns - width)
         return _split(mask.expand(len(query), -1, -1, -1), groups, splits)
     shared = shared_here()
-    kept: dict[bool, list[_RowGroup]] = shared.get(mask, {})
+    kept: dict[Any, Any] = shared.get(mask, {})  # by the compiled attention too
     if splits not in kept:
         kept[splits] = _split(mask.expand(len(query), -1, -1, -1), groups, splits)
         shared.put(mask, kept)
-    return kept[splits]
+    found: list[_RowGroup] = kept[splits]
+    return found
 
 
 def _split(mask: Tensor, groups: int, splits: bool) -> list[_RowGroup]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -66,17 +66,42 @@ def rows_of(
     layer: Layer, mask: Tensor | None, cache: CacheAdapter, rotation: tuple[Tensor, Tensor]
 ) -> RowsByWindow:
     """The rows of a forward's windows."""
-    library: Any = functions(rotation[0].dtype)
+    heads = HeadSizes(layer.heads, layer.shared, layer.size, layer.before.dtype)
     window = cache.window
     if isinstance(window, Window):
-        return [(0, window, LayerRows(layer, library, mask, None, window, rotation))]
+        return [(0, window, LayerRows(heads, mask, None, window, rotation))]
     assert mask is not None
     rows = []
     for in_line in windows_in(mask, cache.shared):
         rotated = rotation[0][:, in_line.span], rotation[1][:, in_line.span]
-        in_window = LayerRows(layer, library, in_line.mask, in_line.cells, in_line.window, rotated)
+        in_window = LayerRows(heads, in_line.mask, in_line.cells, in_line.window, rotated)
         rows.append((in_line.span.start, in_line.window, in_window))
     return rows
+
+
+class HeadSizes(NamedTuple):
+    """Numbers of a layer's heads, of those that have keys, and of a head's elements, and their dtype."""
+
+    heads: int
+    shared: int
+    size: int
+    dtype: torch.dtype
+
+
+class Written(NamedTuple):
+    """What ``LayerRows`` reads of a window, of rows whose keys and values are in the cache already."""
+
+    slots: range
+    width: int
+    columns: int
+
+    @property
+    def offsets(self) -> list[int]:
+        return [self.columns - self.width] * len(self.slots)
+
+    @property
+    def widths(self) -> list[int]:
+        return [self.width] * len(self.slots)
 
 
 class LayerRows:
@@ -86,7 +111,8 @@ class LayerRows:
         mask: boolean [B, 1, width, columns], of rows in a line too; None or without columns if each row
             attends to all before it.
         line: places of the rows in the window, if they are in a line and not all of it.
-        rotation: cosines and sines of the rows' positions, each [B or 1, width, size].
+        rotation: cosines and sines of the rows' positions, each [B or 1, width, size]; None for queries that
+            are rotated, of keys and values that are written already.
 
     Attributes:
         count: number of rows.
@@ -95,12 +121,11 @@ class LayerRows:
 
     def __init__(
         self,
-        layer: Layer,
-        library: Any,
+        heads: HeadSizes,
         mask: Tensor | None,
         line: Tensor | None,
-        window: Window,
-        rotation: tuple[Tensor, Tensor],
+        window: Window | Written,
+        rotation: tuple[Tensor, Tensor] | None,
     ) -> None:
         batch, width = len(window.slots), window.width
         if line is None:
@@ -116,21 +141,21 @@ class LayerRows:
         order = np.argsort(sequence, kind="stable").astype(np.int32)
         begin = np.searchsorted(sequence[order], np.arange(batch + 1)).astype(np.int32)
         count = len(cells)
-        size = layer.size
-        *per_row, columns = _columns(library, mask, cells, column, grid.size)
+        size = heads.size
+        *per_row, columns = _columns(functions(heads.dtype), mask, cells, column, grid.size)
         first, run, counts, start = per_row
         self._arrays = [order, begin, sequence, column, *per_row, columns]  # whose addresses the struct has
         grid_shape = (batch, width, size) if line is None else (1, count, size)
-        self._rotation = [angles.expand(grid_shape).reshape(count, size) for angles in rotation]
-        self._queries = torch.empty(count, layer.heads, size)
+        self._rotation = [angles.expand(grid_shape).reshape(count, size) for angles in rotation or ()]
+        self._queries = torch.empty(count, heads.heads, size)
         self.count, self.sequences = count, batch
         self.columns = max(window.columns, 0 if mask is None else mask.shape[-1])
-        cosine, sine = (pointer(angles, layer.before.dtype, count, size) for angles in self._rotation)
+        cosine, sine = [pointer(each, heads.dtype, count, size) for each in self._rotation] or (None, None)
         struct = RowsStruct(
             rows=count,
             sequences=batch,
-            heads=layer.heads,
-            shared=layer.shared,
+            heads=heads.heads,
+            shared=heads.shared,
             size=size,
             order=address(order, _INT, count),
             begin=address(begin, _INT, batch + 1),
@@ -143,7 +168,7 @@ class LayerRows:
             columns=address(columns, _INT, len(columns)),
             cosine=cosine,
             sine=sine,
-            queries=pointer(self._queries, torch.float32, count, layer.heads, size),
+            queries=pointer(self._queries, torch.float32, count, heads.heads, size),
         )
         self.pointer = ctypes.pointer(struct)
 

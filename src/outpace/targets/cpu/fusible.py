@@ -8,7 +8,8 @@ from typing import Any, Literal
 from torch import nn
 
 from outpace.core import UnsupportedModel
-from outpace.native.layers import DTYPES, EIGHT, LANES, functions
+from outpace.native.layers import DTYPES, LANES, functions
+from outpace.targets.cpu.kernels import rounded_panel
 from outpace.targets.cpu.linear import Rounded, linears_of, rounded_of
 from outpace.targets.cpu.packing import NO_MEMORY, copies_fit
 from outpace.targets.inputs.changes import hooks_of
@@ -32,7 +33,7 @@ GROUPS = (
     ("mlp", ("down_proj",)),
 )
 HEAD_NORMS = ("q_norm", "k_norm")
-_HEAD_SIZE = 32  # the size of heads is a multiple of this, the hidden size of ``LANES``
+HEAD_SIZE = 32  # the size of heads is a multiple of this, the hidden size of ``LANES``
 
 
 def fusing_refused(model: Any, pack: bool | str, fuse: bool | Literal["auto"]) -> str:
@@ -77,8 +78,8 @@ def why_not_fused(model: Any) -> str:
     if config.hidden_act not in ("silu", "swish"):
         return f"its activation is {config.hidden_act}"
     between = getattr(config, "intermediate_size", None) or 0
-    if config.hidden_size % LANES or between < LANES or heads % _HEAD_SIZE:
-        return f"its hidden size is not a multiple of {LANES}, or that of its heads of {_HEAD_SIZE}"
+    if config.hidden_size % LANES or between < LANES or heads % HEAD_SIZE:
+        return f"its hidden size is not a multiple of {LANES}, or that of its heads of {HEAD_SIZE}"
     library = functions(model.dtype)
     return library if isinstance(library, str) else ""
 
@@ -121,5 +122,5 @@ def _joinable(group: Sequence[Any]) -> bool:
     """True if layers with the same inputs are all of floats, or rounded alike, with whole panels."""
     kinds = {linear.kernel.name if isinstance(linear, Rounded) else "" for linear in group}
     return len(kinds) == 1 and (
-        kinds == {""} or not any(linear.out_features % EIGHT for linear in group[:-1])
+        kinds == {""} or not any(linear.out_features % rounded_panel() for linear in group[:-1])
     )

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outpace.native.layers import DTYPES, EIGHT, SHARE, ProductStruct, byref, functions
+from outpace.native.layers import DTYPES, SHARE, ProductStruct, byref, functions
 from outpace.native.pointers import pointer, pointer_or_null
 from outpace.targets.kernel import Kernel, Stock
 
@@ -62,26 +62,28 @@ class Blocks(NamedTuple):
     A block has a scale, with 4 bits a zero too, per output and ``SHARE`` inputs.
 
     Attributes:
-        weights: bytes, [panels of outputs, blocks of inputs, bytes of a block], padded with zeros.
+        panel: outputs of a panel.
+        weights: bytes, [panels, blocks of inputs, bytes of a block], padded with zeros.
     """
 
     inputs: int
     outputs: int
     bits: int
+    panel: int
     weights: Tensor
 
     @classmethod
     def pack(cls, weight: Tensor, bits: int) -> Blocks:
         """Weights, [outputs, inputs]."""
-        outputs, inputs = weight.shape
-        groups = _shares(weight.float())
+        (outputs, inputs), panel = weight.shape, rounded_panel()
+        groups = _shares(weight.float(), panel)
         low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
         # Rounded before they are used, so that an all-zero block does not divide by zero either.
         span = (high - low) / 15 if bits == 4 else torch.maximum(high, -low) / 127
         scale = span.clamp_(min=1e-30).bfloat16()
         zero, limits = (low.bfloat16(), (0, 15)) if bits == 4 else (torch.zeros_like(scale), (-127, 127))
         numbers = ((groups - zero.float()) / scale.float()).round_().clamp_(*limits).to(torch.int8)
-        return cls(inputs, outputs, bits, _blocks(numbers, scale, zero, bits))
+        return cls(inputs, outputs, bits, panel, _blocks(numbers, scale, zero, bits))
 
     @classmethod
     def of_numbers(cls, numbers: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Blocks:
@@ -95,9 +97,10 @@ class Blocks(NamedTuple):
         (outputs, inputs), times = numbers.shape, numbers.shape[1] // SHARE // scales.shape[1]
         scale = scales.float().bfloat16()
         zero = (-zeros.float() * scale.float()).bfloat16()
-        scale, zero = (_shares(part.repeat_interleave(times, dim=1), 1) for part in (scale, zero))
+        panel = rounded_panel()
+        scale, zero = (_shares(part.repeat_interleave(times, dim=1), panel, 1) for part in (scale, zero))
         signed = numbers.to(torch.int16).sub_(128 if bits == 8 else 0).to(torch.int8)
-        return cls(inputs, outputs, bits, _blocks(_shares(signed), scale, zero, bits))
+        return cls(inputs, outputs, bits, panel, _blocks(_shares(signed, panel), scale, zero, bits))
 
     @classmethod
     def joined(cls, parts: Sequence[Blocks]) -> Blocks:
@@ -115,11 +118,11 @@ class Blocks(NamedTuple):
             weights = first.as_strided((panels, *first.shape[1:]), first.stride())
         else:
             weights = torch.cat(each)
-        return cls(parts[0].inputs, sum(part.outputs for part in parts), parts[0].bits, weights)
+        return parts[0]._replace(outputs=sum(part.outputs for part in parts), weights=weights)
 
     def split(self, outputs: Sequence[int]) -> list[Blocks]:
         """Views of the blocks of some outputs each, in turn."""
-        views = self.weights.split([-(-count // EIGHT) for count in outputs])
+        views = self.weights.split([-(-count // self.panel) for count in outputs])
         return [
             self._replace(outputs=count, weights=view) for count, view in zip(outputs, views, strict=True)
         ]
@@ -130,8 +133,8 @@ class Blocks(NamedTuple):
         return torch.bfloat16
 
     def product(self, bias: Tensor | None) -> ProductStruct:
-        panels, blocks = -(-self.outputs // EIGHT), -(-self.inputs // SHARE)
-        size = (2 + SHARE if self.bits == 8 else 4 + SHARE // 2) * EIGHT
+        panels, blocks = -(-self.outputs // self.panel), -(-self.inputs // SHARE)
+        size = (2 + SHARE if self.bits == 8 else 4 + SHARE // 2) * self.panel
         return ProductStruct(
             inputs=self.inputs,
             outputs=self.outputs,
@@ -141,10 +144,16 @@ class Blocks(NamedTuple):
         )
 
 
-def _shares(matrix: Tensor, share: int = SHARE) -> Tensor:
+def rounded_panel() -> int:
+    """Outputs of a panel of rounded weights, as the compiled functions read it here; 1 if there are none."""
+    library: Any = functions(torch.bfloat16)
+    return 1 if isinstance(library, str) else int(library.rounded_outputs())
+
+
+def _shares(matrix: Tensor, panel: int, share: int = SHARE) -> Tensor:
     """A matrix [outputs, inputs] as [panels, blocks, outputs, inputs of a block], padded with zeros."""
-    whole = nn.functional.pad(matrix, (0, -matrix.shape[1] % share, 0, -len(matrix) % EIGHT))
-    return whole.view(-1, EIGHT, whole.shape[1] // share, share).transpose(1, 2)
+    whole = nn.functional.pad(matrix, (0, -matrix.shape[1] % share, 0, -len(matrix) % panel))
+    return whole.view(-1, panel, whole.shape[1] // share, share).transpose(1, 2)
 
 
 def _blocks(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
