@@ -86,8 +86,7 @@ def counted(path: str, found: dict[str, Any]) -> int:
     return int(usage.get("prompt_tokens", usage.get("input_tokens")))
 
 
-@pytest.mark.parametrize("template", [HERMES, ALTERNATING, ""])
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("path", "template"), in_turn(PATHS, [HERMES, ALTERNATING, ""]))
 def test_tools_are_in_the_prompt_whatever_the_template(path: str, template: str) -> None:
     loaded = with_template(template) if template else model()
 
