@@ -1,5 +1,5 @@
 """Settings and hooks of all tests."""
 
-from running import pytest_runtest_setup
+from running import pytest_collection, pytest_runtest_setup
 
-__all__ = ["pytest_runtest_setup"]
+__all__ = ["pytest_collection", "pytest_runtest_setup"]

@@ -19,7 +19,7 @@ from outpace.testing.gguf import quantise, write_gguf
 
 @lru_cache(maxsize=1)
 def _folder() -> Path:
-    return Path(mkdtemp(prefix="outpace-gguf-"))
+    return Path(mkdtemp())
 
 
 @lru_cache(maxsize=2)

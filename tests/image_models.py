@@ -29,7 +29,7 @@ PARTED = (  # texts as parts of a list alone, as SmolVLM's template has them
 @lru_cache(maxsize=1)
 def folder() -> Path:
     """A model of four layers in all, whose images are eight by eight pixels and four tokens."""
-    place = Path(mkdtemp(prefix="outpace-images-"))
+    place = Path(mkdtemp())
     tokenizer = outpace.load().tokenizer
     tokenizer.add_tokens([MARK], special_tokens=True)
     mark = tokenizer.convert_tokens_to_ids(MARK)

@@ -26,6 +26,14 @@ def first(count: int, cases: Iterable[Any]) -> list[Any]:
     ]
 
 
+def one_in(count: int, cases: Iterable[Any], start: int = 0) -> list[Any]:
+    """Cases for ``parametrize``: one in ``count`` by default, from ``start`` on, the others as slow tests."""
+    return [
+        pytest.param(case, marks=() if place % count == start else pytest.mark.slow)
+        for place, case in enumerate(cases)
+    ]
+
+
 def in_turn(cases: Iterable[Any], values: Iterable[Any], among: Container[Any] | None = None) -> list[Any]:
     """Pairs for ``parametrize``: each case with one value by default, with the others as slow tests.
 

@@ -4,20 +4,25 @@ Hypothesis tries the same examples in every run, and none is too slow on a busy 
 
 Self-tests of the same model are recorded within a run, except where tests break targets, or test the record.
 
+Garbage collections leave out the modules and the tests: half a million objects, which stay to the end.
+
 Where there is no GPU, Triton's kernels run in its interpreter.
 """
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import tempfile
+from collections.abc import Iterator
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
 import torch
 from hypothesis import settings
 
-_TESTED = tempfile.TemporaryDirectory(prefix="outpace-tested-")
 _TESTS = [Path(__file__).parent, Path(__file__).parents[1] / "lab" / "tests"]
 _UNRECORDED = [
     tests / name
@@ -32,8 +37,30 @@ settings.register_profile("outpace", derandomize=True, deadline=None, database=N
 settings.load_profile("outpace")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Freeze what is there when the tests are collected."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # extensions report what is there after the last collection
+
+
+@lru_cache(maxsize=1)
+def _files(config: pytest.Config) -> Path:
+    """Make all temporary files in pytest's folder: later runs remove it, also after one that was killed."""
+    folder: Path = config._tmp_path_factory.mktemp("files")  # type: ignore[attr-defined]
+    tempfile.tempdir = str(folder)
+    return folder
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Choose the folder of the record before any fixture loads a model; none where no self-test is spared."""
+    tested = _files(item.config) / "tested"
     unrecorded = any(item.path.is_relative_to(folder) for folder in _UNRECORDED)
-    os.environ["OUTPACE_TESTED"] = "" if unrecorded else _TESTED.name
+    os.environ["OUTPACE_TESTED"] = "" if unrecorded else str(tested)

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from running import pytest_runtest_setup
+from running import pytest_collection, pytest_runtest_setup
 
-__all__ = ["pytest_runtest_setup", "trained_for_all"]
+__all__ = ["pytest_collection", "pytest_runtest_setup", "trained_for_all"]
 
 
 @pytest.fixture(scope="session", autouse=True)

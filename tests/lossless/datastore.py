@@ -12,8 +12,6 @@ import outpace
 from lossless.prompts import PROMPTS
 from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
-
 
 def with_datastore(spec: str) -> str:
     """The spec, ``{datastore}`` in it replaced by the path of a datastore of the prompts."""
@@ -23,7 +21,7 @@ def with_datastore(spec: str) -> str:
 @lru_cache
 def _datastore() -> Path:
     tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
-    file = Path(_FOLDER.name) / "prompts.datastore"
+    file = Path(tempfile.mkdtemp()) / "prompts.datastore"
     with DatastoreWriter(file, len(tokenizer)) as writer:
         for text in PROMPTS:
             writer.add(tokenizer(text).input_ids)

@@ -6,7 +6,7 @@ The accelerator is emulated (``accelerator.py``): "cuda", "mps", and a model on 
 from __future__ import annotations
 
 from functools import lru_cache
-from itertools import cycle, product
+from itertools import product
 from typing import Any
 
 import pytest
@@ -96,19 +96,17 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
     return [sequence.output for sequence in sequences], max(steps, 1)
 
 
-# Each drafter once on cuda with graphs, greedily. Sampled, where an interpreter runs the kernel of draws, one
-# of each kind: a chain, a tree, and a reader of states. Some without graphs, and elsewhere. Others are slow.
+# Each drafter once, most on cuda with graphs, greedily; one sampled, where an interpreter runs the kernel of
+# draws, one without graphs, one on mps, one on two devices. Others are slow.
 QUICK = {
-    *zip(DRAFTERS, cycle(["cuda"]), cycle(["greedy"]), cycle([True]), strict=False),
-    ("prompt_lookup", "cuda", "sampled", True),
-    ("draft_model, trees", "cuda", "sampled", True),
-    ("hydra", "cuda", "sampled", True),
-    ("eagle, trees", "cuda", "greedy", False),
-    ("lookahead", "mps", "greedy", False),
-    ("eagle", "mps", "greedy", False),
-    ("draft_model", "two", "greedy", False),
-    ("medusa", "two", "greedy", True),
-}
+    (drafter, *{
+        "prompt_lookup": ("cuda", "sampled", True),
+        "eagle, trees": ("cuda", "greedy", False),
+        "mtp, trees": ("mps", "greedy", False),
+        "hydra, by confidence": ("two", "greedy", True),
+    }.get(drafter, ("cuda", "greedy", True)))
+    for drafter in DRAFTERS
+}  # fmt: skip
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])
     for case in product(DRAFTERS, KINDS, SAMPLINGS, (False, True))

@@ -15,6 +15,7 @@ from outpace.draws.noise import Key, noisy_argmax
 from outpace.engine.engine import Engine
 from outpace.targets import Rows
 from outpace.testing import ToyTarget
+from parts import in_turn
 
 PROMPTS = [[3, 9, 2, 7, 3, 9], [5], [1, 2, 3, 1, 2, 3, 1]]
 SAMPLINGS = {
@@ -52,8 +53,7 @@ def test_plain_decoding_is_the_argmax_after_each_text() -> None:
             text.append(token)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize(("drafter", "sampling"), in_turn(DRAFTERS, SAMPLINGS))
 def test_tokens_are_those_of_plain_decoding(drafter: str, sampling: str) -> None:
     """Two sequences, and a third that joins; the first to end leaves."""
     params = SAMPLINGS[sampling]

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reaso
 
 # Those that need nothing trained for the test: chains, trees and readers of hidden states; others are slow.
 HERE = {name: spec for name, spec in SPECS.items() if "{" not in spec}
-QUICK = {"jacobi", "suffix", "draft_model, trees", "eagle, trees"}
+QUICK = {"suffix", "draft_model, trees", "eagle, trees"}
 
 
 @pytest.mark.parametrize(("drafter", "dtype"), in_turn(HERE, [torch.float32, torch.bfloat16], among=QUICK))

@@ -27,6 +27,7 @@ from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget
 from outpace.targets.gpu.fixed import resolved
 from outpace.targets.gpu.graphs import NotCaptured
+from parts import in_turn
 
 PROMPTS = [[3, 9, 2, 7, 3, 9, 2], [5, 6], [1, 2, 3, 1, 2, 3, 1]]
 PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
@@ -121,14 +122,7 @@ SAMPLINGS = {
 }
 
 
-# The kernel for cuts takes long in the interpreter.
-CHAINS = [
-    pytest.param(*case, marks=[pytest.mark.slow] if case == ("cut", "match") else [])
-    for case in product(SAMPLINGS, ("match", "rejection"))
-]
-
-
-@pytest.mark.parametrize(("sampling", "verifier"), CHAINS)
+@pytest.mark.parametrize(("sampling", "verifier"), in_turn(SAMPLINGS, ["rejection", "match"]))
 def test_chains_on_the_device_are_those_of_the_host(cuda: Accelerator, sampling: str, verifier: str) -> None:
     """Sequences of several lengths, which end one after another."""
     params = [replace(SAMPLINGS[sampling], max_new_tokens=most) for most in (12, 5, 9)]

@@ -28,6 +28,7 @@ from outpace.targets import CausalTarget, Rows
 from outpace.targets.gpu.graphs import CudaGraphs, Eager, Made, Runner
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.stock import layouts
+from parts import in_turn
 from replay import HostRead, Replay
 from zoo.families import BY_KIND, FAMILIES
 
@@ -110,8 +111,7 @@ def test_tokens_are_those_of_plain_decoding(drafter: str, sampling: str, device:
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("verifier", ["match", "rejection"])
-@pytest.mark.parametrize("branching", ["1", "2x2"])
+@pytest.mark.parametrize(("branching", "verifier"), in_turn(["1", "2x2"], ["match", "rejection"]))
 def test_a_draft_model_of_fixed_shapes(branching: str, verifier: str, device: str) -> None:
     """Trees that go into the draft model in several forwards; what it drafts is what it drafts otherwise."""
     params = replace(SAMPLINGS["sampled"], max_new_tokens=12)

@@ -12,7 +12,6 @@ import outpace
 from lossless.prompts import PROMPTS
 from mtp_folders import write_beside
 
-_FOLDER = tempfile.TemporaryDirectory(prefix="outpace-")  # goes when the tests end
 TRAINED = Path(__file__).parents[1] / "trained"
 
 
@@ -28,4 +27,4 @@ def with_trained(spec: str) -> str:
 def _predicting() -> Path:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype="float32")
     tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
-    return write_beside(Path(_FOLDER.name), model, [tokenizer(text).input_ids for text in PROMPTS])
+    return write_beside(Path(tempfile.mkdtemp()), model, [tokenizer(text).input_ids for text in PROMPTS])

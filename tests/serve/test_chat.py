@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
-
 from serving import engine_text, model, run, serving, story
 
 USAGE = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
@@ -54,29 +52,32 @@ def test_each_of_n_choices_has_its_own_seed() -> None:
     run(main)
 
 
-@pytest.mark.parametrize(
-    ("sent", "params"),
-    [
-        ({"presence_penalty": 1.5}, {"presence_penalty": 1.5}),
-        ({"frequency_penalty": 1.5}, {"frequency_penalty": 1.5}),
-        ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
-        ({"logit_bias": {"300": 50}}, {"logit_bias": {300: 50.0}}),
-        ({"temperature": 1.3, "seed": 3, "top_p": 0.6}, {"temperature": 1.3, "seed": 3, "top_p": 0.6}),
-        ({"temperature": 1.3, "seed": 3, "min_p": 0.2}, {"temperature": 1.3, "seed": 3, "min_p": 0.2}),
-        ({"seed": 5, "temperature": None}, {"seed": 5, "temperature": 1.0}),
-        ({"stop": "the"}, {"stop": "the"}),
-        ({"temperature": 1.3, "seed": 3.0, "top_p": 0}, {}),
-        ({"stop_token_ids": [16]}, {"stop_token_ids": [16]}),
-        ({"ignore_eos": True}, {"ignore_eos": True}),
-    ],
-)
-def test_parameters_reach_the_engine(sent: dict[str, Any], params: dict[str, Any]) -> None:
+PARAMETERS: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"presence_penalty": 1.5}, {"presence_penalty": 1.5}),
+    ({"frequency_penalty": 1.5}, {"frequency_penalty": 1.5}),
+    ({"repetition_penalty": 1.5}, {"repetition_penalty": 1.5}),
+    ({"logit_bias": {"300": 50}}, {"logit_bias": {300: 50.0}}),
+    ({"temperature": 1.3, "seed": 3, "top_p": 0.6}, {"temperature": 1.3, "seed": 3, "top_p": 0.6}),
+    ({"temperature": 1.3, "seed": 3, "min_p": 0.2}, {"temperature": 1.3, "seed": 3, "min_p": 0.2}),
+    ({"seed": 5, "temperature": None}, {"seed": 5, "temperature": 1.0}),
+    ({"stop": "the"}, {"stop": "the"}),
+    ({"temperature": 1.3, "seed": 3.0, "top_p": 0}, {}),
+    ({"stop_token_ids": [16]}, {"stop_token_ids": [16]}),
+    ({"ignore_eos": True}, {"ignore_eos": True}),
+]
+
+
+def test_parameters_reach_the_engine() -> None:
+    """All in one batch, each with the tokens of plain decoding alone."""
+
     async def main() -> None:
-        tokens, text = engine_text(story(), max_new_tokens=24, **params)
         async with serving() as client:
-            found = await client.chat(max_completion_tokens=24, return_token_ids=True, **sent).json()
-            assert found["choices"][0]["token_ids"] == tokens
-            assert found["choices"][0]["message"]["content"] == text
+            shared = {"max_completion_tokens": 24, "return_token_ids": True}
+            sent = [client.chat(**shared, **fields) for fields, _ in PARAMETERS]
+            for exchange, (fields, params) in zip(sent, PARAMETERS, strict=True):
+                (found,) = (await exchange.json())["choices"]
+                answer = found["token_ids"], found["message"]["content"]
+                assert answer == engine_text(story(), max_new_tokens=24, **params), fields
 
     run(main)
 

@@ -25,15 +25,18 @@ from zoo.test_families import RandomTrees
 NEW = 30
 PENALTY = 3.0  # without it random models repeat themselves
 IMAGES = (1, 2, 1)
-OTHERS = [name for name in IMAGE_FAMILIES if name != "qwen3_vl"]
+# Those that are made like another are slow tests.
+LIKE_ANOTHER = {"qwen2_vl", "qwen3_vl", "idefics3"}
+NAMES = [
+    pytest.param(name, marks=pytest.mark.slow if name in LIKE_ANOTHER else ()) for name in IMAGE_FAMILIES
+]
 LOOKAHEAD = "lookahead:window=4,ngram=3,guesses=3"
 LIVELY = SamplingParams(max_new_tokens=NEW, repetition_penalty=PENALTY)
 SAMPLED = [SamplingParams(max_new_tokens=NEW, temperature=1.0, seed=seed) for seed in (3, 1, 2)]
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::UserWarning"),
-    # A short test of it is in test_multimodal.py.
-    pytest.mark.parametrize("name", [pytest.param("qwen3_vl", marks=pytest.mark.slow), *OTHERS]),
+    pytest.mark.parametrize("name", NAMES),
 ]
 
 

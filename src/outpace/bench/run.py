@@ -151,14 +151,16 @@ def _settled() -> Iterator[None]:
     """Exclude all objects allocated so far from garbage collections.
 
     A collection over all loaded libraries takes as long as dozens of steps, and would be charged to the
-    method that happens to run.
+    method that happens to run. Where the process has excluded objects before, all of them stay excluded.
     """
+    before = gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if not before:
+            gc.unfreeze()
 
 
 @dataclass

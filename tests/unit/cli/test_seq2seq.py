@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from folders import byte_tokenizer
+from parts import first, in_turn
 from seq2seq_models import NEW, TEXTS, folder, prompts, stock
 from zoo.image_families import build
 from zoo.seq2seq_families import SEQ2SEQ_FAMILIES
@@ -24,7 +25,11 @@ __all__ = ["folder", "prompts"]
 Run = Callable[..., Any]
 
 
-@pytest.mark.parametrize("drafter", ["none", "lookahead", "prompt_lookup", "reference"])
+@pytest.mark.parametrize(
+    ("drafter", "folder"),
+    in_turn(["none", "lookahead", "prompt_lookup", "reference"], ["t5", "bart"]),
+    indirect=["folder"],
+)
 def test_generate(run: Run, folder: Path, prompts: Path, drafter: str) -> None:
     options = ("--dtype", "float64", "--json", "-n", NEW, "--batch", 2, "-d", drafter, "--no-adaptive")
     result = run("generate", "-m", folder, "--file", prompts, *options)
@@ -113,6 +118,7 @@ def test_marian_without_sentencepiece(run: Run, tmp_path: Path) -> None:
     assert "needs sentencepiece: pip install sentencepiece" in " ".join(result.stderr.split())
 
 
+@pytest.mark.parametrize("folder", first(1, ["bart", "t5"]), indirect=True)
 def test_bench(run: Run, folder: Path, prompts: Path) -> None:
     """transformers' own decoding too is on the same sources, and each output equals the others."""
     result = run(

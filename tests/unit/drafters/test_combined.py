@@ -29,7 +29,7 @@ from outpace.targets.base import TargetModel
 from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to, select
-from parts import first
+from parts import first, in_turn
 
 PROMPTS = [[5], [3, 9, 2, 7, 3, 9], [6, 1, 6, 1, 6]]
 GREEDY = SamplingParams(max_new_tokens=40)
@@ -367,16 +367,18 @@ class Timed(Pinned):
         return Plan(self.nodes, 0.01, plain_seconds=float(batch) if self.measured else None)
 
 
-@pytest.mark.parametrize("prompts", [[[5]], [[5], [5]]])
 @pytest.mark.parametrize(
-    ("first", "right", "seconds", "measured", "asked"),
-    [
-        ((0, 0), (0, 0), 0.3, True, False),  # it adds nothing
-        ((0, 0), (0, 0), 0.3, False, True),
-        ((0, 0), (0, 10**9), 0.3, True, True),  # it adds all tokens
-        ((0, 0), (0, 10**9), 9.0, True, False),
-        ((0, 10**9), (0, 10**9), 0.3, True, False),  # the first part proposes the same
-    ],
+    ("first", "right", "seconds", "measured", "asked", "prompts"),
+    in_turn(
+        [
+            ((0, 0), (0, 0), 0.3, True, False),  # it adds nothing
+            ((0, 0), (0, 0), 0.3, False, True),
+            ((0, 0), (0, 10**9), 0.3, True, True),  # it adds all tokens
+            ((0, 0), (0, 10**9), 9.0, True, False),
+            ((0, 10**9), (0, 10**9), 0.3, True, False),  # the first part proposes the same
+        ],
+        [[[5]], [[5], [5]]],
+    ),
 )
 def test_a_slow_part_drafts_where_it_adds_more_than_its_time(
     monkeypatch: pytest.MonkeyPatch,

@@ -152,13 +152,11 @@ def drafts_of_transformers(
 
 
 @pytest.mark.parametrize(
-    ("name", "layers"),
-    [("glm4_moe", 1), ("glm4_moe", 3), ("deepseek_v3", 2), ("mellum", 1), ("step3p7", 1), ("step3p7", 2)],
-)
-@pytest.mark.parametrize(
-    ("prompt", "attention"),
-    [(PROMPTS[2], 1.0), (PROMPTS[2], 4.0), (PROMPTS[1], 4.0)],
-    ids=["weak", "long", "short"],
+    ("name", "layers", "prompt", "attention"),
+    in_turn(
+        [("glm4_moe", 1), ("glm4_moe", 3), ("deepseek_v3", 2), ("mellum", 1), ("step3p7", 1), ("step3p7", 2)],
+        [(PROMPTS[2], 1.0), (PROMPTS[2], 4.0), (PROMPTS[1], 4.0)],
+    ),
 )
 def test_drafts_and_accepted_lengths_are_those_of_transformers(
     made: Callable[..., Path],

@@ -17,6 +17,7 @@ from transformers import (
 
 import outpace
 from outpace.targets.inputs.config import CACHE
+from parts import in_turn
 from unit.hf.tiny import NEVER, make
 
 N, E = ord("n"), ord("e")
@@ -99,7 +100,7 @@ def test_max_time(fast: Any, one: Any) -> None:
 STOPS = ["ne", "oi", "s\n", "ei", "eeee", ["ae", "nn"], " "]
 
 
-@pytest.mark.parametrize("stops", STOPS, ids=str)
+@pytest.mark.parametrize(("stops", "plain"), in_turn(STOPS, ["llama", "gpt2"]), indirect=["plain"])
 def test_stop_strings_equal_stock(stops: Any, plain: Any, fast: Any, batch: Any, tokenizer: Any) -> None:
     options = {"max_new_tokens": 50, "stop_strings": stops, "tokenizer": tokenizer}
     expected = plain.generate(**batch, **options)

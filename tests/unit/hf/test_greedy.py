@@ -16,6 +16,7 @@ from transformers import (
 
 import outpace
 from outpace.targets.inputs.config import CACHE
+from parts import in_turn
 from unit.hf.tiny import BOS, EOS, NEVER, PAD, Forwards, make
 
 E, T, N = ord("e"), ord("t"), ord("n")
@@ -53,7 +54,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.filterwarnings("ignore:Using the model-agnostic default")
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize(("name", "plain"), in_turn(OPTIONS, ["llama", "gpt2"]), indirect=["plain"])
 def test_tokens_equal_stock(name: str, plain: Any, fast: Any, batch: dict[str, Any]) -> None:
     options = {"max_new_tokens": 48} | OPTIONS[name]
     expected = plain.generate(**batch, **options)

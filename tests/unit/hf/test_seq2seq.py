@@ -80,13 +80,9 @@ def test_a_batch_with_pads(name: str, left: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "option"),
-    [
-        *(("t5", option) for option in OPTIONS),
-        *zip(cycle(("bart", "marian-two-vocabularies")), OPTIONS, strict=False),
-    ],
+    ("option", "name"), in_turn(OPTIONS, ["t5", "bart", "t5-gated", "marian-two-vocabularies"])
 )
-def test_options(name: str, option: str) -> None:
+def test_options(option: str, name: str) -> None:
     expected, found = both(name, padded(name) | OPTIONS[option])
     assert found.tolist() == expected.tolist()
 

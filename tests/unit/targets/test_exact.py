@@ -518,7 +518,7 @@ def test_logits_have_the_same_bits_in_a_tree_and_alone(target: CausalTarget) -> 
         assert torch.equal(alone[0], together[node])
 
 
-@pytest.mark.parametrize("family", first(2, ["Llama", "GPTNeoX", "Gemma", "Phi3"]))
+@pytest.mark.parametrize("family", first(1, ["Llama", "GPTNeoX", "Gemma", "Phi3"]))
 def test_bits_do_not_depend_on_the_number_of_threads(family: str) -> None:
     """Layers that are not fused, in a forward that torch shares among threads."""
     sizes = {**SMALL, "hidden_size": 96, "intermediate_size": 1005, "num_key_value_heads": 4}

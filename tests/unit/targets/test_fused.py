@@ -26,7 +26,7 @@ from outpace.targets.cpu.fusible import why_not_fused
 from outpace.targets.cpu.kernels import OneDNN
 from outpace.targets.cpu.linear import linears_of
 from outpace.targets.cpu.trials import unavailable, using_threads
-from parts import in_turn
+from parts import first, in_turn
 from paths import random_tree
 
 HERE = not isinstance(functions(torch.float32), str)
@@ -135,7 +135,7 @@ def test_rows_in_a_line_have_the_bits_of_padded_ones(dtype: torch.dtype) -> None
     assert all(map(torch.equal, found, padded))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", first(1, [torch.bfloat16, torch.float32]))
 def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
     of, found = target("Llama", dtype), []
     for threads in (1, 2, 3, 4, 7):
@@ -254,8 +254,10 @@ def next_logits(of: CausalTarget) -> torch.Tensor:
     return of.forward(cache, {slot: Rows([5, 6, 7])}).logits_of(slot).clone()
 
 
-@pytest.mark.parametrize("weight", ["mlp.up_proj", "self_attn.q_norm", "input_layernorm", "mlp.down_proj"])
-@pytest.mark.parametrize("assigned", [False, True])
+@pytest.mark.parametrize(
+    ("weight", "assigned"),
+    in_turn(["mlp.up_proj", "self_attn.q_norm", "input_layernorm", "mlp.down_proj"], [False, True]),
+)
 def test_weights_that_are_replaced_take_effect(weight: str, assigned: bool) -> None:
     """By ``weight.data = ...``, or by another parameter, neither of which counts as a write."""
     own = copy.deepcopy(model("Qwen3", torch.float32))

@@ -29,6 +29,7 @@ from outpace.targets.gpu.graphs import Eager, Made
 from outpace.targets.gpu.invariant import Norm, Triton, invariant_attention, invariant_norm
 from outpace.targets.inputs.device_rows import in_order, read_numbers, row_numbers
 from outpace.targets.step.bit_test import bit_test
+from parts import in_turn
 from paths import random_tree
 from replay import Replay
 
@@ -91,8 +92,7 @@ def test_a_product_is_torchs_with_one_rows_bits(
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", [LlamaRMSNorm, Gemma2RMSNorm, Olmo2RMSNorm])
+@pytest.mark.parametrize(("kind", "dtype"), in_turn([LlamaRMSNorm, Gemma2RMSNorm, Olmo2RMSNorm], DTYPES))
 def test_a_norm_is_the_models_with_one_rows_bits(kind: Any, dtype: torch.dtype, device: str) -> None:
     norm = kind(48, eps=1e-5).to(device, dtype)
     norm.weight.data += some(48, dtype=dtype, device=device) / 3

@@ -18,6 +18,7 @@ from outpace.engine.engine import Engine
 from outpace.sequence import KeyedDraw, Sequence
 from outpace.testing import ToyTarget
 from outpace.verify import VERIFIERS, load_verifier
+from parts import in_turn
 
 PROMPTS = [[6, 1, 6, 1, 6, 1, 6], [*range(1, 9), *range(1, 9)], [5]]
 GREEDY = SamplingParams(max_new_tokens=28)
@@ -35,8 +36,7 @@ def sampler() -> DraftModel:
     return DraftModel(ToyTarget(surprise=0.5), num_speculative_tokens=4)
 
 
-@pytest.mark.parametrize("verifier", LOSSLESS)
-@pytest.mark.parametrize("drafter", [*CHOOSING, "draft_model"])
+@pytest.mark.parametrize(("drafter", "verifier"), in_turn([*CHOOSING, "draft_model"], LOSSLESS))
 def test_greedy_tokens_are_those_of_plain_decoding(drafter: str, verifier: str) -> None:
     chosen = sampler() if drafter == "draft_model" else load_drafter(drafter)
     if chosen.trees and load_verifier(verifier).chains:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from outpace.loading import load
-from parts import first
+from parts import in_turn
 from seq2seq_models import NEW, folder, prompts, stock
 
 __all__ = ["folder", "prompts"]
@@ -27,7 +27,9 @@ TRAINED = [
 ]
 
 
-@pytest.mark.parametrize("method", first(3, TRAINED))
+@pytest.mark.parametrize(
+    ("method", "folder"), in_turn(TRAINED, ["t5", "bart"], among=TRAINED[:3]), indirect=["folder"]
+)
 def test_train(run: Run, folder: Path, prompts: Path, tmp_path: Path, method: str) -> None:
     """Drafters learn the model's answers to sources, and change none."""
     asked, out = tmp_path / "asked.jsonl", tmp_path / "out"

@@ -47,8 +47,7 @@ def test_it_keeps_the_contract() -> None:
     check_drafter(EarlyExit(None, 3, 3, min_confidence=0.05), target())
 
 
-@pytest.mark.parametrize("params", [LONG, SAMPLED])
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("params", "static"), in_turn([LONG, SAMPLED], [False, True]))
 def test_where_the_rest_does_nothing_every_draft_is_accepted(params: SamplingParams, static: bool) -> None:
     model = target((2, 3), static)
     plain = Engine(model, slots=4, length=72).generate(PROMPTS, params)

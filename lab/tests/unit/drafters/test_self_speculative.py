@@ -21,6 +21,7 @@ from outpace.targets import CausalTarget, Rows
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.drafters.cascade import Cascade
 from outpace_lab.drafters.layers.self_speculative import SelfSpeculative
+from parts import in_turn
 
 PROMPTS = [[5], [3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6], [*range(1, 12), *range(1, 12)]]
 LONG = SamplingParams(max_new_tokens=41, ignore_eos=True)
@@ -72,8 +73,7 @@ def test_a_prompt_that_goes_in_with_the_first_step_is_not_drafted_from() -> None
     assert found.stats.steps == 1 + 40 // 4
 
 
-@pytest.mark.parametrize("params", [LONG, SAMPLED])
-@pytest.mark.parametrize("static", [False, True])
+@pytest.mark.parametrize(("params", "static"), in_turn([LONG, SAMPLED], [False, True]))
 def test_a_tiny_llama_drafts_for_itself(params: SamplingParams, static: bool) -> None:
     target = CausalTarget(tiny_llama(vocabulary=40, layers=3), static=static)
     plain = Engine(target, slots=4, length=64).generate(PROMPTS, params)
