@@ -29,7 +29,10 @@ def first(count: int, cases: Iterable[Any]) -> list[Any]:
 def one_in(count: int, cases: Iterable[Any], start: int = 0) -> list[Any]:
     """Cases for ``parametrize``: one in ``count`` by default, from ``start`` on, the others as slow tests."""
     return [
-        pytest.param(case, marks=() if place % count == start else pytest.mark.slow)
+        pytest.param(
+            *(case if isinstance(case, tuple) else (case,)),
+            marks=() if place % count == start else pytest.mark.slow,
+        )
         for place, case in enumerate(cases)
     ]
 

@@ -608,6 +608,7 @@ def test_ctrl_c_in_chat_stops_the_answer_only(run: Run, folder: Path, press: Cal
 # -- the process -----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_reader_that_leaves_early_is_no_crash(folder: Path) -> None:
     code = "import sys; sys.argv[0] = 'outpace'; from outpace.cli import main; main()"
     args = ["generate", "-m", str(folder), "-p", PROMPT, "-n", "80", "--ignore-eos"]

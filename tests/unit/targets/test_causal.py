@@ -262,6 +262,7 @@ def test_spread_over_devices(name: str) -> None:
     assert [g.tokens for g in engine.generate(PROMPTS, PARAMS)] == expected
 
 
+@pytest.mark.slow
 def test_spread_over_two_devices_that_do_not_exist() -> None:
     """Every operation has its operands on one device: otherwise fake tensors raise an error."""
     pytest.importorskip("accelerate")

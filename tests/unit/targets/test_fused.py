@@ -221,7 +221,7 @@ def test_released_weights_are_not_needed() -> None:
     assert part.forward(cache, {cache.allocate(): Rows([5])}).logits is not None
 
 
-@pytest.mark.parametrize("quantise", ["int8", "int4"])
+@pytest.mark.parametrize("quantise", first(1, ["int4", "int8"]))
 def test_rounded_weights_can_be_fused(quantise: str) -> None:
     own = model("Llama", torch.bfloat16)
     found, expected = (
@@ -233,7 +233,7 @@ def test_rounded_weights_can_be_fused(quantise: str) -> None:
         assert (one.float() - other.float()).square().mean().sqrt() < 0.05 * spread
 
 
-@pytest.mark.parametrize("pack", ["oneDNN", False])
+@pytest.mark.parametrize("pack", first(1, [False, "oneDNN"]))
 def test_products_of_other_kernels_can_be_fused(pack: Any) -> None:
     """One call runs all layers if their products are compiled; otherwise they are called one by one."""
     if pack and (why := unavailable(OneDNN(), torch.float32)):

@@ -18,6 +18,7 @@ from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Output, Rows
 from outpace.targets.inputs import line
+from parts import in_turn
 from zoo.families import FAMILIES
 
 PROMPTS = [[5, 9, 9, 2], [3, 1, 4, 1, 5, 9, 2, 6], [7], [2, 7, 2, 7, 2]]
@@ -72,8 +73,12 @@ def test_a_line_has_the_logits_of_the_padded_forward(implementation: str) -> Non
             torch.testing.assert_close(one.logits, other.logits)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("drafter", ["prompt_lookup:branches=2", "lookahead:window=4,ngram=4,guesses=4"])
+@pytest.mark.parametrize(
+    ("drafter", "dtype"),
+    in_turn(
+        ["prompt_lookup:branches=2", "lookahead:window=4,ngram=4,guesses=4"], [torch.float64, torch.bfloat16]
+    ),
+)
 def test_tokens_are_those_of_each_prompt_alone(drafter: str, dtype: torch.dtype) -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=dtype)
     target = CausalTarget(model, check=False)
