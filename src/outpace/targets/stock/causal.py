@@ -61,7 +61,8 @@ class CausalTarget(UncachedForwards):
 
     Its steps may run on a copy of its modules, with the same weights. On a CPU: with packed linear layers
     (``cpu/linear.py``), and a bit-exact attention (``cpu/exact_attention.py``). A model with FlashAttention
-    or flex attention, which do not support tree masks, runs on ``tree_attention``.
+    or flex attention, which do not support tree masks, runs on ``tree_attention``. On a CUDA device forwards
+    with branches run on it by default (``step/trees.py``).
 
     Weights may change. Writes that torch counts take effect in the next forward, all others (through
     ``.data`` or NumPy, by an optimiser with ``fused=True``, a parameter or its memory replaced) when the next
