@@ -35,9 +35,7 @@ _ON_DEVICE = "tests/lossless/test_graphs.py::test_learned_drafts_on_the_device_a
 _ASSISTANT = "tests/unit/drafters/test_assistant.py"
 _MUSE = "tests/unit/drafters/test_muse.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
-_TREES_ON_GPU = (
-    "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
-)
+_TREES_ON_GPU = "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
 
 CACHE = [
