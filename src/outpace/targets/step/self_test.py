@@ -54,15 +54,6 @@ def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel]) 
     return ""
 
 
-def disproved(target: TargetModel, stock: Stock) -> str:
-    """The reason why a target fails the self-test; empty if it passes."""
-    try:
-        self_test(target, stock)
-    except UnsupportedModel as error:
-        return str(error)
-    return ""
-
-
 def _others(target: TargetModel, imprecise: bool) -> Iterator[tuple[str, Callable[[], Any], dict[str, Any]]]:
     """Ways in which a refused model may load: their name, the model, and options.
 

@@ -11,11 +11,14 @@ from importlib.util import find_spec
 import torch
 
 from outpace.core import UnsupportedModel
+from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import GPU
 from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked
+from outpace.targets.step.reference import Stock
+from outpace.targets.step.self_test import self_test
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
@@ -33,6 +36,15 @@ def give_trees(asked: Asked, modules: Modules, never: str) -> str:
         except UnsupportedModel as error:
             reason = str(error)
     return reason
+
+
+def disproved(target: TargetModel, stock: Stock) -> str:
+    """The reason why a target fails the self-test; empty if it passes."""
+    try:
+        self_test(target, stock)
+    except UnsupportedModel as error:
+        return str(error)
+    return ""
 
 
 def _refused(asked: Asked, modules: Modules) -> str:

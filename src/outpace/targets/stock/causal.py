@@ -44,8 +44,8 @@ from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked, choose
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
-from outpace.targets.step.self_test import disproved, tested
-from outpace.targets.step.trees import give_trees
+from outpace.targets.step.self_test import tested
+from outpace.targets.step.trees import disproved, give_trees
 from outpace.targets.stock.layouts import LAYOUTS, Call, step_fixed, try_lines
 from outpace.targets.stock.uncached import UncachedForwards, scale_of
 from outpace.transfer import upload
