@@ -596,7 +596,11 @@ def _kernels(on: Accelerator) -> Iterator[Any]:
     except ImportError:
         return
     from outpace.draws import draw_kernel
+    from outpace.targets.gpu import invariant_kernels, tree_kernel
 
+    # On an emulated device too.
+    for module in (invariant_kernels, tree_kernel):
+        yield mock.patch.object(module, "multiplies_bits", lambda rows: True)
     # One block for a row: the interpreter's time is that of its operations.
     for name in ("_BLOCK", "_WIDE"):
         yield mock.patch.object(draw_kernel, name, 1 << 14)

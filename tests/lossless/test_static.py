@@ -229,7 +229,7 @@ def test_plain_decoding_has_one_shape() -> None:
     for prompt in PROMPTS:
         engine.generate([prompt[-1:]], SAMPLINGS["greedy"])
     (known,) = target._fixed.known.values()
-    assert list(known) == [(1, 1, 64, 1, (), False)]
+    assert list(known) == [(1, 1, 64, 1, (), False, False)]
     assert runner_of_target(target).captures == 1
 
 
@@ -334,11 +334,11 @@ def test_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_read_on_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     compute = layouts._compute_fixed
 
-    def reads(target: Any, inputs: Any, hidden_layers: Any) -> Made:
+    def reads(target: Any, modules: Any, inputs: Any, hidden_layers: Any) -> Made:
         """Decide on the host how far the mask reaches."""
         if int(inputs.numbers[:, 0].max()) > 5:
             inputs.numbers[:, 0] += 1
-        return compute(target, inputs, hidden_layers)
+        return compute(target, modules, inputs, hidden_layers)
 
     monkeypatch.setattr(layouts, "_compute_fixed", reads)
     target = CausalTarget(llama("cpu"), static=True, runner=Replay(), check=False)

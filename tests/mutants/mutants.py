@@ -35,6 +35,7 @@ _ON_DEVICE = "tests/lossless/test_graphs.py::test_learned_drafts_on_the_device_a
 _ASSISTANT = "tests/unit/drafters/test_assistant.py"
 _MUSE = "tests/unit/drafters/test_muse.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
+_TREES_ON_GPU = "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
 
 CACHE = [
@@ -1081,6 +1082,20 @@ TARGETS = [
         "        return mask + self._bias(true, mask.device) - self._bias(counted[None], mask.device)\n",
         "        return mask\n",
         ("tests/unit/targets/test_seq2seq.py::test_a_tree_has_the_logits_of_its_paths",),
+    ),
+    Mutant(
+        "on a GPU trees run on the model's own attention",
+        "outpace/targets/step/modules.py",
+        "        return self.trees if branch else self\n",
+        "        return self\n",
+        (_TREES_ON_GPU,),
+    ),
+    Mutant(
+        "on a GPU chains run on the kernel for trees",
+        "outpace/targets/step/modules.py",
+        "        return self.trees if branch else self\n",
+        "        return self.trees\n",
+        (_TREES_ON_GPU,),
     ),
     Mutant(
         "every row of a tree sees its first column",

@@ -41,6 +41,8 @@ class StepPlan:
         layouts: layout of a forward -> number of those that ran: "fixed" (shapes), "mixed line" (the rows of
             several windows in a line), "line" (of one) and "padded" (a window).
         no_graphs: why forwards on a GPU are not captured as graphs, under static="auto"; empty if they are.
+        no_trees: why forwards with branches on a GPU run on the model's own attention, not on the kernel for
+            trees; empty if they run on it.
         dtype: the dtype that ``outpace.load`` chose on a CPU, and why; empty if there was nothing to choose.
         own_dtype: the dtype in the config of a model that ``outpace.load`` read; empty if it names none.
     """
@@ -53,6 +55,7 @@ class StepPlan:
     row_step: int = 1
     layouts: Counter[str] = field(default_factory=Counter, compare=False)
     no_graphs: str = field(default="", compare=False)
+    no_trees: str = field(default="", compare=False)
     dtype: str = field(default="", compare=False)
     own_dtype: str = field(default="", compare=False)
 
@@ -73,6 +76,7 @@ class StepPlan:
             *((_label(passed.name, passed.exact), f"no: {passed.reason}") for passed in self.passed_over),
             (_label(self.name, self.exact), "; ".join(["runs here", *layers, bits])),
             *([("graphs", f"no: {self.no_graphs}")] if self.no_graphs else []),
+            *([("trees", f"no kernel: {self.no_trees}")] if self.no_trees else []),
             *([("dtype", self.dtype)] if self.dtype else []),
             ("forwards", ", ".join(f"{n} {name}" for name, n in self.layouts.most_common()) or "none yet"),
         ]

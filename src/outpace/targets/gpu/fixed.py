@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 # Forwards with more rows are bound by arithmetic, so that a graph gains nothing.
 _MOST_ROWS = 512
 # Wider ones are chunks of prompts.
-_WIDEST = 128
+WIDEST = 128
 _MOST_SHAPES = 256  # that the compiler compiles
 _USUAL = 16  # rows of a step, at most, that are captured in advance
 _SHARE = 16  # part of a GPU's memory that captured shapes may take
@@ -217,6 +217,7 @@ class FixedShapes:
         like: HiddenStates,
         hidden_layers: tuple[int, ...],
         states: Mapping[Slot, Tensor] | None,
+        trees: bool = False,
     ) -> Made:
         """Run a forward over one window.
 
@@ -225,9 +226,10 @@ class FixedShapes:
             rows: the feeds, in the window's order.
             like: size, dtype and device of hidden states.
             states: inputs of the first layer by slot, [n, size]; None if the inputs are tokens.
+            trees: it runs on the modules for trees.
         """
         nodes = power_of_two(window.width + max(len(row.fed) for row in rows))
-        shape = (window.stop, window.width, window.columns, nodes, hidden_layers, states is not None)
+        shape = (window.stop, window.width, window.columns, nodes, hidden_layers, states is not None, trees)
         return self.replay(
             window.lane.memory,
             shape,
@@ -342,11 +344,12 @@ def most_bytes(device: torch.device) -> int | None:
     return None if total is None else total // _SHARE
 
 
-def warm(target: TargetModel, cache: FixedCache, slots: int, layers: Sequence[int]) -> None:
+def warm(target: TargetModel, cache: FixedCache, slots: int, layers: Sequence[int], trees: bool) -> None:
     """Capture steps of 1 to ``_USUAL`` rows for batches of up to ``slots`` sequences, which must be free.
 
     Args:
         layers: as ``hidden_layers`` of steps.
+        trees: forwards with branches run on modules of their own.
     """
     taken: list[Slot] = []
     try:
@@ -355,8 +358,11 @@ def warm(target: TargetModel, cache: FixedCache, slots: int, layers: Sequence[in
                 taken.append(cache.allocate(cache.usual_rows))
         for count in (1 << power for power in range(len(taken).bit_length())):
             for width in (1 << power for power in range(_USUAL.bit_length())):
-                if width_of(count, width):
-                    target.forward(cache, {slot: Rows([0] * width) for slot in taken[:count]}, 0, layers)
+                if not width_of(count, width):
+                    continue
+                star = [Rows([0] * width, (-1, *[0] * (width - 1)))] if trees and width > 2 else []
+                for rows in (Rows([0] * width), *star):
+                    target.forward(cache, dict.fromkeys(taken[:count], rows), 0, layers)
                     cache.keep({})
     finally:
         for slot in taken:
@@ -366,5 +372,5 @@ def warm(target: TargetModel, cache: FixedCache, slots: int, layers: Sequence[in
 def width_of(slots: int, width: int) -> int:
     """Width of a forward of fixed shapes of up to ``width`` rows for each slot; 0 if that does not pay."""
     width = power_of_two(width)
-    pays = width <= _WIDEST and power_of_two(slots) * width <= _MOST_ROWS
+    pays = width <= WIDEST and power_of_two(slots) * width <= _MOST_ROWS
     return width if pays else 0

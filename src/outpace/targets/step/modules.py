@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from outpace.cache import Slot, StateShape, Window
 from outpace.core import UnsupportedModel
 from outpace.targets.cpu.linear import Packer, release
+from outpace.targets.gpu.fixed import WIDEST
 from outpace.targets.gpu.graphs import Made
+from outpace.targets.gpu.tree_attention import with_trees
 from outpace.targets.inputs.changes import Structure, Weights
 from outpace.targets.inputs.config import cache_argument, family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, inputs_of, rows_of
@@ -24,6 +26,7 @@ from outpace.targets.inputs.refusals import attends
 from outpace.targets.inputs.states import Key, StateProbe, has_states
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Rows
+from outpace.tree import is_chain
 
 
 class Modules:
@@ -41,6 +44,8 @@ class Modules:
     Attributes:
         line: the module for rows in a line; None if there is none, or none was tried.
         line_untried: it is to be made and tested when first needed.
+        trees: the same with another attention, for forwards with branches (``step/trees.py``); None if there
+            is none.
         mixes: it takes the rows of several windows.
         packed: name of a kernel -> number of layers that use it.
         least_rows: forwards of fewer rows take no less time than this number.
@@ -70,6 +75,7 @@ class Modules:
         self.model = model
         self.step: Any = step
         self.line: Any = None
+        self.trees: Modules | None = None
         self.states: dict[Key, StateShape] = {}
         self.grid = 0
         self.line_untried = self.mixes = False
@@ -130,6 +136,7 @@ class Modules:
         part.line, part.line_untried = None, False
         part.model = keep_layers(self.model, layers, bare)
         part.step = part.model if self.step is self.model else keep_layers(self.step, layers, bare)
+        part.trees = self.trees and self.trees.some_layers(layers, bare)
         probe, _ = part._first_token()
         if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
             raise UnsupportedModel(
@@ -141,9 +148,24 @@ class Modules:
     def over_window(self, sinks: int, recent: int) -> Modules:
         """The same with masks that hide committed rows; see ``MaskMaker.over_window``."""
         part = copy.copy(self)
-        part.line, part.line_untried = None, False
+        part.line, part.line_untried, part.trees = None, False, None
         part.masks = self.masks.over_window(sinks, recent)
         return part
+
+    def with_trees(self) -> Modules:
+        """The same, on ``tree_attention``.
+
+        Raises:
+            UnsupportedModel: its attention cannot be replaced.
+        """
+        return Modules(self.model, with_trees(self.step))
+
+    def over(self, feeds: Mapping[Slot, Rows]) -> Modules:
+        """The modules for a forward: those for trees if rows branch, and none are a chunk of a prompt."""
+        if self.trees is None or max(len(rows.tokens) for rows in feeds.values()) > WIDEST:
+            return self
+        branch = any(rows.parents is not None and not is_chain(rows.tree) for rows in feeds.values())
+        return self.trees if branch else self
 
     def inputs(self, window: Window, feeds: Mapping[Slot, Rows], device: torch.device) -> tuple[Tensor, Mask]:
         """Tokens and positions of a window's rows, padded, [2, B, width], and their mask on a device."""

@@ -70,6 +70,7 @@ class Stock:
         embedded: number of token ids that have an embedding.
         parts: modules that the target runs.
         sources: the test's two sources, if the model has an encoder.
+        wider: where a tree fails in float32, it may pass in float64.
     """
 
     model: Any
@@ -79,6 +80,7 @@ class Stock:
     parts: Sequence[Any]
     same: Callable[[Any], TargetModel] | None = None
     sources: tuple[Source | None, Source | None] = (None, None)
+    wider: bool = True
 
 
 @dataclass(frozen=True)

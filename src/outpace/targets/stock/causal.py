@@ -45,6 +45,7 @@ from outpace.targets.step.plans import Asked, choose
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested
+from outpace.targets.step.trees import disproved, give_trees
 from outpace.targets.stock.layouts import LAYOUTS, Call, step_fixed, try_lines
 from outpace.targets.stock.uncached import UncachedForwards, scale_of
 from outpace.transfer import upload
@@ -60,7 +61,8 @@ class CausalTarget(UncachedForwards):
 
     Its steps may run on a copy of its modules, with the same weights. On a CPU: with packed linear layers
     (``cpu/linear.py``), and a bit-exact attention (``cpu/exact_attention.py``). A model with FlashAttention
-    or flex attention, which do not support tree masks, runs on ``tree_attention``.
+    or flex attention, which do not support tree masks, runs on ``tree_attention``. On a CUDA device forwards
+    with branches run on it by default (``step/trees.py``).
 
     Weights may change. Writes that torch counts take effect in the next forward, all others (through
     ``.data`` or NumPy, by an optimiser with ``fused=True``, a parameter or its memory replaced) when the next
@@ -91,6 +93,7 @@ class CausalTarget(UncachedForwards):
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _fixed: FixedShapes | None = None
     _never_fixed = ""  # why its forwards have no fixed shapes, unless these are asked for
+    _never_trees = ""  # why forwards with branches run on the model's own attention
     _no_graphs: str
     _needs_weights = ""  # why the model's own weights cannot be freed
     _addresses: Addresses | None = None  # of all weights, which are in what ``_fixed`` has captured
@@ -153,6 +156,8 @@ class CausalTarget(UncachedForwards):
         if check:
             step, make = self._modules.step, partial(self._unchecked, **asked.of_step)
             answer(record, "steps", step, lambda: tested(self, self.reference(), make))
+        if self.device.type == "cuda":
+            self._choose_trees(record)
         self.released = bool(asked.release) and not self._needs_weights and self._modules.release()
         if asked.release is True and not self.released:
             raise self._keeps(self.model, "no layer's weights have a packed or rounded copy")
@@ -172,6 +177,19 @@ class CausalTarget(UncachedForwards):
         step = self._modules.step
         question = "bits of fixed shapes" if self._fixed else "bits"
         return answer(record, question, step, lambda: bit_test(self, step, self._embedded))
+
+    def _choose_trees(self, record: Record | None) -> None:
+        """Run forwards with branches on a copy of the step for them, if it passes the self-test."""
+        reason = give_trees(self._asked, self._modules, self._never_trees)
+        if not reason and self.options.check and (copied := self._modules.trees) is not None:
+            reason = answer(record, "trees", copied.step, lambda: disproved(self, self.reference()))
+        self._no_trees(reason)
+
+    def _no_trees(self, reason: str) -> None:
+        """Run all forwards on the model's own attention, for a reason, if there is one."""
+        if reason:
+            self._modules.trees = None
+        self.plan = replace(self.plan, no_trees=reason)
 
     @staticmethod
     def _keeps(model: Any, why: str) -> UnsupportedModel:
@@ -205,7 +223,9 @@ class CausalTarget(UncachedForwards):
             raise OutpaceError(reason)
         if self._is_part or self.released:
             raise OutpaceError("the model's weights were modified; make a new target and engine")
-        self._take(self._plan.make(self._asked))
+        modules = self._plan.make(self._asked)
+        modules.trees = self._modules.trees and modules.with_trees()
+        self._take(modules)
         self._modules.line_untried = True
         self._others = None  # so that the revision is another
         if self._fixed is not None:
@@ -248,6 +268,8 @@ class CausalTarget(UncachedForwards):
         if begins and self._runs_model and self._modules.structure.changed() is not None:
             self._modules.structure.accept()
             self._modules.line, self._modules.line_untried = None, True  # a copy of its modules
+            if self._modules.trees is not None:
+                self._no_trees("modules of the model were replaced since it was tested")
         moved = begins and self._addresses is not None and self._addresses.moved()
         if moved or self._modules.changed(begins):
             self.renew()
@@ -301,7 +323,9 @@ class CausalTarget(UncachedForwards):
         kv = checked_cache(self, cache, KVCache)
         self._follow(begins=not all(map(kv.length, feeds)))
         lines = len(feeds) > 1 and not logits_from and states is None and self._takes_lines
-        call = Call(kv, feeds, logits_from, tuple(hidden_layers), states, lines)
+        modules = self._modules.over(feeds)
+        lines = lines and modules is self._modules
+        call = Call(kv, feeds, logits_from, tuple(hidden_layers), states, lines, modules)
         windows, outputs = self._windows(call), []
         while windows:
             name, taken = next(
@@ -348,7 +372,7 @@ class CausalTarget(UncachedForwards):
 
     def warm(self, cache: Cache, slots: int, layers: Sequence[int]) -> None:
         if self._fixed is not None and isinstance(cache, FixedCache):
-            warm(self, cache, slots, layers)
+            warm(self, cache, slots, layers, trees=self._modules.trees is not None)
 
     def _launch(self, reason: str) -> None:
         """Run forwards one kernel at a time from now on."""
@@ -451,11 +475,15 @@ class CausalTarget(UncachedForwards):
         pack = packs.name if isinstance(packs, Kernel) else bool(self.plan.packed) and "auto"
         same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.fused)
         unreplaced = step is self.model or bool(self.quantised)
-        return Stock(model, _run, bare, self._embedded, (self.model, step), None if unreplaced else same)
+        parts, own = (self.model, step), None if unreplaced else same
+        return Stock(model, _run, bare, self._embedded, parts, own, wider=self._modules.trees is None)
 
     def _unchecked(self, model: Any, **options: Any) -> CausalTarget:
         """A target of another model, not tested."""
-        return type(self)(model, static=self.options.static, check=False, **options)
+        found = type(self)(model, static=self.options.static, check=False, **options)
+        if self._modules.trees is None:
+            found._modules.trees = None
+        return found
 
     @property
     def _attention(self) -> str:

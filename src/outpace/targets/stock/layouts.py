@@ -26,6 +26,7 @@ from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.rows import Output, Rows
 from outpace.targets.step.agreement import agree
+from outpace.targets.step.modules import Modules
 from outpace.transfer import upload
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Call(NamedTuple):
         feeds, logits_from, hidden_layers: as for ``TargetModel.forward``.
         states: slot -> [its rows, hidden size], instead of the tokens' embeddings.
         lines: its rows may be in a line.
+        modules: what it runs on.
     """
 
     cache: KVCache
@@ -49,6 +51,7 @@ class Call(NamedTuple):
     hidden_layers: tuple[int, ...]
     states: Mapping[Slot, Tensor] | None
     lines: bool
+    modules: Modules
 
 
 class Taken(NamedTuple):
@@ -75,8 +78,9 @@ def fixed(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
         return None
 
     def run() -> Output:
-        rows, forward = rows_of(window, call.feeds), partial(_compute_fixed, target)
-        made = shapes.run(forward, window, rows, target._inputs, call.hidden_layers, call.states)
+        rows, forward = rows_of(window, call.feeds), partial(_compute_fixed, target, call.modules)
+        trees = call.modules is target._modules.trees
+        made = shapes.run(forward, window, rows, target._inputs, call.hidden_layers, call.states, trees)
         logits = made.logits[:, call.logits_from :]
         return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden, target._bare)
 
@@ -115,7 +119,7 @@ def _line_of(target: CausalTarget, windows: Sequence[Window]) -> Line:
 
 def _compute_padded(target: CausalTarget, call: Call, window: Window) -> Output:
     """A forward of the model over one window."""
-    modules = target._modules
+    modules = call.modules
     both, mask = modules.inputs(window, call.feeds, target.device)
     ids, positions = upload(both, target.device).unbind()
     wanted = 0 if call.logits_from is None else max(window.width - call.logits_from, 0)
@@ -156,28 +160,30 @@ def _compute_line(target: CausalTarget, call: Call, in_line: Line) -> Output:
     return Output.in_line(in_line.slots, call.feeds, logits, made.hidden, target._bare)
 
 
-def _compute_fixed(target: CausalTarget, inputs: FixedInputs, hidden_layers: tuple[int, ...]) -> Made:
+def _compute_fixed(
+    target: CausalTarget, modules: Modules, inputs: FixedInputs, hidden_layers: tuple[int, ...]
+) -> Made:
     """A forward of the model from the data in the inputs, without any data from the host."""
     rows = inputs.rows
     at = read_numbers(inputs.numbers, rows.width)
     written = rows.at(torch.where(at.trees.real, at.rows, rows.scratch))
     given = {"input_ids": at.tokens} if inputs.states is None else {"inputs_embeds": inputs.states}
-    return _run_fixed(target, written, given, at.trees, hidden_layers)
+    return _run_fixed(target, modules, written, given, at.trees, hidden_layers)
 
 
 def step_fixed(target: CausalTarget, rows: FixedRows, tokens: Tensor, trees: Trees) -> Tensor:
     """A forward of the model within a program (``gpu/fixed.py``)."""
-    return _run_fixed(target, rows, {"input_ids": tokens}, trees, ()).logits
+    return _run_fixed(target, target._modules, rows, {"input_ids": tokens}, trees, ()).logits
 
 
 def _run_fixed(
     target: CausalTarget,
+    modules: Modules,
     rows: FixedRows,
     given: Mapping[str, Tensor],
     trees: Trees,
     hidden_layers: tuple[int, ...],
 ) -> Made:
-    modules = target._modules
     assert target._fixed is not None
     return modules.run(
         target._fixed.compiled(modules.step),

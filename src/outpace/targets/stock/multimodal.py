@@ -48,6 +48,7 @@ class MultimodalTarget(CausalTarget):
 
     _may_line_up = False  # positions have three dimensions
     _never_fixed = "positions of images are given from outside"
+    _never_trees = "states of images are given to layers of the model itself"
     _needs_weights = "it reads images with its own weights"
 
     def __init__(self, model: Any, **options: Any) -> None:

@@ -42,6 +42,7 @@ class RecurrentTarget(CausalTarget):
 
     _keeps_states = True
     _never_fixed = "its states are not of fixed shapes"
+    _never_trees = "the kernel is tested for layers without states only"
     _may_line_up = False  # rows of different sequences have states of their own
 
     def __init__(self, model: Any, **options: Any) -> None:
