@@ -88,7 +88,7 @@ OPTIONAL: dict[str, set[str]] = {
     "opentelemetry": set(),
     "peft": set(),
     "pydivsufsort": set(),
-    "triton": {"draws", "targets"},
+    "triton": {"draws", "native", "targets"},
 }
 
 FUNCTION_LINES = 60

@@ -12,7 +12,6 @@ import math
 from collections.abc import Sequence as Seq
 from ctypes import CDLL
 from functools import cache
-from importlib.util import find_spec
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +24,7 @@ from outpace.draws.noise import host_noise, noise_of, noisy_argmax, token_words,
 from outpace.draws.sampling import TINY_TEMPERATURE, best_tokens, margin_of, warp
 from outpace.native import draw
 from outpace.native.draw import DrawStruct
+from outpace.native.gpu import why_no_triton
 from outpace.native.pointers import check, pointer
 from outpace.transfer import gather, upload
 
@@ -114,7 +114,7 @@ def _draw_compiled(
 @cache
 def has_kernels(device: torch.device) -> bool:
     """True if ``draw_kernel`` runs on a device."""
-    return device.type == "cuda" and find_spec("triton") is not None
+    return device.type == "cuda" and not why_no_triton()
 
 
 def is_cut(own: SamplingParams) -> bool:

@@ -108,7 +108,8 @@ def test_graphs_of_branches_are_others(cuda: Accelerator, calls: list[Any]) -> N
 
 
 def test_warm_steps_have_branches_too(cuda: Accelerator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tree_attention, "_TRITON", False)  # torch's operations, which are quicker here
+    # torch's operations, which are quicker here
+    monkeypatch.setattr(tree_attention, "why_no_triton", lambda: "off")
     target = CausalTarget(model(), check=False)
     engine = Engine(target, LOOKAHEAD, adaptive=False)
     engine.warm()
@@ -174,7 +175,7 @@ def test_layers_on_two_devices_keep_their_attention() -> None:
 
 
 def test_without_triton_the_plan_says_so(cuda: Accelerator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trees, "find_spec", lambda name: None)
+    monkeypatch.setattr(trees, "why_no_triton", lambda: "pip install triton")
     target = CausalTarget(model(), static=False, check=False)
     assert "pip install triton" in target.plan.no_trees
     same(target, BRANCHES)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 from functools import cache
-from importlib.util import find_spec
 from typing import Any
 
 import torch
@@ -18,12 +17,12 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.core import UnsupportedModel
+from outpace.native.gpu import why_no_triton
 from outpace.targets.inputs.device_rows import WORD
 from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.surgery import exchange
 
 _log = logging.getLogger(__name__)
-_TRITON = find_spec("triton") is not None
 
 
 def tree_attention(
@@ -65,7 +64,7 @@ def tree_attention(
         seen = seen.tril(columns - rows) if causal else seen
     elif attention_mask.dtype == torch.bool:
         seen = attention_mask
-    elif query.device.type == "cuda" and query.dtype != torch.float64 and _TRITON:
+    elif query.device.type == "cuda" and query.dtype != torch.float64 and not why_no_triton():
         from triton.runtime.errors import OutOfResources
 
         from outpace.targets.gpu.tree_kernel import tree_attention as run

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import torch
@@ -19,6 +18,7 @@ from transformers.cache_utils import (
 )
 
 from outpace.core import UnsupportedModel, described
+from outpace.native.gpu import why_no_triton
 from outpace.targets.inputs.config import (
     GPU,
     cache_argument,
@@ -217,8 +217,8 @@ def why_not_exact(model: Any, exact: bool | Literal["auto"], fused: bool = False
     on_gpu = runs_on_gpu(model)
     if on_gpu and exact == "auto":
         return "exact='auto' leaves GPUs as they are, since the cost there is not measured"
-    if on_gpu and find_spec("triton") is None:
-        return "its kernels for GPUs need Triton (pip install triton)"
+    if on_gpu and (why := why_no_triton()):
+        return why
     if why := untouchable(model, GPU if on_gpu else "cpu"):
         return why
     attention = model.config.get_text_config(decoder=True)._attn_implementation

@@ -6,11 +6,10 @@ The model's own attention copies keys and values for grouped queries, and takes 
 
 from __future__ import annotations
 
-from importlib.util import find_spec
-
 import torch
 
 from outpace.core import UnsupportedModel
+from outpace.native.gpu import why_no_triton
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import GPU
 from outpace.targets.inputs.masks import TREE
@@ -65,8 +64,8 @@ def _refused(asked: Asked, modules: Modules) -> str:
         return f"the model uses its own attention, {attention!r}"
     if not model._supports_attention_backend:
         return "the model's attention is code of its own, which cannot be replaced"
-    if find_spec("triton") is None:
-        return "the kernel needs Triton (pip install triton)"
+    if why := why_no_triton():
+        return why
     if model.dtype not in _DTYPES:
         return f"the kernel takes no {model.dtype}"
     devices = {weight.device for weight in model.parameters()}
