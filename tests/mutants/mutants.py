@@ -170,7 +170,7 @@ CACHE = [
     ),
     Mutant(
         "a draft model that cannot be captured leaves its forward open",
-        "outpace/targets/stock/causal.py",
+        "outpace/targets/stock/fixed_steps.py",
         "            fixed.keep({})\n            self._launch(str(error))\n",
         "            self._launch(str(error))\n            return True\n",
         ("tests/lossless/test_graphs.py::test_drafts_that_cannot_be_captured_are_launched",),

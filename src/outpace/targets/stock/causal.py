@@ -6,7 +6,6 @@ Nothing is patched: a forward gets a 4-D mask, explicit positions and outpace's 
 from __future__ import annotations
 
 import copy
-import logging
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -25,7 +24,7 @@ from outpace.targets.base import check_chains, checked_cache
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.cpu.packing import check_pack, check_quantise
-from outpace.targets.gpu.fixed import FixedShapes, Program, most_bytes, resolved, warm, width_of
+from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, width_of
 from outpace.targets.gpu.graphs import NotCaptured, runner_for
 from outpace.targets.gpu.tree_attention import with_trees
 from outpace.targets.inputs.changes import Addresses, Structure, Weights
@@ -46,14 +45,13 @@ from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested
 from outpace.targets.step.trees import disproved, give_trees
-from outpace.targets.stock.layouts import LAYOUTS, Call, step_fixed, try_lines
-from outpace.targets.stock.uncached import UncachedForwards, scale_of
+from outpace.targets.stock.fixed_steps import FixedSteps
+from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
+from outpace.targets.stock.uncached import scale_of
 from outpace.transfer import upload
 
-_log = logging.getLogger(__name__)
 
-
-class CausalTarget(UncachedForwards):
+class CausalTarget(FixedSteps):
     """A decoder-only transformers model.
 
     Construction runs several forwards over a few dozen tokens, to determine the shape of the cache, and to
@@ -91,12 +89,10 @@ class CausalTarget(UncachedForwards):
     _given: Structure | None  # of the model that was given, if steps are made from a copy of it
     _may_line_up = True  # forwards of uneven rows may leave out the padding (``inputs/line.py``)
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
-    _fixed: FixedShapes | None = None
     _never_fixed = ""  # why its forwards have no fixed shapes, unless these are asked for
     _never_trees = ""  # why forwards with branches run on the model's own attention
     _no_graphs: str
     _needs_weights = ""  # why the model's own weights cannot be freed
-    _addresses: Addresses | None = None  # of all weights, which are in what ``_fixed`` has captured
     _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
 
@@ -322,9 +318,9 @@ class CausalTarget(UncachedForwards):
         check_chains(self, feeds)
         kv = checked_cache(self, cache, KVCache)
         self._follow(begins=not all(map(kv.length, feeds)))
-        lines = len(feeds) > 1 and not logits_from and states is None and self._takes_lines
         modules = self._modules.over(feeds)
-        lines = lines and modules is self._modules
+        alike = modules is self._modules and not logits_from and states is None
+        lines = len(feeds) > 1 and alike and self._takes_lines
         call = Call(kv, feeds, logits_from, tuple(hidden_layers), states, lines, modules)
         windows, outputs = self._windows(call), []
         while windows:
@@ -343,42 +339,6 @@ class CausalTarget(UncachedForwards):
             self.plan.layouts[name] += 1
             windows = windows[taken.windows :]
         return Output.join(outputs)
-
-    def shapes_beside(self) -> FixedShapes | None:
-        return None if self._fixed is None else self._fixed.lend()
-
-    def plays(self, count: int, width: int = 1) -> bool:
-        return self._fixed is not None and width_of(count, width) > 0
-
-    @torch.inference_mode()
-    def play(self, cache: Cache, program: Program) -> bool:
-        refuse_training(self.model)
-        fixed = checked_cache(self, cache, FixedCache)
-        self._follow(begins=not all(map(fixed.length, program.widths)))
-        shapes = self._fixed
-        if shapes is None:
-            return False
-        try:
-            for window in fixed.begin_fixed(program.widths, 1):
-                shapes.play(program, window, self.device, partial(step_fixed, self))
-        except NotCaptured as error:
-            if self.options.static is True:
-                raise
-            fixed.keep({})
-            self._launch(str(error))
-            return False
-        fixed.keep({slot: range(count) for slot, count in program.kept.items()})
-        return True
-
-    def warm(self, cache: Cache, slots: int, layers: Sequence[int]) -> None:
-        if self._fixed is not None and isinstance(cache, FixedCache):
-            warm(self, cache, slots, layers, trees=self._modules.trees is not None)
-
-    def _launch(self, reason: str) -> None:
-        """Run forwards one kernel at a time from now on."""
-        self._fixed = self._addresses = None
-        self.options, self.plan = replace(self.options, static=False), replace(self.plan, no_graphs=reason)
-        _log.warning("forwards on this GPU are launched one kernel at a time: %s", reason)
 
     def _windows(self, call: Call) -> Sequence[Window | FixedWindow]:
         """The windows of the cache that a forward writes."""

@@ -31,6 +31,7 @@ from outpace.transfer import upload
 
 if TYPE_CHECKING:
     from outpace.targets.stock.causal import CausalTarget
+    from outpace.targets.stock.fixed_steps import FixedSteps
 
 _log = logging.getLogger(__name__)
 
@@ -171,13 +172,13 @@ def _compute_fixed(
     return _run_fixed(target, modules, written, given, at.trees, hidden_layers)
 
 
-def step_fixed(target: CausalTarget, rows: FixedRows, tokens: Tensor, trees: Trees) -> Tensor:
+def step_fixed(target: FixedSteps, rows: FixedRows, tokens: Tensor, trees: Trees) -> Tensor:
     """A forward of the model within a program (``gpu/fixed.py``)."""
     return _run_fixed(target, target._modules, rows, {"input_ids": tokens}, trees, ()).logits
 
 
 def _run_fixed(
-    target: CausalTarget,
+    target: FixedSteps,
     modules: Modules,
     rows: FixedRows,
     given: Mapping[str, Tensor],
