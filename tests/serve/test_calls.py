@@ -11,9 +11,10 @@ import pytest
 
 from outpace.core import StreamedToken
 from outpace.serve.answers import Answer, Manner, Said
-from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Signature, Tagged, closed, literal
+from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Tagged, closed, literal
 from outpace.serve.dialogue import format_of
 from outpace.serve.harmony import Harmony, HarmonyAnswer, one_call_each
+from outpace.serve.json_calls import Signature
 from outpace.serve.marked import Coder, Dsml, Gemma, Glm
 
 PARAMETERS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,7 @@ import llguidance
 import llguidance.hf
 import numpy as np
 import torch
+from llguidance import TokenizerWrapper
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError, first_line
@@ -37,10 +39,13 @@ class Grammars:
         tokenizer: a fast transformers tokenizer.
         vocabulary: number of logits per row.
         eos: the tokens that end an output.
+        marks: further tokens that no text is written with.
     """
 
-    def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int]) -> None:
-        self._tokenizer = _made(tokenizer, vocabulary, sorted(eos))
+    def __init__(
+        self, tokenizer: Any, vocabulary: int, eos: frozenset[int], marks: Collection[int] = ()
+    ) -> None:
+        self._tokenizer = _made(tokenizer, vocabulary, sorted(eos), marks)
         self.pool = Pool("schemas", _SHARE, "compiling the schema", "response_format")
         self._threads = ThreadPoolExecutor(_SHARE.workers, "outpace-schemas")
 
@@ -87,17 +92,53 @@ class Grammars:
         self._threads.shutdown(wait=False)
 
 
-def _made(tokenizer: Any, vocabulary: int, eos: list[int]) -> llguidance.LLTokenizer | str:
+def _made(
+    tokenizer: Any, vocabulary: int, eos: list[int], marks: Collection[int]
+) -> llguidance.LLTokenizer | str:
     """llguidance's tokenizer, or the reason why there is none."""
     named = getattr(tokenizer, "vocabulary", None)
     try:
         if named is None:
-            return llguidance.hf.from_tokenizer(tokenizer, vocabulary, eos)
-        from llguidance.llamacpp import lltokenizer_from_vocab  # imports llama_cpp
+            found = llguidance.hf.from_tokenizer(tokenizer, vocabulary, eos)
+        else:
+            from llguidance.llamacpp import lltokenizer_from_vocab  # imports llama_cpp
 
-        return lltokenizer_from_vocab(named, vocabulary, eos)
+            found = lltokenizer_from_vocab(named, vocabulary, eos)
+        return llguidance.LLTokenizer(TokenizerWrapper(_Plain(found, eos, marks)), eos_token=eos)
     except Exception as error:  # llguidance may raise any error of its Rust code
         return first_line(error)
+
+
+class _Plain:
+    """A tokenizer for llguidance that writes no text with special tokens.
+
+    llguidance's own read a text that is spelt like a special or an added token as that token, also where a
+    grammar forces it as text.
+
+    Attributes:
+        tokens, special_token_ids, eos_token_id, bos_token_id: what llguidance reads of a tokenizer.
+    """
+
+    def __init__(self, own: llguidance.LLTokenizer, eos: list[int], marks: Collection[int]) -> None:
+        self._own = own
+        every = range(own.vocab_size)
+        self.tokens = [own.decode_bytes([token]) for token in every]
+        special = {token for token in every if own.is_special_token(token)} | set(marks)
+        self.special_token_ids = sorted(special)
+        self._spelt = {token: self.tokens[token] for token in special}
+        self.eos_token_id, self.bos_token_id = eos[0] if eos else None, None
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        left, found = text if isinstance(text, bytes) else text.encode(), list[int]()
+        while left:
+            tokens = self._own.tokenize_bytes(left)
+            spelt = next((self._spelt[token] for token in tokens if token in self._spelt), None)
+            if spelt is None or len(left) == 1:
+                return found + tokens
+            place = max(1, left.find(spelt) + (len(spelt) > 1))  # within it: neither part contains it
+            found += self(left[:place])
+            left = left[place:]
+        return found
 
 
 class Grammar:

@@ -13,10 +13,11 @@ from starlette.responses import Response
 
 from outpace.core import Generation, StreamedToken
 from outpace.serve.answers import Answer, Manner, Said
-from outpace.serve.calls import Signature, literal
+from outpace.serve.calls import literal
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.errors import Refused
 from outpace.serve.harmony import HarmonyAnswer
+from outpace.serve.json_calls import Signature
 from outpace.serve.schemas import Lark
 from outpace.serve.service import Service
 
@@ -77,15 +78,10 @@ class Toolbox:
             if not _NAME.fullmatch(name):
                 raise Refused(400, "a tool's name has letters, digits, _, . and - only", "tools")
             _check_schema(name, self.functions[name].parameters)
-        ids = {mark: token for token, mark in dialogue.marks.items()}
-
-        def mark(text: str) -> str:
-            return f"<[{ids[text]}]>" if text in ids else literal(text)
-
         functions = list(self.functions.values())
         write = dialogue.format.grammar
         schemas = [function.parameters for function in functions]
-        return Lark(write(functions, mark), write(functions, literal), schemas)
+        return Lark(write(functions, dialogue.term), write(functions, literal), schemas)
 
 
 def _check_schema(name: str, schema: dict[str, Any]) -> None:
