@@ -59,11 +59,14 @@ class Grammars:
             raise Refused(400, f"this model's tokenizer supports no grammars: {self._tokenizer}")
         return self._tokenizer
 
-    async def compile(self, schema: dict[str, Any] | Lark) -> llguidance.LLMatcher:
+    async def compile(self, schema: dict[str, Any] | Lark, prefix: str | None = None) -> llguidance.LLMatcher:
         """Compile a grammar, or a schema to a matcher of its JSON texts, without optional whitespace.
 
         A matcher cannot be sent between processes: a worker compiles the schema first, and what it did within
         its share is repeated here.
+
+        Args:
+            prefix: a grammar of what comes before, in which the text is ``@body``; None for nothing.
 
         Raises:
             Refused: the schema is wrong, or takes too much.
@@ -75,12 +78,12 @@ class Grammars:
         if len(job) > _SHORT or not is_plain(plain):
             await self.pool.run(job.encode())
         here = schema.text if isinstance(schema, Lark) else schema
-        return await loop.run_in_executor(self._threads, self._compile, here)
+        return await loop.run_in_executor(self._threads, self._compile, here, prefix)
 
-    def _compile(self, schema: dict[str, Any] | str) -> llguidance.LLMatcher:
+    def _compile(self, schema: dict[str, Any] | str, prefix: str | None) -> llguidance.LLMatcher:
         tokenizer = self.tokenizer()
         try:
-            return compiled(tokenizer, schema)
+            return compiled(tokenizer, schema, prefix)
         except OutpaceError as error:
             raise Refused(
                 400, str(error), "tools" if isinstance(schema, str) else "response_format"
@@ -97,6 +100,7 @@ def _made(
 ) -> llguidance.LLTokenizer | str:
     """llguidance's tokenizer, or the reason why there is none."""
     named = getattr(tokenizer, "vocabulary", None)
+    vocabulary = max(vocabulary, len(tokenizer))  # of which the model may have no logits for the last
     try:
         if named is None:
             found = llguidance.hf.from_tokenizer(tokenizer, vocabulary, eos)

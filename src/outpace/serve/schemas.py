@@ -71,19 +71,25 @@ def bytes_alone() -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer("byte")
 
 
-def compiled(tokenizer: llguidance.LLTokenizer, schema: dict[str, Any] | str) -> llguidance.LLMatcher:
+def compiled(
+    tokenizer: llguidance.LLTokenizer, schema: dict[str, Any] | str, prefix: str | None = None
+) -> llguidance.LLMatcher:
     """A matcher of the JSON texts that a schema allows, without optional whitespace; or of a grammar's texts.
+
+    Args:
+        prefix: a grammar of what comes before, in which the text is ``@body``; None for nothing.
 
     Raises:
         OutpaceError: the schema is wrong, or beyond llguidance's limits.
     """
     try:
         if isinstance(schema, str):
-            text = llguidance.LLMatcher.grammar_from_lark(schema)
+            body = {"lark_grammar": llguidance.LLMatcher.grammar_from_lark(schema)}
         else:
-            text = llguidance.LLMatcher.grammar_from_json_schema(
-                json.dumps(schema), overrides={"whitespace_flexible": False}
-            )
+            own = {**schema, "x-guidance": {"whitespace_flexible": False}}
+            body = {"json_schema": own}
+        first = [] if prefix is None else [{"lark_grammar": prefix}]
+        text = json.dumps({"grammars": [*first, body | {"name": "body"}]})
         limits = llguidance.LLParserLimits(**_LIMITS)
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         matcher.compute_bitmask()

@@ -32,6 +32,7 @@ from outpace.serve.pool import Share
 from outpace.serve.request import Defaults, ParsedRequest
 from outpace.serve.run import Choice, Run
 from outpace.serve.texts import Prompts, Texts
+from outpace.serve.thinking import Budget
 from outpace.serve.trace import Trace, Traced
 
 T = TypeVar("T")
@@ -215,11 +216,14 @@ class Service:
         Raises:
             Refused: the request is invalid, there is no room, or it has waited too long.
         """
-        run = Run(self.engine, self.metrics, self.admission, self.admit(choices))
+        run = Run(self.engine, self.model, self.metrics, self.admission, self.admit(choices))
 
         async def read() -> tuple[ParsedRequest, Any]:
             request = await parse()
-            return request, None if request.schema is None else await self.grammars.compile(request.schema)
+            if request.schema is None:
+                return request, None
+            prefix = None if request.reasoning is None else request.reasoning.prefix
+            return request, await self.grammars.compile(request.schema, prefix)
 
         try:
             run.request, matcher = await self.work(read, run.ticket)
@@ -246,11 +250,13 @@ class Service:
             params = replace(
                 params, speculation=replace(drafts, drafter=name, memory=drafts.memory or request.salt)
             )
-            criteria = None
+            criteria, processors = None, list[Any]()
             if matcher is not None:
                 grammar = Grammar(matcher, len(prompt))
-                params = replace(params, logits_processors=[grammar])
-                criteria = grammar.ended
+                processors, criteria = [grammar], grammar.ended
+            if request.reasoning is not None and request.reasoning.budget is not None:
+                processors.append(Budget(self.model, request.reasoning, len(prompt)))
+            params = replace(params, logits_processors=processors)
             trace = Trace(run.used) if request.trace else None
             if trace is not None:
                 params = Traced.of(params, trace)
