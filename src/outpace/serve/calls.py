@@ -14,6 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
+from outpace.serve.effects import effective
 from outpace.serve.json_calls import (
     PYTHON_TAG,
     Call,
@@ -114,7 +115,8 @@ class JsonCalls(CallFormat):
     def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
         head, tail = self.head(function.name), self.tail
         assert head is not None
-        schema = json.dumps({"type": "object"} | closed(function.parameters) | {"x-guidance": _SPACING})
+        own = closed(effective({"type": "object"} | function.parameters))
+        schema = json.dumps((own or {"enum": []}) | {"x-guidance": _SPACING})
         terms = [*split_by_marks(head, self.marks, mark), own, *split_by_marks(tail, self.marks, mark)]
         return " ".join(terms), f"{own}: %json {schema}"
 

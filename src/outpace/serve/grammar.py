@@ -21,7 +21,7 @@ from outpace.drafters.base import SequenceDrafter
 from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
 from outpace.serve.pool import Pool, Share
-from outpace.serve.schemas import Lark, compiled, is_plain
+from outpace.serve.schemas import Lark, compiled, is_plain, unforced
 from outpace.transfer import upload
 from outpace.tree import chain
 
@@ -73,21 +73,22 @@ class Grammars:
         """
         loop = asyncio.get_running_loop()
         there = schema.bytes if isinstance(schema, Lark) else schema
-        job = await loop.run_in_executor(self._threads, json.dumps, {"schema": there})
-        plain = {"anyOf": list(schema.schemas)} if isinstance(schema, Lark) else schema
+        functions = dict(schema.schemas) if isinstance(schema, Lark) else {}
+        sent = {"schema": there, "functions": functions}
+        job = await loop.run_in_executor(self._threads, json.dumps, sent)
+        plain = {"anyOf": list(schema.schemas.values())} if isinstance(schema, Lark) else schema
         if len(job) > _SHORT or not is_plain(plain):
             await self.pool.run(job.encode())
-        here = schema.text if isinstance(schema, Lark) else schema
-        return await loop.run_in_executor(self._threads, self._compile, here, prefix)
+        return await loop.run_in_executor(self._threads, self._compile, schema, prefix)
 
-    def _compile(self, schema: dict[str, Any] | str, prefix: str | None) -> llguidance.LLMatcher:
+    def _compile(self, schema: dict[str, Any] | Lark, prefix: str | None) -> llguidance.LLMatcher:
         tokenizer = self.tokenizer()
         try:
-            return compiled(tokenizer, schema, prefix)
+            return compiled(tokenizer, schema.text if isinstance(schema, Lark) else schema, prefix)
         except OutpaceError as error:
-            raise Refused(
-                400, str(error), "tools" if isinstance(schema, str) else "response_format"
-            ) from error
+            if not isinstance(schema, Lark):
+                raise Refused(400, str(error), "response_format") from error
+            raise Refused(400, unforced(schema.schemas) or str(error), "tools") from error
 
     async def close(self) -> None:
         """End the processes."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from outpace.serve.calls import CallFormat, Mark, closed, literal, split_by_marks
+from outpace.serve.effects import effective
 from outpace.serve.json_calls import Call, Signature, written
 from outpace.serve.values import is_text, properties, resolved, texts_of, typed
 
@@ -151,7 +152,7 @@ def _term(name: str, schema: Any, tail: list[str], function: Signature) -> tuple
         root = {
             key: function.parameters[key] for key in ("$defs", "definitions") if key in function.parameters
         }
-        whole = closed({**root, **(schema if isinstance(schema, dict) else {})})
+        whole = closed(effective({**root, **(schema if isinstance(schema, dict) else {})}))
         spacing = {"x-guidance": {"whitespace_flexible": False}}
         return f"{name} {after}", f"{name}: %json {json.dumps(whole | spacing)}"
     texts = texts_of(schema)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import llguidance
 
 from outpace.core import OutpaceError
+from outpace.serve.effects import effective
 
 # Fuel and items of a mask are about 10 ms; a state takes 1 to 2 kB.
 _LIMITS: dict[str, Any] = {
@@ -31,12 +32,12 @@ class Lark:
     Attributes:
         text: the grammar.
         bytes: the same for a tokenizer of single bytes, which has no special tokens.
-        schemas: the schemas in it.
+        schemas: the schemas in it, of the functions with these names.
     """
 
     text: str
     bytes: str
-    schemas: Sequence[dict[str, Any]]
+    schemas: Mapping[str, dict[str, Any]]
 
 
 def is_plain(schema: Any) -> bool:
@@ -86,8 +87,9 @@ def compiled(
         if isinstance(schema, str):
             body = {"lark_grammar": llguidance.LLMatcher.grammar_from_lark(schema)}
         else:
-            own = {**schema, "x-guidance": {"whitespace_flexible": False}}
-            body = {"json_schema": own}
+            own = effective(schema)
+            spacing = {"x-guidance": {"whitespace_flexible": False}}
+            body = {"json_schema": own | spacing if isinstance(own, dict) else own}
         first = [] if prefix is None else [{"lark_grammar": prefix}]
         text = json.dumps({"grammars": [*first, body | {"name": "body"}]})
         limits = llguidance.LLParserLimits(**_LIMITS)
@@ -98,3 +100,17 @@ def compiled(
     if matcher.is_error():
         raise OutpaceError(f"the schema cannot be used: {matcher.get_error().strip()}")
     return matcher
+
+
+def unforced(schemas: Mapping[str, dict[str, Any]]) -> str | None:
+    """Why a call cannot be forced: the name of the function whose schema is the reason; None for another.
+
+    Args:
+        schemas: those of arguments, by the names of functions.
+    """
+    for name, schema in schemas.items():
+        try:
+            compiled(bytes_alone(), {"type": "object"} | schema)
+        except OutpaceError as error:
+            return f"a call of {name!r} cannot be forced: {error}; leave it out, or let tool_choice be auto"
+    return None

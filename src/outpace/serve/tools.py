@@ -81,7 +81,7 @@ class Toolbox:
             _check_schema(name, self.functions[name].parameters)
         functions = list(self.functions.values())
         write = dialogue.format.grammar
-        schemas = [function.parameters for function in functions]
+        schemas = {function.name: function.parameters for function in functions}
         return Lark(write(functions, dialogue.term), write(functions, literal), schemas)
 
 
