@@ -1,4 +1,4 @@
-"""The embedded model with marks of a format in its tokenizer, of any kind, and answers that it is made to say."""
+"""The embedded model with marks of a format in its tokenizer, of any kind, and answers it is made to say."""
 
 from __future__ import annotations
 
@@ -34,7 +34,9 @@ def with_marks(template: str, marks: Sequence[str], kind: Kind) -> Loaded:
         whole = {f"{left}{right}": [left, right] for left, right in raw["model"]["merges"]}
         gone = [whole[token] for token in made if token in whole]
         raw["model"]["merges"] = [merge for merge in raw["model"]["merges"] if merge not in gone]
-        raw["model"]["vocab"] = {made.get(token, token): place for token, place in raw["model"]["vocab"].items()}
+        raw["model"]["vocab"] = {
+            made.get(token, token): place for token, place in raw["model"]["vocab"].items()
+        }
     backend = Tokenizer.from_str(json.dumps(raw))
     added = [AddedToken(mark, special=kind != "added", normalized=False) for mark in marks]
     if kind == "added":

@@ -76,7 +76,8 @@ class CallFormat(ABC):
 
     def may_begin(self, text: str) -> bool:
         """False if what follows the mark that begins a call is none, however it goes on."""
-        return True
+        said = text.lstrip()
+        return said.startswith(self.inner) or self.inner.startswith(said)
 
     @abstractmethod
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
@@ -115,8 +116,8 @@ class JsonCalls(CallFormat):
     def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
         head, tail = self.head(function.name), self.tail
         assert head is not None
-        own = closed(effective({"type": "object"} | function.parameters))
-        schema = json.dumps((own or {"enum": []}) | {"x-guidance": _SPACING})
+        closed_ = closed(effective({"type": "object"} | function.parameters))
+        schema = json.dumps((closed_ or {"enum": []}) | {"x-guidance": _SPACING})
         terms = [*split_by_marks(head, self.marks, mark), own, *split_by_marks(tail, self.marks, mark)]
         return " ".join(terms), f"{own}: %json {schema}"
 

@@ -39,6 +39,9 @@ class Glm(Pairs):
             raise ValueError("an argument has no value")
         return found[1].strip(), False, text[found.end() :]
 
+    def may_begin(self, text: str) -> bool:
+        return re.fullmatch(r"\s*[\w.-]*\s*(<.*)?", text, re.DOTALL) is not None
+
     def _name(self, text: str) -> tuple[str, str]:
         return matched(r"([\w.-]+)\s*(?=<arg_key>|\Z)", text)
 

@@ -30,6 +30,10 @@ class Pairs(CallFormat):
     def stops(self) -> tuple[str, ...]:
         return (self.begin, self.end, self.closes)
 
+    def may_begin(self, text: str) -> bool:
+        said = text.lstrip()
+        return said.startswith(self.inner) or self.inner.startswith(said)
+
     def end_of(self, text: str, final: bool = False) -> int | None:
         """As of other formats; a mark within a value, of which more follows, ends nothing."""
         decides = re.compile("|".join(map(re.escape, (self.closes, self.begin))))
@@ -82,7 +86,7 @@ class Pairs(CallFormat):
             nexts.append(re.escape(self.after) + blank + r"\Z")
         early = re.search(f"(?:{'|'.join(nexts)})", text) if nexts else None
         if early is not None and (shut is None or early.start() < shut.start()):
-            value, left = text[: early.start()], text[early.start() :]
+            value, left = text[: early.start()].rstrip("\n"), text[early.start() :]
         elif shut is not None:
             value, left = text[: shut.start()], text[shut.end() :]
         else:
