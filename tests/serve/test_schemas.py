@@ -154,3 +154,40 @@ def test_zods_records_beside_a_good_tool() -> None:
             assert answered(MESSAGES, found)[1], found
 
     run(main)
+
+
+def keys_of(text: str) -> list[list[str]]:
+    """The keys of each object in a JSON text, inner ones first."""
+    seen = list[list[str]]()
+
+    def kept(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        seen.append([key for key, _ in pairs])
+        return dict(pairs)
+
+    json.loads(text, object_pairs_hook=kept)
+    return seen
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_no_key_comes_twice(path: str) -> None:
+    """Of those that a schema does not list either, in a forced call and in a schema of the answer."""
+    inner = {"type": "object", "patternProperties": {"^[ab]{1,2}$": {"enum": [1]}}, "minProperties": 5}
+    schema = {**obj(x={**inner, "additionalProperties": False}), "additionalProperties": False}
+    asked = json.loads(json.dumps(body(path, "required")))
+    tool = asked["tools"][0]
+    tool.get("function", tool)["input_schema" if path == MESSAGES else "parameters"] = schema
+    asked["max_output_tokens" if path == RESPONSES else "max_tokens"] = 200
+
+    async def main() -> None:
+        async with serving() as client:
+            found = await client.send(path, asked).json()
+            texts = [arguments for _, arguments in answered(path, found)[1]]
+            if path == CHAT:
+                form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+                found = await client.chat(response_format=form, max_tokens=200).json()
+                texts.append(found["choices"][0]["message"]["content"])
+            for text in texts:
+                seen = keys_of(text)
+                assert len(seen[0]) >= 5 and all(len(set(keys)) == len(keys) for keys in seen), text
+
+    run(main)

@@ -7,11 +7,11 @@ import json
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import llguidance
 import llguidance.hf
-import numpy as np
 import torch
 from llguidance import TokenizerWrapper
 from torch import Tensor
@@ -20,7 +20,9 @@ from outpace.core import Draft, OutpaceError, first_line
 from outpace.drafters.base import SequenceDrafter
 from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
+from outpace.serve.keys import Keys, unpacked
 from outpace.serve.pool import Pool, Share
+from outpace.serve.request import ParsedRequest
 from outpace.serve.schemas import Lark, compiled, is_plain, unforced
 from outpace.transfer import upload
 from outpace.tree import chain
@@ -90,6 +92,23 @@ class Grammars:
                 raise Refused(400, str(error), "response_format") from error
             raise Refused(400, unforced(schema.schemas) or str(error), "tools") from error
 
+    @cached_property
+    def _quoting(self) -> dict[int, bytes]:
+        """The tokens of texts that contain a quotation mark, with their bytes."""
+        own = self.tokenizer()
+        spelt = {token: own.decode_bytes([token]) for token in range(own.vocab_size)}
+        return {
+            token: data for token, data in spelt.items() if b'"' in data and not own.is_special_token(token)
+        }
+
+    def of(self, matcher: llguidance.LLMatcher, request: ParsedRequest, prompt_length: int) -> Grammar:
+        """A matcher for a sequence of a request."""
+        schema = request.schema
+        if isinstance(schema, Lark) and not schema.json:
+            return Grammar(matcher, prompt_length)
+        keys = Keys(self._quoting, self.tokenizer().decode_bytes, request.reasoning)
+        return Grammar(matcher, prompt_length, keys)
+
     async def close(self) -> None:
         """End the processes."""
         await self.pool.close()
@@ -151,14 +170,18 @@ class Grammar:
 
     Args:
         prompt_length: number of tokens before the output.
+        keys: of the objects in the output, none of which comes twice; None if it is no JSON.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, prompt_length: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, prompt_length: int, keys: Keys | None = None) -> None:
         self._matcher = matcher.deep_copy()
-        self._read = prompt_length
+        self._read, self._keys = prompt_length, keys
 
     def _follow(self, new: list[int]) -> None:
         self._read += len(new)
+        if self._keys is not None:
+            for token in new:
+                self._keys.feed(token)
         if new and not (self._matcher.is_stopped() or self._matcher.consume_tokens(new)):
             raise OutpaceError(f"the grammar cannot continue: {self._matcher.get_error().strip()}")
 
@@ -168,8 +191,9 @@ class Grammar:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise OutpaceError(f"the schema is too complex here: {self._matcher.get_error().strip()}")
-        bits = np.frombuffer(mask, np.uint8)
-        allowed = np.unpackbits(bits, count=scores.shape[-1], bitorder="little").astype(np.bool_)
+        allowed = unpacked(mask, scores.shape[-1])
+        if self._keys is not None:
+            allowed = self._keys.others(self._matcher, allowed)
         return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)
 
     def ended(self, tokens: list[int]) -> bool:

@@ -33,11 +33,13 @@ class Lark:
         text: the grammar.
         bytes: the same for a tokenizer of single bytes, which has no special tokens.
         schemas: the schemas in it, of the functions with these names.
+        json: its texts are JSON, but for marks.
     """
 
     text: str
     bytes: str
     schemas: Mapping[str, dict[str, Any]]
+    json: bool = False
 
 
 def is_plain(schema: Any) -> bool:

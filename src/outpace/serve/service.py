@@ -25,7 +25,7 @@ from outpace.serve.admission import Admission, Limits, Ticket
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.engine import Drafters
 from outpace.serve.errors import Refused, later, refusal, unreadable
-from outpace.serve.grammar import Grammar, Grammars
+from outpace.serve.grammar import Grammars
 from outpace.serve.images import Images
 from outpace.serve.metrics import Metrics
 from outpace.serve.pool import Share
@@ -252,7 +252,7 @@ class Service:
             )
             criteria, processors = None, list[Any]()
             if matcher is not None:
-                grammar = Grammar(matcher, len(prompt))
+                grammar = self.grammars.of(matcher, request, len(prompt))
                 processors, criteria = [grammar], grammar.ended
             if request.reasoning is not None and request.reasoning.budget is not None:
                 processors.append(Budget(self.model, request.reasoning, len(prompt)))

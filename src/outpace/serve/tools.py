@@ -13,7 +13,7 @@ from starlette.responses import Response
 
 from outpace.core import Generation, StreamedToken
 from outpace.serve.answers import Answer, Manner, Said
-from outpace.serve.calls import THOUGHT, literal
+from outpace.serve.calls import THOUGHT, JsonCalls, literal
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.errors import Refused
 from outpace.serve.harmony import HarmonyAnswer
@@ -82,7 +82,8 @@ class Toolbox:
         functions = list(self.functions.values())
         write = dialogue.format.grammar
         schemas = {function.name: function.parameters for function in functions}
-        return Lark(write(functions, dialogue.term), write(functions, literal), schemas)
+        json_ = isinstance(dialogue.format, JsonCalls)
+        return Lark(write(functions, dialogue.term), write(functions, literal), schemas, json_)
 
 
 def _check_schema(name: str, schema: dict[str, Any]) -> None:
