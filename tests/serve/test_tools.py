@@ -229,11 +229,12 @@ def test_codex_over_two_turns() -> None:
                         **asked,
                         "tool_choice": {"type": "function", "name": name},
                         "max_output_tokens": 90,
+                        "reasoning": {**asked["reasoning"], "max_tokens": 4},
                     }
                     exchange = client.send(RESPONSES, forced)
                     events = await exchange.events()
                     assert exchange.headers[LEFT_OUT] == "web_search"
-                    items.append(events[-1]["response"]["output"][0])
+                    items.append(events[-1]["response"]["output"][-1])
                 kinds = [(item["type"], item["name"], item.get("namespace")) for item in items]
                 assert kinds == [
                     ("function_call", "now", None),

@@ -104,7 +104,7 @@ class Grammars:
     def of(self, matcher: llguidance.LLMatcher, request: ParsedRequest, prompt_length: int) -> Grammar:
         """A matcher for a sequence of a request."""
         schema = request.schema
-        if isinstance(schema, Lark) and not schema.json:
+        if not (schema.json if isinstance(schema, Lark) else isinstance(schema, dict)):
             return Grammar(matcher, prompt_length)
         keys = Keys(self._quoting, self.tokenizer().decode_bytes, request.reasoning)
         return Grammar(matcher, prompt_length, keys)
