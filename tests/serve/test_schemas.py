@@ -11,7 +11,7 @@ import pytest
 from calling import CHAT, MESSAGES, PATHS, RESPONSES, WRITTEN, answered, body
 from outpace.core import OutpaceError
 from outpace.serve.calls import CallFormat, literal
-from outpace.serve.effects import effective
+from outpace.serve.effects import effective, lists_keys
 from outpace.serve.json_calls import Signature
 from outpace.serve.schemas import bytes_alone, compiled
 from serving import run, serving
@@ -154,6 +154,29 @@ def test_zods_records_beside_a_good_tool() -> None:
             assert answered(MESSAGES, found)[1], found
 
     run(main)
+
+
+def test_schemas_that_list_their_keys() -> None:
+    shut = {"additionalProperties": False}
+    for schema in (
+        {**obj(a=TEXT), **shut},
+        {"enum": [{"a": 1}]},
+        {"anyOf": [TEXT, {**obj(a={"type": "array", "items": TEXT}), **shut}]},
+        {"$ref": "#/$defs/x", "$defs": {"x": {**obj(), **shut}}},
+        False,
+    ):
+        assert lists_keys(schema), schema
+    for schema in (
+        obj(a=TEXT),
+        {},
+        True,
+        {"type": "array"},
+        {**obj(a={}), **shut},
+        {**obj(), **shut, "patternProperties": {"^a": TEXT}},
+        {"anyOf": [TEXT, obj(a=TEXT)]},
+        {"$ref": "#/$defs/x", "$defs": {"x": obj()}},
+    ):
+        assert not lists_keys(schema), schema
 
 
 def keys_of(text: str) -> list[list[str]]:

@@ -116,8 +116,7 @@ class JsonCalls(CallFormat):
     def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
         head, tail = self.head(function.name), self.tail
         assert head is not None
-        closed_ = closed(effective({"type": "object"} | function.parameters))
-        schema = json.dumps((closed_ or {"enum": []}) | {"x-guidance": _SPACING})
+        schema = json.dumps((arguments_of(function) or {"enum": []}) | {"x-guidance": _SPACING})
         terms = [*split_by_marks(head, self.marks, mark), own, *split_by_marks(tail, self.marks, mark)]
         return " ".join(terms), f"{own}: %json {schema}"
 
@@ -253,6 +252,11 @@ def split_by_marks(text: str, marks: Seq[str], mark: Mark) -> list[str]:
             terms.append(mark(first))
         left = left[place + len(first) :]
     return terms
+
+
+def arguments_of(function: Signature) -> Any:
+    """The schema of a function's arguments in a forced call; False if it allows none."""
+    return closed(effective({"type": "object"} | function.parameters))
 
 
 def closed(schema: Any) -> Any:

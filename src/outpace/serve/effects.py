@@ -102,6 +102,27 @@ def effective(schema: Any) -> Any:
     return _without_not(found, kinds)
 
 
+def lists_keys(schema: Any) -> bool:
+    """True if a schema lists the keys of all objects in its values: a grammar has each of them once."""
+    if not isinstance(schema, dict):
+        return schema is False
+    if "enum" in schema or "const" in schema:
+        return True
+    kinds, combined = _kinds(schema), schema.keys() & {"$ref", "anyOf", "oneOf", "allOf"}
+    shut = schema.get("additionalProperties") is False and not schema.get("patternProperties")
+    if "object" in kinds and not combined and not shut:
+        return False
+    if "array" in kinds and not combined and "items" not in schema:
+        return False
+    inner = [schema[key] for key in ("items", "additionalItems") if key in schema]
+    for key, value in schema.items():
+        if key in _EACH and isinstance(value, dict):
+            inner += value.values()
+        elif key in _LISTS and isinstance(value, list):
+            inner += value
+    return all(map(lists_keys, inner))
+
+
 def _kinds(schema: dict[str, Any]) -> set[str]:
     """The types that a schema allows by its ``type``; an integer is a number."""
     kinds = schema.get("type")

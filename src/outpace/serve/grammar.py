@@ -19,6 +19,7 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError, first_line
 from outpace.drafters.base import SequenceDrafter
 from outpace.sequence import Sequence
+from outpace.serve.effects import effective, lists_keys
 from outpace.serve.errors import Refused
 from outpace.serve.keys import Keys, unpacked
 from outpace.serve.pool import Pool, Share
@@ -104,7 +105,11 @@ class Grammars:
     def of(self, matcher: llguidance.LLMatcher, request: ParsedRequest, prompt_length: int) -> Grammar:
         """A matcher for a sequence of a request."""
         schema = request.schema
-        if not (schema.json if isinstance(schema, Lark) else isinstance(schema, dict)):
+        if isinstance(schema, Lark):
+            unlisted = schema.unlisted
+        else:
+            unlisted = isinstance(schema, dict) and not lists_keys(effective(schema))
+        if not unlisted:
             return Grammar(matcher, prompt_length)
         keys = Keys(self._quoting, self.tokenizer().decode_bytes, request.reasoning)
         return Grammar(matcher, prompt_length, keys)

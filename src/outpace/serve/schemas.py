@@ -33,13 +33,13 @@ class Lark:
         text: the grammar.
         bytes: the same for a tokenizer of single bytes, which has no special tokens.
         schemas: the schemas in it, of the functions with these names.
-        json: its texts are JSON, but for marks.
+        unlisted: its texts are JSON, but for marks, and may have keys that no schema lists.
     """
 
     text: str
     bytes: str
     schemas: Mapping[str, dict[str, Any]]
-    json: bool = False
+    unlisted: bool = False
 
 
 def is_plain(schema: Any) -> bool:

@@ -13,8 +13,9 @@ from starlette.responses import Response
 
 from outpace.core import Generation, StreamedToken
 from outpace.serve.answers import Answer, Manner, Said
-from outpace.serve.calls import THOUGHT, JsonCalls, literal
+from outpace.serve.calls import THOUGHT, JsonCalls, arguments_of, literal
 from outpace.serve.dialogue import Dialogue
+from outpace.serve.effects import lists_keys
 from outpace.serve.errors import Refused
 from outpace.serve.harmony import HarmonyAnswer
 from outpace.serve.json_calls import Signature
@@ -82,8 +83,9 @@ class Toolbox:
         functions = list(self.functions.values())
         write = dialogue.format.grammar
         schemas = {function.name: function.parameters for function in functions}
-        json_ = isinstance(dialogue.format, JsonCalls)
-        return Lark(write(functions, dialogue.term), write(functions, literal), schemas, json_)
+        listed = all(lists_keys(arguments_of(function)) for function in functions)
+        unlisted = isinstance(dialogue.format, JsonCalls) and not listed
+        return Lark(write(functions, dialogue.term), write(functions, literal), schemas, unlisted)
 
 
 def _check_schema(name: str, schema: dict[str, Any]) -> None:
