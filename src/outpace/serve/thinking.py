@@ -78,18 +78,26 @@ class Reasoning:
 
 
 def reasoning_of(
-    model: Loaded, dialogue: Dialogue, prompt: Seq[int], budget: int | None, tools: bool, called: bool
+    model: Loaded,
+    dialogue: Dialogue,
+    prompt: Seq[int],
+    budget: int | None,
+    *,
+    free: bool,
+    tools: bool,
+    called: bool,
 ) -> Reasoning | None:
-    """The reasoning that an answer to a prompt may begin with; None if it has none, or the prompt ended it.
+    """The reasoning that an answer to a prompt may begin with; None for none.
 
     Args:
+        free: the answer is any text: it may reason again where the prompt has ended it.
         tools: the answer may call functions. called: it must.
     """
     if not model.has_template or not dialogue.thinks:
         return None
     begin, end = dialogue.thought or (_ANALYSIS, _END)
     said = str(model.tokenizer.decode(list(prompt[-_LAST:]))).rstrip()
-    if said.endswith(end) and not dialogue.harmony:
+    if said.endswith(end) and not (free or dialogue.harmony):
         return None
     begun = said.endswith(begin)
     closing = end if tools or not dialogue.harmony else f"{end}{_ASSISTANT}{_FINAL}"

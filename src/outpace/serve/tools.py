@@ -150,7 +150,8 @@ def reasoning_of_answer(
     asked = wanted is True or budget is not None
     if schema is not None and (wanted is False or (dialogue.harmony and not asked)):
         return None
-    return reasoning_of(service.model, dialogue, prompt, budget, bool(box.shown), forced)
+    shown, free = bool(box.shown), schema is None
+    return reasoning_of(service.model, dialogue, prompt, budget, free=free, tools=shown, called=forced)
 
 
 def answer_to(service: Service, box: Toolbox, request: ParsedRequest) -> Answer | Templated:
