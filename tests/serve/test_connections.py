@@ -129,7 +129,7 @@ def test_a_request_that_does_not_end_is_refused(part: bytes) -> None:
             assert await streams[0].read() == b"" == await silent[0].read()  # both are closed
             streams[1].close()
             assert (await answered(await opened(port, chat())))[0] == 200
-            assert server.app.state.service.admission.inside == 0 == server.app.state.bodies
+            assert server.app.state.service.admission.inside == 0 == server.app.state.bodies.all
 
     run(main)
 
@@ -151,6 +151,7 @@ def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest
 
     async def main() -> None:
         async with listening() as (server, port):
+            server.places.share = 1
             busy = await opened(port, chat(max_tokens=1900, ignore_eos=True, stream=True))
             await busy[0].readuntil(b"data:")
             idle = []
@@ -167,7 +168,7 @@ def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest
                 streams[1].close()
             while len(server.server_state.connections) > 1:
                 await asyncio.sleep(0)
-            monkeypatch.setattr(Limits, "connections", 1)
+            server.places.most = server.places.share = 1
             status, found = await answered(await opened(port, HEALTH))
             assert status == 503 and found["error"]["code"] == "overloaded"
             await busy[0].readuntil(b"data:")  # which goes on
@@ -192,27 +193,36 @@ def test_the_answer_to_a_body_that_is_too_long_arrives(closes: bytes, framed: by
             await sent(streams, 200, chunk)
             status, found = await answered(streams)
             assert status == (413 if key else 401) and found["error"]["message"]
-            assert server.app.state.bodies == 0
+            assert server.app.state.bodies.all == 0
             streams[1].close()
 
     run(main)
 
 
-def test_bodies_of_all_requests_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Limits, "bodies", 2**20)
+def test_bodies_count_by_what_has_arrived() -> None:
+    """What is declared takes no room, and a small body waits for none."""
+    head = (
+        b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    long = json.dumps({"prompt": "a " * 40_000}).encode()
 
     async def main() -> None:
         async with listening(body=2**20) as (server, port):
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % 2**20
-            slow = await opened(port, head)
-            while not server.app.state.bodies:
-                await asyncio.sleep(0)
-            status, found = await answered(await opened(port, chat()))
-            assert status == 503 and found["error"]["code"] == "overloaded"
-            slow[1].close()
-            while server.app.state.bodies:
+            bodies = server.app.state.bodies
+            bodies.most = bodies.share = bodies.reserve = 2**17
+            declared = [await opened(port, head % 2**20 + b"{") for _ in range(40)]
+            chunked = await opened(port, head.replace(b"content-length: %d", b"transfer-encoding: chunked"))
+            chunked[1].write(b"20000\r\n" + b" " * 2**17 + b"\r\n")
+            while bodies.all < 2**17:
                 await asyncio.sleep(0)
             assert (await answered(await opened(port, chat())))[0] == 200
+            status, found = await answered(await opened(port, head % len(long) + long))
+            assert status == 503 and found["error"]["code"] == "overloaded"
+            for streams in (*declared, chunked):
+                streams[1].close()
+            while bodies.all:
+                await asyncio.sleep(0)
+            assert (await answered(await opened(port, head % len(long) + long)))[0] == 400  # many tokens
 
     run(main)
 
@@ -243,7 +253,7 @@ def test_a_connection_whose_answer_is_not_read_ends(asked: bytes) -> None:
             while server.server_state.connections:
                 await asyncio.sleep(0.01)
             await server.app.state.service.admission.empty.wait()
-            assert server.app.state.bodies == 0
+            assert server.app.state.bodies.all == 0
             silent[1].close()
 
     run(main)

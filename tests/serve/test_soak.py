@@ -26,6 +26,7 @@ from outpace.serve.chat import Chat, toolbox
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.grammar import Grammar, Grammars
 from outpace.serve.tools import answer_to, whole
+from outpace.serve.totals import Turns
 from serving import Client, model, run, serving
 
 COUNT = int(os.environ.get("SOAK", "12"))
@@ -89,7 +90,7 @@ def expected(asked: dict[str, Any]) -> str:
     if "tools" not in asked:
         return engine.generate([model().encode_chat(asked["messages"])], params)[0].text or ""
     target, dialogue = model().target, Dialogue(model())
-    grammars = Grammars(model().tokenizer, target.vocabulary, target.eos_token_ids)
+    grammars = Grammars(model().tokenizer, target.vocabulary, target.eos_token_ids, Turns(1))
     box = toolbox(Chat(messages=asked["messages"], tools=asked["tools"], tool_choice="required"))
     turns, options = dialogue.prepared(asked["messages"], box.shown)
     prompt = model().plain_tokens(model().render(turns, **options))

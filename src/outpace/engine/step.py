@@ -77,13 +77,22 @@ class Stepper:
         clock.end("keep")
         rows, prompts = sum(len(cut.draft) + 1 for cut in drafts.values()), sum(fed.values())
         if output is not None:
-            self._batch.scheduler.pace.measured(len(drafts), rows, prompts, clock.forward)
+            self._measure(len(drafts), rows, prompts, clock.forward)
         self._observe(steps)
         clock.end("observe")
         self._learn(steps, early, rows, prompts, clock)
         self._finish(fed, output)
         clock.end("learn")
         _charge(decoding, share, clock)
+
+    def _measure(self, decoding: int, rows: int, prompts: int, seconds: float) -> None:
+        """Note what a forward took, and what it leaves for work beside steps."""
+        scheduler = self._batch.scheduler
+        scheduler.pace.measured(decoding, rows, prompts, seconds)
+        own = scheduler.pace.without(prompts, seconds)
+        if own is None:
+            own = seconds * rows / (rows + prompts)
+        scheduler.allowance.earn(own, seconds - own)
 
     # -- draft -------------------------------------------------------------------------------------------
 

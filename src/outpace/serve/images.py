@@ -14,6 +14,7 @@ from outpace.loading import Loaded
 from outpace.serve.dialogue import Dialogue, as_parts
 from outpace.serve.errors import NotStarted, Refused
 from outpace.serve.pool import Pool, Share
+from outpace.serve.totals import CLIENT, Turns
 
 MOST = 32  # images of a request
 PIXELS = 2**23  # of an image
@@ -25,17 +26,18 @@ _MEMORY = 2**29  # bytes of a process
 class Images:
     """Reader of images of requests.
 
-    Two requests at a time have decoded images, and each a limited number of pixels.
+    Two requests at a time have decoded images, and one of another client; each a limited number of pixels.
 
     Args:
         name: the model's name in errors.
         seconds: maximum time to decode an image.
+        turns: places for jobs of processes.
     """
 
-    def __init__(self, model: Loaded, dialogue: Dialogue, name: str, seconds: float) -> None:
+    def __init__(self, model: Loaded, dialogue: Dialogue, name: str, seconds: float, turns: Turns) -> None:
         self._model, self._dialogue, self._name = model, dialogue, name
-        self.pool = Pool("images", Share(seconds, _MEMORY, workers=2), "reading an image", "messages", kept=1)
-        self._room = asyncio.Semaphore(2)
+        self.pool = Pool("images", Share(seconds, _MEMORY), turns, "reading an image", "messages", kept=1)
+        self._room = Turns(2)
         self._thread = ThreadPoolExecutor(1, "outpace-images")
 
     def check(self, turns: Seq[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -77,7 +79,7 @@ class Images:
         if len(text) > _TEXT:
             message = f"a conversation with images has at most {_TEXT} characters, and this {len(text)}"
             raise Refused(400, f"{message}; shorten it", "messages")
-        async with self._room:
+        async with self._room.place(CLIENT.get()):
             decoded, left = list[Any](), ALL_PIXELS
             for image in images:
                 decoded.append(await self._decoded(image, min(left, PIXELS)))
