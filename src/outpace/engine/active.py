@@ -55,6 +55,7 @@ class Active:
         started: whether the drafter has a state for it.
         observed: whether the observer knows of it.
         told: whether the observer has been told once that it has left.
+        debt: seconds of its own work in steps (masks, for example) by which it is ahead of its share.
         doubt: whether an error of its own may have left the cache or the drafter in disorder.
     """
 
@@ -69,6 +70,7 @@ class Active:
     observed: bool = False
     told: bool = False
     doubt: bool = False
+    debt: float = 0.0
 
     @property
     def rank(self) -> tuple[int, int]:

@@ -408,7 +408,7 @@ class Engine:
                 self._refresh()
             share = self._batch.join()
             self._batch.make_room()
-            decoding = self._batch.scheduler.ready
+            decoding = self._batch.scheduler.decoding()
             if decoding:
                 self._stepper.advance(decoding, share.within(self._batch.active))
             return [active.sequence for active in decoding]

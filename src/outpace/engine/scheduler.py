@@ -93,6 +93,31 @@ class Scheduler:
     def ready(self) -> list[Active]:
         return [active for active in self.active if active.ready]
 
+    def decoding(self) -> list[Active]:
+        """The sequences of the next step: those that are ready, and whose own work has not had its share.
+
+        If there are none of these, nobody waits for it.
+        """
+        ready = self.ready
+        rested = [active for active in ready if active.debt <= 0]
+        if not rested:
+            for active in ready:
+                active.debt = 0.0
+        return rested or ready
+
+    def charge(self, own: Mapping[Active, float], seconds: float) -> None:
+        """Note the work in a step that was of single sequences: in all, as long as the rest of steps is free.
+
+        Args:
+            own: seconds by sequence.
+            seconds: of the step, all of these included.
+        """
+        if own or any(active.debt for active in self.active):
+            ready = self.ready
+            share = max(seconds - sum(own.values()), 0.0) / max(len(ready), 1)
+            for active in ready:
+                active.debt = max(active.debt + own.get(active, 0.0) - share, 0.0)
+
     @property
     def joining(self) -> bool:
         """True if a sequence is waiting, or has rows of its prompt to feed."""
