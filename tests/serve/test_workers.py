@@ -96,7 +96,8 @@ def test_a_schema_past_its_share_is_refused_and_its_worker_ends() -> None:
     run(main)
 
 
-def test_a_worker_that_died_between_two_jobs_is_replaced(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_a_worker_that_died_between_two_jobs_is_replaced(loop: str, caplog: pytest.LogCaptureFixture) -> None:
     """No text is blamed for a process that was killed, between two jobs or at work on it."""
 
     async def main() -> None:
@@ -120,6 +121,23 @@ def test_a_worker_that_died_between_two_jobs_is_replaced(caplog: pytest.LogCaptu
             os.kill(pid, signal.SIGKILL)
             assert "was interrupted; try again" in (await exchange.json())["error"]["message"]
             assert exchange.status == 503 and pool.pids == set()
+
+    if loop == "asyncio":
+        run(main)
+    else:
+        pytest.importorskip("uvloop").run(asyncio.wait_for(main(), 120))
+
+
+def test_workers_give_way_to_the_engine() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            await client.chat(response_format=form(PATTERN), max_tokens=1).json()
+            (pid,) = client.service.grammars.pool.pids
+            assert os.getpriority(os.PRIO_PROCESS, pid) >= os.getpriority(os.PRIO_PROCESS, 0) + 10
+            pools = [client.service.texts.pool, client.service.images.pool, client.service.grammars.pool]
+            (turns,) = {pool._turns for pool in pools}
+            cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+            assert turns.total.most == max(1, min(8, cores - 1))
 
     run(main)
 
