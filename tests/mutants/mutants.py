@@ -1957,6 +1957,20 @@ SERVE = [
         ("tests/unit/engine/test_work.py::test_cached_rows_are_copied_between_steps",),
     ),
     Mutant(
+        "drafters look at all prompts at once",
+        "outpace/engine/batch.py",
+        "(allowance.open or not waits)",
+        "(True or not waits)",
+        ("tests/unit/engine/test_work.py::test_drafters_first_look_at_prompts_between_steps",),
+    ),
+    Mutant(
+        "slow masks hold up the steps of others",
+        "outpace/engine/scheduler.py",
+        "        return rested or ready\n",
+        "        return ready\n",
+        ("tests/unit/engine/test_work.py::test_masks_of_some_leave_steps_to_others",),
+    ),
+    Mutant(
         "clients do not take turns",
         "outpace/engine/scheduler.py",
         "after = max(self._round, max(own, default=-1) + 1)",

@@ -24,6 +24,10 @@ class Drafts(Protocol):
     reads: bool
     waits: bool
 
+    @property
+    def drafts(self) -> bool:
+        """True if the latest plan was to draft."""
+
     def decide(self, members: Seq[Active]) -> None:
         """Plan a step for these sequences."""
 

@@ -177,24 +177,30 @@ class Batch:
             share: the rows of prompts that the step's forward feeds before the roots. If hidden states are
                 read, these are passed on after it.
         """
-        joined = []
-        for active in [a for a in self.active if not a.ready and self._rows_left(a) == share.ahead(a)]:
-            long = len(active.sequence.tokens) > _LONG
-            if long and not self.scheduler.allowance.open:
-                continue  # it is fed as if it were not its prompt's end, and starts later
-            with self.scheduler.allowance.piece():
-                self._begin(active)
-            joined.append(active)
+        fed = [a for a in self.active if not a.ready and self._rows_left(a) == share.ahead(a)]
+        joined = [active for active in fed if self._starts(active)]
         self._read([a for a in joined if not (self._layers and share.ahead(a))])
 
-    def _begin(self, active: Active) -> None:
-        """Start the drafter for a sequence."""
-        active.ready = True
-        try:
-            active.state = active.drafting.drafter.start(active.sequence, active.drafting.shared)
-            active.started = True
-        except Exception as error:
-            fail([active], error)
+    def _starts(self, active: Active) -> bool:
+        """Start the drafter for a sequence; False if that goes on later, beside the steps of others.
+
+        The sequence is then fed as if this were not its prompt's end.
+        """
+        allowance, drafting = self.scheduler.allowance, active.drafting
+        waits = len(active.sequence.tokens) > _LONG and any(other.ready for other in self.active)
+        while not active.ready and (allowance.open or not waits):
+            with allowance.piece():
+                try:
+                    if not active.started:
+                        active.state = drafting.drafter.start(active.sequence, drafting.shared)
+                        active.started = True
+                        active.ready = not (waits and drafting.drafts)
+                    else:
+                        active.ready = drafting.drafter.catch_up(active.state)
+                except Exception as error:
+                    active.ready = True
+                    fail([active], error)
+        return active.ready
 
     def _read(self, joined: Seq[Active]) -> None:
         """Pass the hidden states of prompts to the drafter and the observer."""

@@ -17,6 +17,8 @@ from image_models import picture, seeing
 from models import tiny_llama
 from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.support import runner
 from outpace.engine import batch
 from outpace.engine import engine as engine_module
 from outpace.engine.allowance import Allowance
@@ -36,6 +38,7 @@ class Ticks:
     def __init__(self) -> None:
         self.spent: Counter[str] = Counter()
         self.place = "work"
+        self.left = 1000  # pieces of what drafters prepare
 
     def __call__(self) -> float:
         return float(self.spent.total())
@@ -179,6 +182,11 @@ class _Slow(SequenceDrafter[int]):
         self.ticks.spent["work"] += len(sequence.tokens)
         return 0
 
+    def catch_up(self, state: int) -> bool:
+        self.ticks.spent["work"] += 20
+        self.ticks.left -= 1
+        return bool(self.ticks.left % 5 == 0)
+
     def draft(self, state: int) -> Draft:
         return Draft()
 
@@ -192,8 +200,33 @@ def test_drafters_first_look_at_prompts_between_steps(monkeypatch: pytest.Monkey
     asked = [engine.add(prompt, ONE) for prompt in prompts]
     steps = ticks.steps_beside(engine, Works(), lambda: all(one.finish_reason for one in asked))
     assert [one.output for one in asked] == alone
-    assert ticks.spent["work"] == 500 and steps > 300
+    assert ticks.spent["work"] == 500 + (1000 - ticks.left) * 20 > 600 and steps > 300
     assert stream.finish_reason is None
+
+
+def test_a_draft_model_reads_a_prompt_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "_LONG", 16)
+    monkeypatch.setattr(runner, "_CHUNK", 32)
+    ticks, target, draft = Ticks(), Target(tiny_llama(context=2048)), Target(tiny_llama(context=2048, seed=1))
+    prompts = [[(5 * place + first) % 30 + 1 for place in range(200)] for first in range(2)]
+    few = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    alone = [one.tokens for one in Engine(target).generate(prompts, few)]
+    engine, stream = decoding(target, ticks, DraftModel(draft))
+    widths: list[int] = []
+    forward = draft.forward
+
+    def counted(cache: Any, feeds: Any, *given: Any, **more: Any) -> Any:
+        widths.append(rows_of(cache, feeds))
+        if widths[-1] >= 32:
+            ticks.spent["work"] += widths[-1]
+        return forward(cache, feeds, *given, **more)
+
+    draft.forward = counted  # type: ignore[method-assign]
+    asked = [engine.add(prompt, few) for prompt in prompts]
+    steps = ticks.steps_beside(engine, Works(), lambda: all(one.finish_reason for one in asked))
+    assert [one.output for one in asked] == alone
+    assert max(widths) <= 40 and ticks.spent["work"] > 300  # no prompt is read at once
+    assert steps > 10 and stream.finish_reason is None
 
 
 def test_masks_of_some_leave_steps_to_others() -> None:
