@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from base64 import b64decode
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from outpace.core import OutpaceError, first_line
 from outpace.loading import Loaded
 from outpace.serve.dialogue import Dialogue, as_parts
 from outpace.serve.errors import NotStarted, Refused
 from outpace.serve.pool import Pool, Share
 from outpace.serve.totals import CLIENT, Turns
 
+_log = logging.getLogger("outpace.serve")
 MOST = 32  # images of a request
 PIXELS = 2**23  # of an image
 ALL_PIXELS = 2**25  # of the images of a request
+_SIDE = 64  # pixels of the image that is read first
 _TEXT = 2**20  # characters of a conversation with images
 _MEMORY = 2**29  # bytes of a process
 
@@ -66,6 +70,18 @@ class Images:
     def taken(self) -> bool:
         """True if the model takes images, and its template has a place for them."""
         return self._model.images is not None and self._dialogue.images
+
+    def warm(self) -> None:
+        """Read an image, with which a model is tested, so that no request waits for it."""
+        reader = self._model.images
+        if self.taken and reader is not None:
+            from PIL import Image
+
+            try:
+                _, source = reader.prompt(reader.mark, [Image.new("RGB", (_SIDE, _SIDE))])
+                self._model.target.encode(source)
+            except OutpaceError as error:
+                _log.warning("images may be refused: %s", first_line(error))
 
     async def prompt(self, text: str, images: Seq[str]) -> tuple[list[int], Mapping[str, Any]]:
         """Token ids of a rendered conversation with images, and the source of its request.

@@ -101,12 +101,13 @@ class Service:
         self.admission = Admission(limits, self.metrics, clock)
 
     def _restored(self) -> Engine:
-        """The engine with the stored prefix cache; runs in the engine's thread."""
+        """The engine with the stored prefix cache, which has read an image; runs in the engine's thread."""
         if self._store is not None:
             try:
                 self._own.load_prefixes(self._store)
             except OutpaceError as error:
                 _log.warning("prompts that were stored are not used: %s", error)
+        self.images.warm()
         return self._own
 
     @property
