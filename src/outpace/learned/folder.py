@@ -7,12 +7,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outpace.core import OutpaceError
-from outpace.files import check_plain, read_json
+from outpace.core import OutpaceError, first_line
+from outpace.files import check_plain, read_json, replacing, sealed, unsealed
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
@@ -27,15 +28,29 @@ _RENAMED = {
 
 
 def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write both files; create the folder if needed."""
+    """Write both files, and into ``config.json`` a digest of both; create the folder if needed.
+
+    Raises:
+        OutpaceError: they cannot be written.
+    """
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
-        place / WEIGHTS,
-        {"format": "pt"},
-    )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutpaceError(f"cannot write {place}: {error.strerror or error}") from None
+    own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replacing(place / WEIGHTS) as weights, replacing(place / CONFIG) as described:
+        try:
+            save_file(own, weights, {"format": "pt"})
+        except SafetensorError as error:  # of a full disk too
+            raise OutpaceError(f"cannot write {place / WEIGHTS}: {first_line(error)}") from error
+        text = json.dumps(sealed(config, _mapped(weights)), indent=2)
+        described.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _mapped(path: Path) -> Any:
+    """The bytes of a file, without reading them all into memory."""
+    return np.memmap(path, np.uint8, "r")
 
 
 def read_config(folder: str | Path, method: str) -> dict[str, Any]:
@@ -51,6 +66,10 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
             f"--data FILE --out {folder}"
         )
     described: Any = read_json(path)
+    if isinstance(described, dict) and "digest" in described:  # none in folders of earlier versions
+        weights = path.with_name(WEIGHTS)
+        check_plain(weights)
+        described = unsealed(path.parent, described, *([_mapped(weights)] if weights.is_file() else ()))
     found = described.get("method") if isinstance(described, dict) else None
     if found is None:
         raise OutpaceError(f"{path} names no method; train it again")

@@ -35,7 +35,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from outpace._version import __version__
 from outpace.core import OutpaceError, first_line
 from outpace.embedded import CACHE, NoHome, cache_path
-from outpace.files import foreign, replace_text
+from outpace.files import foreign, replacing, sealed, unsealed
 from outpace.targets.hardware import hardware
 from outpace.targets.inputs.changes import hooks_of
 
@@ -131,8 +131,12 @@ def _read(path: Path, key: Mapping[str, str]) -> str | None:
         with path.open(encoding="utf-8") as file:
             if foreign(os.fstat(file.fileno())):
                 return None
-            found = json.load(file)
-    except (OSError, ValueError, RecursionError):
+            found = unsealed(path, json.load(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        why = first_line(error)
+        _warn(f"the record of a self-test is left out: {why if str(path) in why else f'{path}: {why}'}")
         return None
     if not isinstance(found, dict) or found.get("key") != key or not isinstance(found.get("answer"), str):
         return None
@@ -144,8 +148,8 @@ def _write(path: Path, entry: Mapping[str, Any]) -> None:
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        replace_text(path, json.dumps(entry, indent=1))
-        path.chmod(0o600)
+        with replacing(path, 0o600) as part:
+            part.write_text(json.dumps(sealed(entry), indent=1), encoding="utf-8")
         files = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
         for file in files[:-_MOST]:
             file.unlink()
