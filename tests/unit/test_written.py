@@ -36,7 +36,7 @@ SEEDS = range(24)
 
 
 class Kind(NamedTuple):
-    """A kind of file: writes it into a folder, and reads a value from there, that of ``write`` if it is whole.
+    """A kind of file: a writer into a folder, and a reader of the value that the writer returned.
 
     Attributes:
         read: raises OutpaceError, or returns None where the file is left out.
@@ -53,7 +53,8 @@ def engine() -> Engine:
 
 
 def entries(of: Engine) -> Any:
-    return [(*entry[:3], [row.tolist() for row in entry.rows]) for entry in of._batch.memory.stored().entries()]
+    found = of._batch.memory.stored().entries()
+    return [(*entry[:3], [row.tolist() for row in entry.rows]) for entry in found]
 
 
 def write_prefixes(folder: Path) -> Any:
@@ -202,7 +203,7 @@ def test_signs_in_a_quarter_of_the_stored_rows(folder: Path) -> None:
     with safe_open(path, "pt") as file:
         tensors, about = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
     names = sorted(name for name in tensors if name != "blocks")
-    for name in names[:: 4]:
+    for name in names[::4]:
         changed = {**tensors, name: -tensors[name]}
         save_file(changed, path, about)
         with pytest.raises(OutpaceError, match=f"damaged: {name} is not what was written"):

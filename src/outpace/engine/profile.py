@@ -171,8 +171,8 @@ def read_profiles(path: Path) -> dict[str, dict[str, Any]]:
     # None in files of earlier versions, and in those that a user has written.
     if "digest" in found and sealed(profiles)["digest"] != found["digest"]:
         raise OutpaceError(
-            f"{path} is not what was written: tune again or, if you have changed it yourself, delete its line "
-            "with the digest"
+            f"{path} is not what was written: tune again; or, if you have changed it yourself, delete its "
+            "line with the digest"
         )
     return profiles
 

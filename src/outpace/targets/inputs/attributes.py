@@ -7,7 +7,7 @@ them. So the attributes that a target was made with are compared with the model'
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
 
@@ -17,17 +17,39 @@ from transformers import PretrainedConfig
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (list, tuple, dict, set, frozenset)
-# What every module has, as its dicts of weights, of modules and of hooks: compared elsewhere. Not so the flag.
+# What every module has, as its dicts of weights, of modules and of hooks, which are compared elsewhere.
 _OWN = frozenset(vars(nn.Module())) - {"training"}
 # Set on models by what loads, trains or accelerates them; no forward in evaluation mode reads them.
 _UNREAD = frozenset(
-    "_is_hf_initialized gradient_checkpointing _gradient_checkpointing_func name_or_path warnings_issued "
-    "generate __getstate__ forward _hf_hook _old_forward _require_grads_hook".split()
+    [
+        "_is_hf_initialized",
+        "gradient_checkpointing",
+        "_gradient_checkpointing_func",
+        "name_or_path",
+        "warnings_issued",
+        "generate",
+        "__getstate__",
+        "forward",
+        "_hf_hook",
+        "_old_forward",
+        "_require_grads_hook",
+    ]
 )
-# Of a config: how outputs are returned and kept, and which tokens end or pad a text, which calls are given.
+# Of a config: how outputs are kept, and which tokens end or pad a text, which calls are given.
 _UNREAD_SETTINGS = frozenset(
-    "use_cache return_dict name_or_path _name_or_path transformers_version _commit_hash architectures "
-    "id2label label2id problem_type _experts_implementation_internal tie_word_embeddings".split()
+    [
+        "use_cache",
+        "name_or_path",
+        "_name_or_path",
+        "transformers_version",
+        "_commit_hash",
+        "architectures",
+        "id2label",
+        "label2id",
+        "problem_type",
+        "_experts_implementation_internal",
+        "tie_word_embeddings",
+    ]
 )
 _MISSING = object()
 _SHOWN = 4  # changes that are named
@@ -72,16 +94,6 @@ def _comparable(value: Any) -> bool:
     if isinstance(value, _CONTAINERS):
         return all(map(_comparable, value))
     return isinstance(value, PLAIN) or (callable(value) and not isinstance(value, Tensor | nn.Module))
-
-
-class _All:
-    def __contains__(self, name: object) -> bool:
-        return True
-
-
-ALL: Container[str] = _All()
-# Steps stand for these with masks and caches of their own, also where they run the model itself.
-STOOD_FOR = frozenset({"is_causal", "layer_idx", "sliding_window", "layer_type", "attention_type"})
 
 
 class _Space:
@@ -131,7 +143,9 @@ class _Space:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value) if isinstance(value, (*PLAIN, *_CONTAINERS)) else getattr(value, "__qualname__", "other")
+    text = (
+        repr(value) if isinstance(value, (*PLAIN, *_CONTAINERS)) else getattr(value, "__qualname__", "other")
+    )
     return text if len(text) <= 60 else f"{text[:60]}..."
 
 
@@ -145,7 +159,9 @@ class Attributes:
         configs = {
             id(config): config for one in modules for config in vars(one).values() if _is_config(config)
         }
-        self._configs = [(config, _Space(vars(config), settings(config), None)) for config in configs.values()]
+        self._configs = [
+            (config, _Space(vars(config), settings(config), None)) for config in configs.values()
+        ]
         # A tensor that is neither a weight nor a buffer: another one is not in a copy.
         self._tensors = [
             (one, name, value)
@@ -156,20 +172,20 @@ class Attributes:
         self._kinds = list(map(type, modules))
         self._forwards = {kind: kind.forward for kind in self._kinds}
 
-    def changed(self, among: Container[str] = ALL) -> str:
+    def changed(self, everywhere: bool = True) -> str:
         """What is other in the modules, by its name; empty if nothing is.
 
         Args:
-            among: the names of attributes that count.
+            everywhere: look at all modules, and not only at those of transformers' models, for whose numbers
+                steps stand with masks and caches of their own, whatever they run.
         """
         if all(space.same() for space in self._modules):
-            return self._others() if among is ALL else ""
+            return self._others() if everywhere else ""
         other = [
             f"{path}.{name} {became}".lstrip(".")
             for (path, _), space in zip(self._model.named_modules(), self._modules, strict=False)
-            if not space.same()
+            if not space.same() and (everywhere or space.of.__module__.startswith("transformers"))
             for name, became in space.differing()
-            if name in among
         ]
         return "; ".join(other[:_SHOWN])
 

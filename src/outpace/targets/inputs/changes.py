@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.targets.inputs.attributes import ALL, STOOD_FOR, Attributes
+from outpace.targets.inputs.attributes import Attributes
 from outpace.targets.inputs.config import family
 
 _VERSION = attrgetter("_version")
@@ -137,7 +137,7 @@ class Structure:
         """The reason why a target made before no longer fits the model; None if it does.
 
         Args:
-            modules: look at all of modules, and not only at what steps stand for, whatever runs.
+            modules: look at all of modules, as needed where steps run copies of them.
         """
         converted = self._model.dtype, self._model.device
         if converted != self._converted:  # caches have rows of the former
@@ -151,9 +151,11 @@ class Structure:
                 f"modules of {family(self._model)} were replaced, wrapped or given hooks after this target "
                 "was made; make a new target and engine"
             )
-        other = self._attributes.reconfigured() or self._attributes.changed(ALL if modules else STOOD_FOR)
+        other = self._attributes.reconfigured() or self._attributes.changed(everywhere=modules)
         if other:
-            return f"{other} since this target of {family(self._model)} was made; make a new target and engine"
+            return (
+                f"{other} since this target of {family(self._model)} was made; make a new target and engine"
+            )
         return None
 
     def _now(self) -> list[Any]:

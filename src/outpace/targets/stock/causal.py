@@ -264,6 +264,7 @@ class CausalTarget(FixedSteps):
         if begins and self._runs_model and self._modules.structure.changed() is not None:
             self._modules.structure.accept()
             self._modules.line, self._modules.line_untried = None, True  # a copy of its modules
+            self._others = None  # so that the revision is another
             if self._modules.trees is not None:
                 self._no_trees("modules of the model were replaced since it was tested")
         moved = begins and self._addresses is not None and self._addresses.moved()
