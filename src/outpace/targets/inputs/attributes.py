@@ -6,7 +6,6 @@ them. So the attributes that a target was made with are compared with the model'
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterator, Mapping
 from operator import itemgetter
 from typing import Any
@@ -20,37 +19,16 @@ _CONTAINERS = (list, tuple, dict, set, frozenset)
 # What every module has, as its dicts of weights, of modules and of hooks, which are compared elsewhere.
 _OWN = frozenset(vars(nn.Module())) - {"training"}
 # Set on models by what loads, trains or accelerates them; no forward in evaluation mode reads them.
-_UNREAD = frozenset(
-    [
-        "_is_hf_initialized",
-        "gradient_checkpointing",
-        "_gradient_checkpointing_func",
-        "name_or_path",
-        "warnings_issued",
-        "generate",
-        "__getstate__",
-        "forward",
-        "_hf_hook",
-        "_old_forward",
-        "_require_grads_hook",
-    ]
-)
-# Of a config: how outputs are kept, and which tokens end or pad a text, which calls are given.
-_UNREAD_SETTINGS = frozenset(
-    [
-        "use_cache",
-        "name_or_path",
-        "_name_or_path",
-        "transformers_version",
-        "_commit_hash",
-        "architectures",
-        "id2label",
-        "label2id",
-        "problem_type",
-        "_experts_implementation_internal",
-        "tie_word_embeddings",
-    ]
-)
+_UNREAD = frozenset({
+    "_is_hf_initialized", "gradient_checkpointing", "_gradient_checkpointing_func", "name_or_path",
+    "warnings_issued", "generate", "__getstate__", "forward", "_hf_hook", "_old_forward",
+    "_require_grads_hook",
+})  # fmt: skip
+# Of a config: how outputs are kept, what a model is called. Nor are its end tokens, which a call may change.
+_UNREAD_SETTINGS = frozenset({
+    "use_cache", "name_or_path", "_name_or_path", "transformers_version", "_commit_hash", "architectures",
+    "id2label", "label2id", "problem_type", "_experts_implementation_internal", "tie_word_embeddings",
+})  # fmt: skip
 _MISSING = object()
 _SHOWN = 4  # changes that are named
 
@@ -96,6 +74,17 @@ def _comparable(value: Any) -> bool:
     return isinstance(value, PLAIN) or (callable(value) and not isinstance(value, Tensor | nn.Module))
 
 
+def _copied(value: Any) -> Any:
+    """A value as it is now, of which lists and dicts may be changed in place later."""
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, set | frozenset):
+        return set(value)
+    if isinstance(value, list):
+        return list(map(_copied, value))
+    return tuple(map(_copied, value)) if type(value) is tuple else value
+
+
 class _Space:
     """The attributes of one module or config, as they were.
 
@@ -107,11 +96,7 @@ class _Space:
 
     def __init__(self, space: Mapping[str, Any], known: Mapping[str, Any], of: Any) -> None:
         self.space, self.of, self.size = space, of, len(space)
-        # Lists and dicts may be changed in place; functions and numbers are what they are.
-        self.then = {
-            name: copy.deepcopy(value) if isinstance(value, _CONTAINERS) else value
-            for name, value in known.items()
-        }
+        self.then = {name: _copied(value) for name, value in known.items()}
         names = list(known)
         self.read: Callable[[Any], Any] = itemgetter(*names) if names else lambda space: ()
         self.found = self.read(self.then)

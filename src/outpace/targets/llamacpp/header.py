@@ -1,7 +1,7 @@
 """The header of a GGUF file, checked before llama.cpp reads it, which ends the process over some.
 
-The header has counts, then keys with values, then of each tensor its name, sizes, type and place. What else may
-be wrong (an unknown architecture, a missing tensor) llama.cpp refuses by itself.
+The header has counts, then keys with values, then of each tensor its name, sizes, type and place. What else
+may be wrong (an unknown architecture, a missing tensor) llama.cpp refuses by itself.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _BLOCKS = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40),
     10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
     16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82),
-    23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56), 30: (1, 2), 34: (256, 54),
-    35: (256, 66), 39: (32, 17),
+    23: (256, 136), 24: (1, 1), 25: (1, 2), 26: (1, 4), 27: (1, 8), 28: (1, 8), 29: (256, 56),
+    30: (1, 2), 34: (256, 54), 35: (256, 66), 39: (32, 17),
 }  # fmt: skip
 
 
