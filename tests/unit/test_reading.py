@@ -13,9 +13,9 @@ from outpace.core import OutpaceError
 TURN = [{"role": "user", "content": "a b"}]
 LOOPS = {
     "loops in loops": "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "a macro": "{% macro m(n) %}{% for a in range(9) %}{{ m(n - 1) if n }}{% endfor %}{% endmacro %}{{ m(99) }}",
+    "a macro": "{% macro m(n) %}{% for a in range(9) %}{{ m(n - 1) }}{% endfor %}{% endmacro %}{{ m(99) }}",
     "a macro without an end": "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
-    "messages": "{% for a in messages[0].content * 9999 %}{% for b in range(9999) %}x{% endfor %}{% endfor %}",
+    "messages": "{% for a in messages[0].content * 99 %}{% for b in range(9999) %}{% endfor %}{% endfor %}",
 }
 
 
