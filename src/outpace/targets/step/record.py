@@ -37,6 +37,7 @@ from outpace.core import OutpaceError, first_line
 from outpace.embedded import CACHE, NoHome, cache_path
 from outpace.files import foreign, replacing, sealed, unsealed
 from outpace.targets.hardware import hardware
+from outpace.targets.inputs.attributes import PLAIN, attributes
 from outpace.targets.inputs.changes import hooks_of
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,6 @@ _log = logging.getLogger(__name__)
 TESTED = "OUTPACE_TESTED"
 _SAMPLE = 256  # numbers of a weight
 _MOST = 512  # files
-_PLAIN = (bool, int, float, str, type(None))
 # Settings of the libraries below; the folder of the cache and of this record change no answer.
 _SETTINGS = (
     "OUTPACE_", "ATEN_", "CUBLAS_", "DNNL_", "GGML_", "KMP_", "LLAMA_", "MKL_", "OMP_", "ONEDNN_", "TORCH_",
@@ -170,7 +170,7 @@ def _about(model: Any, options: Mapping[str, Any]) -> dict[str, str] | None:
     config = model.config.get_text_config(decoder=True)
     values = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     numbers = [
-        (name, sorted((key, value) for key, value in vars(module).items() if isinstance(value, _PLAIN)))
+        (name, sorted((key, _shown(value)) for key, value in attributes(module).items()))
         for name, module in model.named_modules()
     ]
     devices = {weight.device for weight in model.parameters()}
@@ -213,6 +213,17 @@ def _weights(model: Any) -> str | None:
         found.update(f"{name} {tuple(weight.shape)} {weight.dtype} {weight.device}".encode())
         found.update(sample.view(torch.uint8).numpy().tobytes() if len(sample) else b"")
     return found.hexdigest()
+
+
+def _shown(value: Any) -> str:
+    """An attribute of a module as text that is the same in every process: functions by their code."""
+    if isinstance(value, dict):
+        return repr([(key, _shown(one)) for key, one in value.items()])
+    if isinstance(value, set | frozenset):
+        return repr(sorted(map(_shown, value)))
+    if isinstance(value, list | tuple):
+        return repr(list(map(_shown, value)))
+    return repr(value) if isinstance(value, PLAIN) else repr(list(_codes(value)))
 
 
 def _layout(step: Any) -> list[str]:
