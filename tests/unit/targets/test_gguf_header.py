@@ -43,6 +43,32 @@ def place_of(whole: bytes, name: bytes) -> int:
     return whole.index(struct.pack("<Q", len(name)) + name) + 8 + len(name)
 
 
+def number(whole: bytes, name: bytes, value: int) -> bytes:
+    """The file with another 32-bit number of this name."""
+    changed, at = bytearray(whole), place_of(whole, name)
+    assert struct.unpack_from("<I", whole, at) == (4,)
+    struct.pack_into("<I", changed, at + 4, value)
+    return bytes(changed)
+
+
+def values(*given: tuple[bytes, int, int]) -> bytes:
+    """A file with lists of zeros: name, type of entries, their number."""
+    parts = [b"GGUF" + struct.pack("<IQQ", 3, 0, len(given))]
+    for name, kind, count in given:
+        size = {8: 8, 6: 4, 5: 4}[kind]
+        parts.append(struct.pack("<Q", len(name)) + name + struct.pack("<IIQ", 9, kind, count))
+        parts.append(bytes(size * count))
+    return b"".join(parts)
+
+
+def test_lists_that_are_shorter_than_the_vocabulary(tmp_path: Path) -> None:
+    tokens, scores = b"tokenizer.ggml.tokens", b"tokenizer.ggml.scores"
+    assert not fault(values((tokens, 8, 5), (scores, 6, 5)), tmp_path)
+    assert "it has 4 scores for 5 tokens" in fault(values((tokens, 8, 5), (scores, 6, 4)), tmp_path)
+    assert "it has 4 scores for 0 tokens" in fault(values((scores, 6, 4)), tmp_path)
+    assert "is no list of its type" in fault(values((tokens, 5, 5)), tmp_path)
+
+
 NAME = b"blk.0.ffn_up.weight"
 
 
@@ -70,6 +96,9 @@ def test_every_fault_is_named(whole: bytes, tmp_path: Path) -> None:
         (put(at + 24, "<Q", struct.unpack_from("<Q", whole, other + 24)[0]), "overlaps"),
         (put(at - len(NAME) - 8, "<Q", 64), "the name of a tensor has 64 bytes"),
         (whole.replace(b"blk.1.ffn_up.weight", NAME), "two of its tensors have one name"),
+        (number(whole, b"llama.attention.head_count", 0), "its attention.head_count is 0"),
+        (number(whole, b"llama.block_count", 513), "its block_count is 513, and llama.cpp takes 1 to 512"),
+        (number(whole, b"llama.embedding_length", 0), "its embedding_length is 0"),
         (whole[: len(whole) - 64], "ends at byte"),
         (whole[:2000], "it ends in"),
         (whole[:10], "it ends in its header"),

@@ -9,12 +9,22 @@ from __future__ import annotations
 import math
 import mmap
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from outpace.core import OutpaceError
 
-MOST_LAYERS = 512  # as in llama.cpp
+# Least and most of numbers, as in llama.cpp, by the ends of their names.
+_RANGES = {
+    b"block_count": (1, 512),
+    b"embedding_length": (1, 1 << 24),
+    b"attention.head_count": (1, 1 << 16),
+    b"expert_count": (0, 512),
+}
+_VOCABULARY = b"tokenizer.ggml."
+_LISTS = {b"tokens": (8,), b"merges": (8,), b"scores": (6,), b"token_type": (4, 5)}  # types of their entries
+_PER_TOKEN = (b"scores", b"token_type")
 _VERSIONS = (2, 3)
 _LONGEST_KEY, _LONGEST_NAME = 65535, 63
 _MOST_AXES = 4
@@ -51,6 +61,15 @@ def check_header(path: Path) -> None:
         raise OutpaceError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+class _Value(NamedTuple):
+    """A value's type; a 32-bit number itself; of an array the type of its entries and their number."""
+
+    kind: int
+    number: int = 0
+    inner: int | None = None
+    count: int = 0
+
+
 class _Tensor(NamedTuple):
     name: str
     start: int
@@ -76,33 +95,23 @@ class _Header:
         for count, least, what in ((values, _LEAST_VALUE, "values"), (tensors, _LEAST_TENSOR, "tensors")):
             if count * least > left:
                 raise _Wrong(f"it has {left} bytes for {count} {what}")
-        alignment, keys = _ALIGNMENT, set[bytes]()
+        found: dict[bytes, _Value] = {}
         for _ in range(values):
-            key, kind, number = self._value()
-            if key in keys:
+            key, value = self._value()
+            if key in found:
                 raise _Wrong(f"two of its values are named {_shown(key)}")
-            keys.add(key)
-            if key == b"general.alignment":
-                alignment = self._alignment(kind, number)
-            if key.endswith(b".block_count") and kind == _UINT32 and not 1 <= (number or 0) <= MOST_LAYERS:
-                raise _Wrong(f"its block_count is {number}, and llama.cpp takes 1 to {MOST_LAYERS} layers")
+            found[key] = value
+        alignment = _checked_alignment(found.get(b"general.alignment"))
+        _check_numbers(found)
+        _check_vocabulary(found)
         self._check_places([self._tensor(alignment) for _ in range(tensors)], alignment)
 
-    def _value(self) -> tuple[bytes, int, int | None]:
-        """The key of a value, its type and, if it is a 32-bit number, itself."""
+    def _value(self) -> tuple[bytes, _Value]:
         key = self._string(_LONGEST_KEY, "the name of a value")
         kind = self._number("<I")
         if kind == _UINT32:
-            return key, kind, self._number("<I")
-        self._skip(kind, key)
-        return key, kind, None
-
-    def _skip(self, kind: int, key: bytes) -> None:
-        if kind in _SIZES:
-            self._forward(_SIZES[kind], key)
-        elif kind == _STRING:
-            self._forward(self._number("<Q"), key)
-        elif kind == _ARRAY:
+            return key, _Value(kind, number=self._number("<I"))
+        if kind == _ARRAY:
             inner, count = self._number("<I"), self._number("<Q")
             if inner in _SIZES:
                 self._forward(_SIZES[inner] * count, key)
@@ -110,8 +119,11 @@ class _Header:
                 self._skip_strings(count, key)
             else:
                 raise _Wrong(f"{_shown(key)} is an array of type {inner}")
-        else:
+            return key, _Value(kind, inner=inner, count=count)
+        if kind != _STRING and kind not in _SIZES:
             raise _Wrong(f"{_shown(key)} has type {kind}")
+        self._forward(self._number("<Q") if kind == _STRING else _SIZES[kind], key)
+        return key, _Value(kind)
 
     def _skip_strings(self, count: int, key: bytes) -> None:
         """Skip an array of strings, as fast as can be: a vocabulary has hundreds of thousands."""
@@ -124,12 +136,6 @@ class _Header:
             at += 8 + unpack(data, at)[0]
         self._at = at
         self._forward(0, key)
-
-    @staticmethod
-    def _alignment(kind: int, number: int | None) -> int:
-        if kind != _UINT32 or not number or number & (number - 1):
-            raise _Wrong(f"its alignment is {number}, no power of two")
-        return number
 
     def _tensor(self, alignment: int) -> _Tensor:
         name = _shown(self._string(_LONGEST_NAME, "the name of a tensor"))
@@ -181,6 +187,37 @@ class _Header:
         value: int = struct.unpack_from(form, self._data, self._at)[0]
         self._at += size
         return value
+
+
+def _checked_alignment(value: _Value | None) -> int:
+    if value is None:
+        return _ALIGNMENT
+    if value.kind != _UINT32 or not value.number or value.number & (value.number - 1):
+        raise _Wrong(f"its alignment is {value.number}, no power of two")
+    return value.number
+
+
+def _check_numbers(found: Mapping[bytes, _Value]) -> None:
+    """Refuse numbers by which llama.cpp divides, or that it asserts."""
+    for key, value in found.items():
+        name = next((name for name in _RANGES if key.endswith(b"." + name)), None)
+        if name is not None and value.kind == _UINT32:
+            least, most = _RANGES[name]
+            if not least <= value.number <= most:
+                raise _Wrong(f"its {name.decode()} is {value.number}, and llama.cpp takes {least} to {most}")
+
+
+def _check_vocabulary(found: Mapping[bytes, _Value]) -> None:
+    """Refuse lists of a vocabulary that are none, or shorter than it, since llama.cpp reads them unseen."""
+    tokens = found.get(_VOCABULARY + b"tokens")
+    for name, kinds in _LISTS.items():
+        value = found.get(_VOCABULARY + name)
+        if value is None:
+            continue
+        if value.inner not in kinds:
+            raise _Wrong(f"{_shown(_VOCABULARY + name)} is no list of its type")
+        if name in _PER_TOKEN and (tokens is None or value.count != tokens.count):
+            raise _Wrong(f"it has {value.count} {name.decode()} for {tokens.count if tokens else 0} tokens")
 
 
 def _shown(name: bytes) -> str:
