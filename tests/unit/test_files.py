@@ -304,7 +304,8 @@ def drafters(tmp_path_factory: pytest.TempPathFactory) -> Path:
         kind.new(config, target()).save(folder / kind.method)
         file = folder / kind.method / "config.json"  # without the digest, which refuses all changes alike
         described = json.loads(file.read_text())
-        file.write_text(json.dumps({key: value for key, value in described.items() if key != "digest"}))
+        del described["digest"]
+        file.write_text(json.dumps({**described, "format": 1}))
     return folder
 
 

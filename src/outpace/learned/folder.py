@@ -17,7 +17,8 @@ from outpace.files import check_plain, read_json, replacing, sealed, unsealed
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-FORMAT = 1
+FORMAT = 2
+_UNSEALED = 1  # the format of folders that were written without a digest
 
 # Former names of options, in "config" of folders saved before they were renamed.
 _RENAMED = {
@@ -50,7 +51,7 @@ def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping
 
 def _mapped(path: Path) -> Any:
     """The bytes of a file, without reading them all into memory."""
-    return np.memmap(path, np.uint8, "r")
+    return np.memmap(path, np.uint8, "r") if path.stat().st_size else b""
 
 
 def read_config(folder: str | Path, method: str) -> dict[str, Any]:
@@ -66,16 +67,17 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
             f"--data FILE --out {folder}"
         )
     described: Any = read_json(path)
-    if isinstance(described, dict) and "digest" in described:  # none in folders of earlier versions
+    if isinstance(described, dict) and ("digest" in described or described.get("format") == FORMAT):
         weights = path.with_name(WEIGHTS)
         check_plain(weights)
-        described = unsealed(path.parent, described, *([_mapped(weights)] if weights.is_file() else ()))
+        if weights.is_file():  # otherwise ``read_weights`` says so
+            described = unsealed(path.parent, described, _mapped(weights))
     found = described.get("method") if isinstance(described, dict) else None
     if found is None:
         raise OutpaceError(f"{path} names no method; train it again")
     if found != method:
         raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; use the drafter {found}")
-    if described.get("format") != FORMAT:
+    if described.get("format") not in (FORMAT, _UNSEALED):
         raise OutpaceError(
             f"{path} has format {described.get('format')!r}, and this version reads {FORMAT}; train it again"
         )

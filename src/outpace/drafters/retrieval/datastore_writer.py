@@ -73,10 +73,11 @@ class DatastoreWriter:
         self._shards: list[Shard] = []
 
     def __enter__(self) -> DatastoreWriter:
-        self._stack = ExitStack()
-        part = self._stack.enter_context(replacing(self._file))
-        self._out = self._stack.enter_context(part.open("wb"))
-        self._out.write(bytes(SIZE))
+        with ExitStack() as stack:
+            part = stack.enter_context(replacing(self._file))
+            self._out = stack.enter_context(part.open("wb"))
+            self._out.write(bytes(SIZE))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
