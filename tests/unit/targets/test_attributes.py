@@ -31,6 +31,7 @@ from outpace.engine.engine import Engine
 from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows
 from outpace.targets.inputs.attributes import fingerprint
+from outpace.targets.inputs.changes import Structure
 
 FAMILIES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
@@ -249,6 +250,38 @@ def test_an_engine_refuses_a_changed_number_by_its_name() -> None:
         of.generate([PROMPT], params)
     attention.scaling = before
     of.generate([PROMPT], params)
+
+
+def test_classes_and_their_forwards_and_tensors_that_are_no_buffers(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = made("qwen3")
+    model.model.rotary_emb.extra = torch.ones(2)
+    watched = Structure(model)
+    assert watched.changed() is None
+    model.model.rotary_emb.extra = torch.ones(2)
+    assert "the tensor extra" in str(watched.changed())
+    watched = Structure(model)
+    kind = type(model.model.norm)
+    with monkeypatch.context() as patched:
+        patched.setattr(kind, "forward", lambda self, states: states)
+        assert f"{kind.__name__}.forward was replaced" in str(watched.changed())
+        why = CausalTarget(model, check=False).plan.why_not("fused")
+        assert not FUSED or why == f"the forward of {kind.__name__} is not its own"
+    assert watched.changed() is None
+    model.model.norm.__class__ = type("Other", (kind,), {})
+    assert "the class of a module" in str(watched.changed())
+
+
+def test_lists_that_are_changed_in_place_and_methods_that_are_hidden() -> None:
+    model = made("qwen3")
+    model.model.norm.factors = {"default": [1.0, 2.0]}
+    watched = Structure(model)
+    model.model.norm.factors["default"][1] = 3.0
+    assert "norm.factors was" in str(watched.changed())
+    watched = Structure(model)
+    model.model.unread = 5  # nothing has an attribute of this name
+    assert watched.changed() is None
+    model.model.norm.extra_repr = lambda: "x"
+    assert "norm.extra_repr was set" in str(watched.changed())
 
 
 @pytest.mark.skipif(not FUSED, reason="nothing is compiled here")

@@ -22,7 +22,7 @@ _OWN = frozenset(vars(nn.Module())) - {"training"}
 _UNREAD = frozenset({
     "_is_hf_initialized", "gradient_checkpointing", "_gradient_checkpointing_func", "name_or_path",
     "warnings_issued", "generate", "__getstate__", "forward", "_hf_hook", "_old_forward",
-    "_require_grads_hook",
+    "_require_grads_hook", "_compiled_call_impl", "model_tags", "is_parallelizable", "model_parallel",
 })  # fmt: skip
 # Of a config: how outputs are kept, what a model is called. Nor are its end tokens, which a call may change.
 _UNREAD_SETTINGS = frozenset({
@@ -154,7 +154,7 @@ class Attributes:
             for name, value in vars(one).items()
             if isinstance(value, Tensor)
         ]
-        self._kinds = list(map(type, modules))
+        self._all, self._kinds = modules, list(map(type, modules))
         self._forwards = {kind: kind.forward for kind in self._kinds}
 
     def changed(self, everywhere: bool = True) -> str:
@@ -178,6 +178,8 @@ class Attributes:
         for module, name, value in self._tensors:
             if vars(module).get(name) is not value:
                 return f"the tensor {name} of a {type(module).__name__} is another"
+        if list(map(type, self._all)) != self._kinds:
+            return "the class of a module was replaced"
         for kind, forward in self._forwards.items():
             if kind.forward is not forward:
                 return f"{kind.__name__}.forward was replaced"
