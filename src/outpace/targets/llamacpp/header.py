@@ -67,7 +67,7 @@ class _Value(NamedTuple):
     kind: int
     number: int = 0
     inner: int | None = None
-    count: int = 0
+    entries: int = 0
 
 
 class _Tensor(NamedTuple):
@@ -119,7 +119,7 @@ class _Header:
                 self._skip_strings(count, key)
             else:
                 raise _Wrong(f"{_shown(key)} is an array of type {inner}")
-            return key, _Value(kind, inner=inner, count=count)
+            return key, _Value(kind, inner=inner, entries=count)
         if kind != _STRING and kind not in _SIZES:
             raise _Wrong(f"{_shown(key)} has type {kind}")
         self._forward(self._number("<Q") if kind == _STRING else _SIZES[kind], key)
@@ -216,8 +216,10 @@ def _check_vocabulary(found: Mapping[bytes, _Value]) -> None:
             continue
         if value.inner not in kinds:
             raise _Wrong(f"{_shown(_VOCABULARY + name)} is no list of its type")
-        if name in _PER_TOKEN and (tokens is None or value.count != tokens.count):
-            raise _Wrong(f"it has {value.count} {name.decode()} for {tokens.count if tokens else 0} tokens")
+        if name in _PER_TOKEN and (tokens is None or value.entries != tokens.entries):
+            raise _Wrong(
+                f"it has {value.entries} {name.decode()} for {tokens.entries if tokens else 0} tokens"
+            )
 
 
 def _shown(name: bytes) -> str:
