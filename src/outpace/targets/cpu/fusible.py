@@ -114,7 +114,8 @@ def _altered(stack: Any) -> str:
         for name, part in layer.named_modules():
             if isinstance(part, nn.Linear | Rounded):
                 continue
-            usual, place = made.get(name), f"layers.{number}.{name}".rstrip(".")
+            usual: Any = made.get(name)
+            place = f"layers.{number}.{name}".rstrip(".")
             if type(usual) is not type(part):
                 return f"{place} is a {type(part).__name__}"
             own = attributes(part)

@@ -154,7 +154,8 @@ class Attributes:
             for name, value in vars(one).items()
             if isinstance(value, Tensor)
         ]
-        self._all, self._kinds = modules, list(map(type, modules))
+        self._all = modules
+        self._kinds: list[Any] = list(map(type, modules))
         self._forwards = {kind: kind.forward for kind in self._kinds}
 
     def changed(self, everywhere: bool = True) -> str:
