@@ -1763,8 +1763,8 @@ HF = [
     Mutant(
         "a model that passed with some options is not tested with others",
         "outpace/hf/engines.py",
-        "                    tested = _passed.get(model) == (state, self._options)\n",
-        "                    tested = _passed.get(model, [None])[0] == state\n",
+        "                    passed = _passed.get(model) == (state, fingerprint(model), self._options)\n",
+        "                    passed = _passed.get(model, [None])[0] == state\n",
         ("tests/unit/hf/test_accelerate.py::test_other_options_are_tested_anew",),
     ),
     Mutant(
