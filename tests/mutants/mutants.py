@@ -802,6 +802,41 @@ ENGINE = [
         ("tests/serve/test_calls.py::test_a_conversation_for_harmony_has_one_call_in_a_turn",),
     ),
     Mutant(
+        "stored rows are not compared with their digests",
+        "outpace/engine/prefix_file.py",
+        "                if _digest(found) != parts[name]:\n",
+        "                if False:\n",
+        ("tests/unit/test_written.py::test_signs_in_a_quarter_of_the_stored_rows",),
+    ),
+    Mutant(
+        "a recorded self-test is believed though its file is damaged",
+        "outpace/targets/step/record.py",
+        "            found = unsealed(path, json.load(file))\n",
+        "            found = json.load(file)\n",
+        ("tests/unit/test_written.py::test_damage_is_refused_or_changes_nothing -k record",),
+    ),
+    Mutant(
+        "a datastore is not compared with its checksums when it is opened",
+        "outpace/drafters/retrieval/datastore.py",
+        "        if self.header.file_bytes <= _WHOLE:\n",
+        "        if False:\n",
+        ("tests/unit/test_written.py::test_damage_is_refused_or_changes_nothing -k datastore",),
+    ),
+    Mutant(
+        "a full disk leaves a part of a file",
+        "outpace/files.py",
+        "    finally:\n        part.unlink(missing_ok=True)\n",
+        "    finally:\n        pass\n",
+        ("tests/unit/test_written.py::test_a_full_disk_leaves_what_was_there",),
+    ),
+    Mutant(
+        "a logits processor may return scores of another shape",
+        "outpace/draws/sampling.py",
+        " and found.shape == scores.shape and ",
+        " and ",
+        ("tests/unit/engine/test_wrong_types.py::test_processors_that_return_something_else",),
+    ),
+    Mutant(
         "stored rows of another model are used",
         "outpace/engine/prefix_file.py",
         "    _check(path, entries, target, cache)\n",
@@ -1184,6 +1219,33 @@ TARGETS = [
         "        if moved or self._modules.changed(begins):\n",
         "        if moved:\n",
         ("tests/unit/targets/test_changes.py", "tests/unit/engine/test_changes.py"),
+    ),
+    Mutant(
+        "numbers that are set on modules are not seen",
+        "outpace/targets/inputs/changes.py",
+        "        if other:\n",
+        "        if False:\n",
+        (
+            "tests/unit/targets/test_attributes.py::test_a_target_follows_or_refuses_every_change",
+            "tests/unit/targets/test_attributes.py::test_an_engine_refuses_a_changed_number_by_its_name",
+            "tests/unit/targets/test_attributes.py::test_an_accelerated_model_has_the_tokens_of_stock_after_every_change",
+        ),
+    ),
+    Mutant(
+        "layers whose numbers are not their config's are fused",
+        "outpace/targets/cpu/fusible.py",
+        "    if why := _unknown((*inner, *norms_of(model))) or _altered(stack):\n",
+        "    if why := _unknown((*inner, *norms_of(model))):\n",
+        (
+            "tests/unit/targets/test_attributes.py::test_layers_that_are_not_as_their_config_makes_them_are_not_fused",
+        ),
+    ),
+    Mutant(
+        "writes to buffers are not seen",
+        "outpace/targets/inputs/changes.py",
+        "            for tensors in (module._parameters, module._buffers)\n",
+        "            for tensors in (module._parameters,)\n",
+        ("tests/unit/targets/test_attributes.py::test_rows_of_a_prefix_are_not_used_with_other_frequencies",),
     ),
     Mutant(
         "replaced modules are not seen",
@@ -1701,8 +1763,8 @@ HF = [
     Mutant(
         "a model that passed with some options is not tested with others",
         "outpace/hf/engines.py",
-        "                    tested = _passed.get(model) == (state, self._options)\n",
-        "                    tested = _passed.get(model, [None])[0] == state\n",
+        "                    passed = _passed.get(model) == (state, fingerprint(model), self._options)\n",
+        "                    passed = _passed.get(model, [None])[0] == state\n",
         ("tests/unit/hf/test_accelerate.py::test_other_options_are_tested_anew",),
     ),
     Mutant(
