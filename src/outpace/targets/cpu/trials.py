@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel, first_line
 from outpace.native.layers import SHARE
+from outpace.native.pool import follow_torch
 from outpace.targets.cpu.kernels import KERNELS
 from outpace.targets.kernel import Kernel
 
@@ -101,13 +102,15 @@ def _same(
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Run torch with a number of threads."""
+    """Run torch, and functions in C, with a number of threads."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count)
+        follow_torch()
         yield
     finally:
         torch.set_num_threads(before)
+        follow_torch()
 
 
 def _cancelling(inputs: int, outputs: int, share: int = 1) -> tuple[Tensor, Tensor]:

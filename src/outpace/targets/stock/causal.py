@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
+from outpace.native.pool import follow_torch
 from outpace.targets.base import check_chains, checked_cache
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
@@ -317,6 +318,7 @@ class CausalTarget(FixedSteps):
         refuse_training(self.model)
         check_chains(self, feeds)
         kv = checked_cache(self, cache, KVCache)
+        follow_torch()
         self._follow(begins=not all(map(kv.length, feeds)))
         modules = self._modules.over(feeds)
         alike = modules is self._modules and not logits_from and states is None
