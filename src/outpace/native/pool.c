@@ -202,6 +202,8 @@ void pool_wish(int threads) { wish = threads < 0 ? 0 : threads < MOST_THREADS ? 
 
 void pool_usual(int threads) { atomic_store(&usual, threads < 1 ? 1 : threads < MOST_THREADS ? threads : MOST_THREADS); }
 
+int pool_usual_threads(void) { return atomic_load(&usual); }
+
 /* Threads that are there beside callers, and how often one of them has kept a caller waiting. */
 int pool_workers(void) { return atomic_load(&pool.started); }
 uint64_t pool_stalls(void) { return pool.stalls; }

@@ -13,6 +13,7 @@ typedef void sharing(long chunks, chunk_of *run, void *job);
 /* The pool of this process (pool.c). Libraries are several, and threads are there once: each is told where it is. */
 static sharing *pool_of_all;
 void use_pool(sharing *pool) { pool_of_all = pool; }
+sharing *pool_in_use(void) { return pool_of_all; }
 
 /* Run all chunks of a job, and return when all are done. Where chunks begin must not depend on the number of threads. */
 static inline void share(long chunks, chunk_of *run, void *job) {

@@ -1,7 +1,7 @@
 """The threads of functions in C (``pool.c``): one pool in a process, which every library is handed.
 
-A number of torch's threads that somebody sets (``torch.set_num_threads``, ``OMP_NUM_THREADS``) is theirs too. Its
-default, which is that of all cores, is at most theirs.
+Where somebody sets the number of torch's threads (``torch.set_num_threads``, ``OMP_NUM_THREADS``), there are
+as many of them. With torch's default there are no more than that, nor than ``processors.py`` counts.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from outpace.native.processors import usual_threads
 _SIGNATURES: Signatures = {
     "pool_wish": (None, [c_int]),
     "pool_usual": (None, [c_int]),
+    "pool_usual_threads": (c_int, []),
     "pool_threads": (c_int, []),
     "pool_workers": (c_int, []),
     "pool_stalls": (c_uint64, []),
@@ -62,10 +63,13 @@ def pooled(
 
 
 def follow_torch() -> int:
-    """Let functions called by this thread use as many threads as torch is told to; their number."""
-    shared = pool()
+    """Let functions called by this thread use as many threads as torch is told to.
+
+    Returns:
+        The number of threads of a step: theirs, or torch's where there are none.
+    """
+    shared, count = pool(), torch.get_num_threads()
     if isinstance(shared, str):
-        return 1
-    count = torch.get_num_threads()
+        return count
     shared.library.pool_wish(0 if count == shared.torch_threads else count)
     return int(shared.library.pool_threads())

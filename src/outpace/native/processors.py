@@ -1,4 +1,4 @@
-"""The number of threads that steps on a CPU use by default, and why: the environment variable ``OUTPACE_THREADS``.
+"""The number of threads of steps on a CPU, and why; ``OUTPACE_THREADS`` names another.
 
 By default one for each core that this process may use, of the fast kind where there are two; two threads of a
 core share what a step is limited by.

@@ -25,6 +25,7 @@ from outpace.targets.base import check_chains, checked_cache
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.cpu.packing import check_pack, check_quantise
+from outpace.targets.cpu.trials import settled_threads
 from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, width_of
 from outpace.targets.gpu.graphs import NotCaptured, runner_for
 from outpace.targets.gpu.tree_attention import with_trees
@@ -133,6 +134,8 @@ class CausalTarget(FixedSteps):
 
     def _choose(self) -> None:
         """Choose the modules that steps run on, and test them."""
+        if self.device.type == "cpu":
+            settled_threads()
         asked, check = self.options, self.options.check
         about = {**asked.of_step, "static": asked.static, "compiled": asked.compiled}
         record = Record.of_model(self.model, about) if check == "auto" else None
