@@ -33,6 +33,7 @@ from outpace.serve.dialogue import Dialogue
 from outpace.serve.grammar import Grammars
 from outpace.serve.harmony import Harmony, HarmonyAnswer
 from outpace.serve.schemas import compiled
+from outpace.serve.totals import Turns
 from outpace.text import TextStream
 from parts import in_turn
 from serving import STORY, Client, run, serving
@@ -58,7 +59,7 @@ def test_marks_that_are_tokens_in_every_format(
     assert set(dialogue.silent) == (set() if kind == "added" else set(dialogue.tokens.values()))
     tokens = loaded.plain_tokens(text)
     assert any(mark in text for mark in form.marks) == bool(set(dialogue.tokens.values()) & set(tokens))
-    grammars = Grammars(tokenizer, 4096, frozenset([0]), dialogue.tokens.values())
+    grammars = Grammars(tokenizer, 4096, frozenset([0]), Turns(1), dialogue.tokens.values())
     functions = list(FUNCTIONS.values())
     matcher = compiled(grammars.tokenizer(), form.grammar(functions, dialogue.term))
     assert matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_stopped()
