@@ -161,7 +161,8 @@ class Engines:
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
-                    tested = _passed.get(model) == (state, self._options)
+                    known = isinstance(model, PreTrainedModel)  # Target refuses others
+                    tested = known and _passed.get(model) == (state, self._options)
                     options = replace(self._options, check=False) if tested else self._options
                     self._target = Target(model, **vars(options))
                 self._warn_if_inexact(self._target)
