@@ -8,7 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 # Control characters would let a model's text move the cursor or retitle the window.
@@ -39,6 +41,19 @@ def write(text: str) -> None:
     """Write text to standard output and flush; without control characters if that is a terminal."""
     sys.stdout.write(printable(text) if sys.stdout.isatty() else text)
     sys.stdout.flush()
+
+
+def fitting(table: Table, console: Console) -> RenderableType:
+    """A table or, where its words are wider than the console, a line for each cell."""
+    wide = console.options.update(width=1000)
+    if Measurement.get(console, wide, table).minimum <= console.width:
+        return table
+    lines = [Text(str(table.title), style="dim")] if table.title else []
+    for label, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        lines.append(Text(str(label), style="bold"))
+        named = zip(table.columns[1:], cells, strict=True)
+        lines += [Text(f"  {column.header}  {cell}") for column, cell in named if str(cell)]
+    return Group(*lines)
 
 
 def note(message: str, style: str = "dim") -> None:

@@ -24,7 +24,7 @@ from outpace.drafters.base import Drafter
 from outpace.engine.observer import Learner
 from outpace.engine.parts import Adaptive, drafter_of
 from outpace.engine.profile import load_profile
-from outpace.hf.checks import NotDecoded, refuse_arguments
+from outpace.hf.checks import NotDecoded, names_adapters, refuse_arguments
 from outpace.hf.decoding import Decoder
 from outpace.hf.engines import ONE_CALL, Engines
 from outpace.targets.inputs.config import CACHE
@@ -257,15 +257,17 @@ class Generate:
         arguments = _by_name(method, model, args, kwargs)
         if arguments.get("custom_generate") is not None:
             return method(model, **arguments)
-        if not self._fallback:
+        why = "adapter_names, an adapter for each row; set_adapter() sets one for all" * names_adapters(model)
+        # Also without a fallback: PEFT does not take its hooks back after an error.
+        if not why and not self._fallback:
             return self._accelerated(method, model, dict(arguments))
-        try:
-            return self._accelerated(method, model, dict(arguments), _Held())
-        except NotDecoded as error:
-            told = (
-                f"transformers decodes this call: outpace does not decode with {error.what}; {error.remedy}"
-            )
-            warnings.warn(told, UserWarning, stacklevel=2)
+        if not why:
+            try:
+                return self._accelerated(method, model, dict(arguments), _Held())
+            except NotDecoded as error:
+                why = f"{error.what}; {error.remedy}"
+        told = f"transformers decodes this call: outpace does not decode with {why}"
+        warnings.warn(told, UserWarning, stacklevel=2)
         return method(model, **arguments)
 
     def _accelerated(

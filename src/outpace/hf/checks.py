@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -64,7 +65,7 @@ class NotDecoded(OutpaceError):
         self,
         what: str,
         remedy: str,
-        other: str = "outpace.accelerate(model, fallback=True), or restore(model)",
+        other: str = "accelerate(model, fallback=True), or outpace.restore(model)",
     ) -> None:
         super().__init__(
             f"outpace does not decode with {what}: {remedy}, or let transformers decode ({other})"
@@ -75,6 +76,15 @@ class NotDecoded(OutpaceError):
 def refusal(what: str, remedy: str) -> NotDecoded:
     """The error for something outpace cannot do; it ends with how to use transformers' own loop instead."""
     return NotDecoded(what, remedy)
+
+
+def names_adapters(model: Any) -> bool:
+    """True during a call of PEFT with ``adapter_names``, an adapter per row, which it passes by hooks."""
+    return any(
+        isinstance(hook, partial) and "adapter_names" in hook.keywords
+        for module in model.modules()
+        for hook in module._forward_pre_hooks.values()
+    )
 
 
 def refuse_arguments(arguments: dict[str, Any]) -> None:
