@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 
@@ -24,6 +25,7 @@ from outpace.drafters.base import Drafter
 from outpace.engine.observer import Learner
 from outpace.engine.parts import Adaptive, drafter_of
 from outpace.engine.profile import load_profile
+from outpace.engine.slow import tell
 from outpace.hf.checks import NotDecoded, names_adapters, refuse_arguments
 from outpace.hf.decoding import Decoder
 from outpace.hf.engines import ONE_CALL, Engines
@@ -147,6 +149,12 @@ def accelerate(
         pass
     _refuse_foreign(inner)
     _warn_if_lossy(verifier)
+    if inner.dtype in (torch.bfloat16, torch.float16) and not chosen.stock:
+        short = str(inner.dtype).removeprefix("torch.")
+        tell(
+            f"steps in {short} round otherwise than transformers' own: texts are those of plain decoding here, and "
+            "differ at near-ties from the stock generate(); stock=True has its texts (docs/concepts/exactness.md)"
+        )
     restore(inner)
     attributes = vars(inner)
     attributes["generate"] = Generate(inner, engines, fallback)

@@ -99,6 +99,18 @@ def test_compiled_models_and_those_without_weights_are_refused(llama: Any) -> No
         outpace.accelerate(llama.to("meta"))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("stock", [False, True])
+def test_half_precision_is_said_to_have_other_texts_than_stock(
+    dtype: torch.dtype, stock: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr("outpace.hf.tell", told.append)
+    outpace.accelerate(make("llama").to(dtype), "lookahead", stock=stock)
+    assert len(told) == (dtype == torch.bfloat16 and not stock)
+    assert all("stock=True has its texts" in line for line in told)
+
+
 @pytest.fixture
 def adapted() -> tuple[Any, Any]:
     """An accelerated model of PEFT with two adapters, and the same one left alone."""
