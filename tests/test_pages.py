@@ -1,9 +1,10 @@
 """The code and the commands of the README, the quickstart, guides and concepts run as they are typed.
 
 A block in Python, or of commands (sh), runs after those before it on its page. One that cannot run here has a
-title that says what it needs; one that shows a part of a program has the program's path as its title. A block of
-text with the title "prints" is what the block before it prints, but for lines of times; with OUTPACE_PAGES=write in the
-environment the run writes it.
+title that says what it needs; one that shows a part of a program has the program's path as its title.
+
+A block of text with the title "prints" is what the block before it prints, but for lines of times. The run writes it
+with OUTPACE_PAGES=write in the environment.
 """
 
 from __future__ import annotations

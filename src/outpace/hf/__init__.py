@@ -152,8 +152,9 @@ def accelerate(
     if inner.dtype in (torch.bfloat16, torch.float16) and not chosen.stock:
         short = str(inner.dtype).removeprefix("torch.")
         tell(
-            f"steps in {short} round otherwise than transformers' own: texts are those of plain decoding here, and "
-            "differ at near-ties from the stock generate(); stock=True has its texts (docs/concepts/exactness.md)"
+            f"steps in {short} round otherwise than transformers' own: texts are those of plain decoding here, "
+            "and differ at near-ties from the stock generate(); for its texts, without drafts, give stock=True "
+            "(docs/concepts/exactness.md)"
         )
     restore(inner)
     attributes = vars(inner)
@@ -296,7 +297,7 @@ class Generate:
             held = None
         elif healer is None:
             arguments["streamer"] = held
-        arguments["custom_generate"] = Decoder(self._engines, streamer, healer, held or ())
+        arguments["custom_generate"] = Decoder(self._engines, streamer, healer, () if held is None else held)
         if healer is not None:
             arguments["streamer"] = None  # it gets the healed prompt, from the decoder
         try:

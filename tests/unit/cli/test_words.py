@@ -80,7 +80,10 @@ def test_a_cut_answer_says_so(chat_run: Run, run: Run, chat_folder: Path, tmp_pa
     assert "1 token in 1 step," in (one := chat_run("-n", 1).stderr) and "cut at 1 token (" in one
     file = tmp_path / "prompts.jsonl"
     file.write_text('"ab"\n"cd"\n', "utf-8")
-    assert "2 cut at --max-new-tokens 3" in run("generate", "-m", chat_folder, "-f", file, "-n", 3).stderr
+    assert (
+        "2 cut at --max-new-tokens 3"
+        in run("generate", "-m", chat_folder, "-f", file, "-n", 3, "--ignore-eos").stderr
+    )
     stopped = chat_run("--json")
     stop = json.loads(stopped.stdout)["text"][2]
     assert "cut" not in chat_run("--stop", stop).stderr
