@@ -3,8 +3,8 @@
 A block in Python, or of commands (sh), runs after those before it on its page. One that cannot run here has a
 title that says what it needs; one that shows a part of a program has the program's path as its title.
 
-A block of text with the title "prints" is what the block before it prints, but for lines of times. The run writes it
-with OUTPACE_PAGES=write in the environment.
+A block of text with the title "prints" is what the block before it prints, but for lines of times. The run
+writes it with OUTPACE_PAGES=write in the environment.
 """
 
 from __future__ import annotations

@@ -152,9 +152,9 @@ def accelerate(
     if inner.dtype in (torch.bfloat16, torch.float16) and not chosen.stock:
         short = str(inner.dtype).removeprefix("torch.")
         tell(
-            f"steps in {short} round otherwise than transformers' own: texts are those of plain decoding here, "
-            "and differ at near-ties from the stock generate(); for its texts, without drafts, give stock=True "
-            "(docs/concepts/exactness.md)"
+            f"steps in {short} round otherwise than transformers' own: texts are those of plain decoding "
+            "here, and differ at near-ties from the stock generate(); for its texts, without drafts, "
+            "give stock=True (docs/concepts/exactness.md)"
         )
     restore(inner)
     attributes = vars(inner)

@@ -30,8 +30,8 @@ IGNORED = "x-outpace-ignored"
 class StrictRequest(Request):
     """A request whose JSON is parsed strictly: no NaN, no unpaired surrogates, no deep nesting.
 
-    What ``curl -d`` sends as a form is JSON too, but not from a page: a browser lets one of another origin send
-    that without asking the server first.
+    What ``curl -d`` sends as a form is JSON too, but not from a page: a browser lets one of another origin
+    send that without asking the server first.
 
     Args:
         kind: the type of its body.
