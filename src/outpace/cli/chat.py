@@ -195,10 +195,11 @@ def _turn(chat: Chat, message: str) -> None:
 
     def show(text: str) -> None:
         nonlocal first
+        read()
         screen.write(text.lstrip() if first else text)
         first = first and not text.strip()
 
-    with Interrupt() as interrupt:
+    with Interrupt() as interrupt, screen.busy("reading ...") as read:
         generation = chat.ask(message, show, interrupt)
     screen.write("\n")
     stats = generation.stats

@@ -215,7 +215,13 @@ def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Write
             writer.json(generation_json(job, generation, engine))
         else:
             try:
-                generation = run_one(engine, parts, params, interrupt, writer.write, job.references)
+                with screen.busy("reading the prompt ...") as read:
+
+                    def show(text: str) -> None:
+                        read()
+                        writer.write(text)
+
+                    generation = run_one(engine, parts, params, interrupt, show, job.references)
             except BaseException:
                 if writer.started:
                     writer.write("\n")  # so that the message begins a new line

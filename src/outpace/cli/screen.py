@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
@@ -72,11 +72,11 @@ def of_the_first() -> Iterator[None]:
 
 
 @contextmanager
-def busy(message: str) -> Iterator[None]:
-    """Context of a spinner on standard error; nothing if that is not a terminal."""
+def busy(message: str) -> Iterator[Callable[[], None]]:
+    """Context of a spinner on standard error, and a function that ends it; nothing if that is no terminal."""
     console = err()
     if not live(console):
-        yield
+        yield lambda: None
         return
-    with console.status(Text(printable(message), style="dim")):
-        yield
+    with console.status(Text(printable(message), style="dim")) as status:
+        yield status.stop
