@@ -117,7 +117,8 @@ def stable(printed: str) -> str:
 def check_printed(page: Path, block: Block, printed: str) -> None:
     """Compare what a page shows with what was printed, or write it there."""
     if os.environ.get("OUTPACE_PAGES") == "write" and block.text != printed:
-        page.write_text(page.read_text("utf-8").replace(f"\n{block.text}```", f"\n{printed}```", 1), "utf-8")
+        before, after = (f'```{block.language} title="{PRINTS}"\n{text}```' for text in (block.text, printed))
+        page.write_text(page.read_text("utf-8").replace(before, after, 1), "utf-8")
         return
     assert block.text == printed, "run with OUTPACE_PAGES=write"
 
