@@ -26,7 +26,7 @@ NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
 # Other programs' names of commands, for ours.
-_KNOWN_AS = {"run": "chat", "list": "models", "ls": "models"}
+KNOWN_AS = {"run": "chat", "list": "models", "ls": "models"}
 
 
 class _Commands(Group):
@@ -36,7 +36,7 @@ class _Commands(Group):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.kind == "command" and args and args[0] not in self.commands:
-            args = [_KNOWN_AS.get(args[0], args[0]), *args[1:]]
+            args = [KNOWN_AS.get(args[0], args[0]), *args[1:]]
         if args and args[0] not in self.commands and (advice := moved(self.kind, args[0])):
             ctx.fail(advice)
         if args and args[0] not in self.commands and (hint := near(args[0], self.commands)):
