@@ -46,6 +46,7 @@ def chat(
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
+    threads: o.Threads = None,
     max_new_tokens: o.MaxNewTokens = 256,
     temperature: o.OwnTemperature = None,
     top_k: o.OwnTopK = None,
