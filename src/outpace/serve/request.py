@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.core import SamplingParams, Speculation
+from outpace.loading.sampling import FROM_CONFIG, own_sampling
 from outpace.serve.errors import Refused
 from outpace.serve.fields import OpenAI, Sampled, Speculate
 from outpace.serve.schemas import Lark
@@ -16,7 +17,6 @@ from outpace.targets.base import TargetModel
 _SEEDS = 2**64
 _TOP = 1e-9  # a top_p that keeps only the most probable token
 _ANSWER = 4096  # tokens, if neither request nor context sets a limit
-FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,7 @@ class ParsedRequest:
 
     def choice(self, index: int) -> SamplingParams:
         """The parameters, with the seed, of the choice with this index among the choices of all prompts."""
-        seed = self.params.seed
-        return self.params if seed is None else replace(self.params, seed=(seed + index) % _SEEDS)
+        return self.params.output(index)
 
 
 @dataclass(frozen=True)
@@ -68,9 +67,7 @@ class Defaults:
     @classmethod
     def of(cls, target: TargetModel, cut: bool = True) -> Defaults:
         """Defaults of a target, if it has a transformers model."""
-        config = getattr(target.model, "generation_config", None)
-        values = {name: getattr(config, name, None) for name in FROM_CONFIG}
-        return cls({name: value for name, value in values.items() if value is not None}, target.context, cut)
+        return cls(own_sampling(target), target.context, cut)
 
     def params(self, body: Sampled, **more: Any) -> SamplingParams:
         """Sampling parameters of a request.
