@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -15,12 +16,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from outpace.cli import completing, screen
 from outpace.cli import options as o
-from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.cli.observing import attached, observer_of
 from outpace.cli.parts import Source, profiled, steps
 from outpace.cli.place import place_of
+from outpace.cli.several import MOST, Several, named_models
 from outpace.core import OutpaceError, need
 from outpace.names import read_device_map
 
@@ -30,11 +32,25 @@ if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
     from outpace.serve.admission import Limits
+    from outpace.serve.room import Known, Room
+    from outpace.serve.router import Router
     from outpace.serve.server import Server
     from outpace.serve.service import Service
 
 API_KEYS = "OUTPACE_API_KEYS"
 
+Models = Annotated[
+    list[str] | None,
+    o.model_option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        autocompletion=completing.models,
+        help="Hub name or folder, smollm2 (see `outpace pull`), or a .gguf file or owner/name:QUANT, which "
+        "llama.cpp runs. Default: the embedded model. Repeatable, also as NAME=MODEL; or a folder of models: "
+        "each is loaded when a request first names it.",
+    ),
+]
 _server = partial(typer.Option, rich_help_panel="Server")
 _limits = partial(typer.Option, rich_help_panel="Limits")
 
@@ -128,6 +144,27 @@ PrefixStore = Annotated[
         help="Folder that keeps the prefix cache from one start to the next, users' prompts included.",
     ),
 ]
+ModelsMax = Annotated[
+    int | None,
+    _limits(
+        "--models-max",
+        metavar="N",
+        help="Of several models, how many are loaded at once; for another, the one that has been idle for "
+        f"longest is unloaded. Default: {MOST}.",
+        min=1,
+        show_default=False,
+    ),
+]
+ModelsIdle = Annotated[
+    float | None,
+    _limits(
+        "--models-idle",
+        metavar="SECONDS",
+        help="Unload a model after this time without a request. Default: only when others need its memory.",
+        min=0,
+        show_default=False,
+    ),
+]
 RefuseLong = Annotated[
     bool,
     _limits(
@@ -148,7 +185,7 @@ Lenient = Annotated[
 @app.command(epilog="Example: outpace serve --drafter prompt_lookup --port 8000")
 @guarded
 def serve(
-    model: o.ModelName = None,
+    model: Models = None,
     drafter: o.DefaultDrafterSpec = "",
     also: Others = None,
     profile: o.ProfileFile = None,
@@ -178,28 +215,40 @@ def serve(
     memory: Memory = 0.8,
     prefix_cache: PrefixCache = None,
     prefix_store: PrefixStore = None,
+    models_max: ModelsMax = None,
+    models_idle: ModelsIdle = None,
     refuse_long_answers: RefuseLong = False,
     lenient: Lenient = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     began, others, step = time.monotonic(), _others(also or []), steps(quantise, stock, bool(observer))
-    source = Source(model, device, dtype, trust_remote_code, llamacpp)
+    names = named_models(model or [], models_max is None and models_idle is None)
+    one = model[0] if model and names is None else None
+    source = Source(one, device, dtype, trust_remote_code, llamacpp, "images", step)
+    several = None if names is None else Several(names, source, drafter, others, adaptive)
     _check(source, [drafter, *others.values()], otlp_endpoint, device_map)
+    if several is not None:
+        single = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}
+        several.check(single | {"--observer": observer, "--served-model-name": served_model_name})
     watching = observer_of(observer, parallel)
     from outpace.serve.auth import Keys
     from outpace.serve.engine import make_engine, rooms
     from outpace.serve.server import Options, Server, listen
 
-    place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
+    place = place_of(device, device_map, parallel, parallel_timeout, one, dtype, trust_remote_code)
     limits = _bounds(max_running, max_waiting, max_wait, max_body, not refuse_long_answers, lenient)
     keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
     options = Options(served_model_name or (), drain, cors_origin or (), _tracer(otlp_endpoint), keys, limits)
     options, listener = replace(options, store=prefix_store), listen(host, port)
     ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
 
-    def load() -> tuple[Loaded, Engine]:
-        parts = Source(model, place, dtype, trust_remote_code, llamacpp, "images", step)
-        loaded, spec = profiled(parts, drafter, profile, "match")
+    def load() -> tuple[Loaded, Engine] | Callable[[], Router]:
+        if several is not None:
+            from outpace.serve.room import Room
+
+            room = Room(models_max or MOST, memory, prefix_cache)
+            return partial(_router, several.known(limits), limits, room, models_idle, prefix_store)
+        loaded, spec = profiled(replace(source, place=place), drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
         room = {"adaptive": "auto" if adaptive is None else adaptive, **rooms(memory, prefix_cache)}
@@ -245,9 +294,41 @@ def _run(server: Server, listener: socket, access: bool) -> None:
         raise OutpaceError(f"the server failed: {error!r}") from error
 
 
-def _banner(service: Service, host: str, listener: socket, keys: int, began: float) -> None:
+def _router(known: list[Known], limits: Limits, room: Room, idle: float | None, store: Path | None) -> Router:
+    """The host of several models; made in the event loop."""
+    from outpace.serve.router import Router
+
+    return Router(known, limits, room, idle=idle, store=store)
+
+
+def _banner(served: Service | Router, host: str, listener: socket, keys: int, began: float) -> None:
     """Print where the service is and what it serves."""
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
+    from outpace.serve.service import Service
+
+    if isinstance(served, Service):
+        _of_one(served, address)
+    else:
+        _of_several(served, address)
+    screen.note(f"  keys      {keys or 'none: requests need no key'}")
+    screen.note(f"  ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it", style="dim")
+
+
+def _of_several(router: Router, address: str) -> None:
+    """Print what a host of several models serves."""
+    known = [model.known for model in router.models.values()]
+    screen.note(f"outpace serves {len(known)} models, each loaded when a request first names it")
+    screen.note(f"  API       {address}/v1")
+    screen.note(f"  page      {address}/")
+    for one in known:
+        total = router.room.of(one.device)
+        large = total is not None and one.bytes > total
+        size = f"{one.bytes / 2**30:.1f} GiB{', more than there is here' if large else ''}"
+        screen.note(f"  model     {one.name} ({size})")
+
+
+def _of_one(service: Service, address: str) -> None:
+    """Print what the service of one model is."""
     model, quantised = service.model, service.model.target.quantised
     weights = f", weights in {quantised}" if quantised else ""
     screen.note(f"outpace serves {service.name} ({model.dtype}{weights} on {model.device})")
@@ -262,8 +343,6 @@ def _banner(service: Service, host: str, listener: socket, keys: int, began: flo
     )
     for reason in service.slow:
         screen.note(f"  slower than it could be: {reason}")
-    screen.note(f"  keys      {keys or 'none: requests need no key'}")
-    screen.note(f"  ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it", style="dim")
 
 
 def _others(given: list[str]) -> dict[str, str]:

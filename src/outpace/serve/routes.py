@@ -128,7 +128,9 @@ async def _unload(body: Named, request: Request) -> Response:
 
 # Of llama-server's router.
 _MANAGING: dict[str, Callable[..., Awaitable[Response]]] = {"/models/load": _load, "/models/unload": _unload}
-_BODIES: dict[str, type[Wire]] = {path: kind for path, (_, kind) in _APIS.items()} | dict.fromkeys(_MANAGING, Named)
+_BODIES: dict[str, type[Wire]] = {path: kind for path, (_, kind) in _APIS.items()} | dict.fromkeys(
+    _MANAGING, Named
+)
 
 
 async def _models(request: Request) -> Response:

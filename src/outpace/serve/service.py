@@ -32,6 +32,7 @@ from outpace.serve.pool import Share
 from outpace.serve.request import Defaults, ParsedRequest
 from outpace.serve.run import Choice, Run
 from outpace.serve.texts import Prompts, Texts
+from outpace.serve.totals import Total
 from outpace.serve.trace import Trace, Traced
 
 T = TypeVar("T")
