@@ -45,7 +45,7 @@ class Shelf:
         self.fails: dict[str, Exception] = {}
         self.gates: dict[str, Event] = {}  # a load waits for its own
         self.kept: dict[str, weakref.ref[Any]] = {}
-        self.engines: dict[str, Engine] = {}
+        self.engines: weakref.WeakValueDictionary[str, Engine] = weakref.WeakValueDictionary()
 
     def known(self, limits: Limits) -> list[Known]:
         def loads(name: str) -> Callable[[dict[str, Any]], tuple[Loaded, Engine]]:

@@ -251,8 +251,8 @@ def serve(
         loaded, spec = profiled(replace(source, place=place), drafter, profile, "match")
         learner = learners.enter_context(attached(watching, loaded, spec))
         own = spec if learner is None else learner.drafter
-        room = {"adaptive": "auto" if adaptive is None else adaptive, **rooms(memory, prefix_cache)}
-        return loaded, make_engine(loaded, own, limits, others, learner, True, **room)
+        more = {"adaptive": "auto" if adaptive is None else adaptive, **rooms(memory, prefix_cache)}
+        return loaded, make_engine(loaded, own, limits, others, learner, True, **more)
 
     with ExitStack() as learners:
         _run(Server(options, load, ready), listener, not no_access_log)

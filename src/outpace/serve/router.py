@@ -12,7 +12,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -132,7 +132,7 @@ class Router:
             "outpace:model_loaded", "1 while the model is loaded.", ["model_name"], registry=registry
         )
         for name, model in self.models.items():
-            gauge.labels(name).set_function(lambda model=model: float(model.service is not None))
+            gauge.labels(name).set_function(partial(_is_loaded, model))
         self._loads = Counter("outpace:model_loads", "Loads.", ["model_name"], registry=registry)
         self._unloads = Counter(
             "outpace:model_unloads", "Unloads.", ["model_name", "reason"], registry=registry
@@ -385,6 +385,7 @@ class Router:
         if model.error is not None and model.state == "unloaded":
             status |= {"failed": True, "error": model.error.message}
         card = {"id": model.known.name, "object": "model", "created": self.created, "owned_by": "outpace"}
+        card["max_running"] = self.limits.running
         return card | (model.card or {}) | {"memory": model.known.bytes, "status": status}
 
     async def health(self) -> dict[str, Any]:
@@ -415,6 +416,10 @@ class Router:
         await asyncio.gather(*tasks, *self._ends, return_exceptions=True)
         for model in self._inside():
             await self._drop(model, "end")
+
+
+def _is_loaded(model: Model) -> float:
+    return float(model.service is not None)
 
 
 def _final(message: str, code: str) -> Refused:
