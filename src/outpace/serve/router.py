@@ -24,6 +24,7 @@ from outpace.core import OutpaceError
 from outpace.engine.engine import Engine
 from outpace.engine.fair import FairLock
 from outpace.loading import Loaded
+from outpace.loading.apart import loaded_apart
 from outpace.serve.admission import Limits, choices_in
 from outpace.serve.errors import Refused, later, unknown_model
 from outpace.serve.metrics import Joined, Metrics
@@ -260,7 +261,7 @@ class Router:
             with self._steps:
                 return known.load(given)
 
-        loaded, engine = await asyncio.to_thread(load)
+        loaded, engine = await loaded_apart(load)
         store = self._store and self._store / quote(known.name, safe="")
         if store is not None:
             engine.check_prefix_store()

@@ -20,6 +20,7 @@ from uvicorn.server import HANDLED_SIGNALS
 from outpace.core import OutpaceError
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded
+from outpace.loading.apart import loaded_apart
 from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
 from outpace.serve.host import Host
@@ -107,7 +108,7 @@ class Server(uvicorn.Server):
     async def _open(self) -> Host | None:
         self._loop = asyncio.get_running_loop()
         try:
-            made = await asyncio.to_thread(self._load)
+            made = await loaded_apart(self._load)
             host = self._service(*made) if isinstance(made, tuple) else made()
         except Exception as error:
             self.error, self.should_exit = error, True

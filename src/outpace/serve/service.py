@@ -28,11 +28,11 @@ from outpace.serve.errors import Refused, later, refusal, unknown_model, unreada
 from outpace.serve.grammar import Grammar, Grammars
 from outpace.serve.images import Images
 from outpace.serve.metrics import Metrics
-from outpace.serve.pool import Share
+from outpace.serve.pool import Share, spare
 from outpace.serve.request import Defaults, ParsedRequest
 from outpace.serve.run import Choice, Run
 from outpace.serve.texts import Prompts, Texts
-from outpace.serve.totals import Total
+from outpace.serve.totals import CLIENT, Total, Turns
 from outpace.serve.trace import Trace, Traced
 
 T = TypeVar("T")
@@ -72,10 +72,10 @@ class Service:
         self.model, self.names = model, tuple(names)
         self.defaults = Defaults.of(model.target, limits.cut)
         self.dialogue = Dialogue(model)
-        self.grammars = Grammars(model.tokenizer, model.target.vocabulary, model.target.eos_token_ids)
-        memory = max(2**30, 256 * limits.body)
-        self.texts = Texts(model, Share(limits.read, memory, workers=4))
-        self.images = Images(model, self.dialogue, self.name, limits.read)
+        target, memory, turns = model.target, max(2**30, 256 * limits.body), Turns(spare())
+        self.grammars = Grammars(model.tokenizer, target.vocabulary, target.eos_token_ids, turns)
+        self.texts = Texts(model, Share(limits.read, memory), turns)
+        self.images = Images(model, self.dialogue, self.name, limits.read, turns)
         self.prompts = Prompts(model, self.texts, self.images, self.name)
         self._probe: asyncio.Future[None] | None = None
         self._probed = 0.0
@@ -96,9 +96,13 @@ class Service:
 
         self._own, self._store = engine, store
         self.engine = AsyncEngine(
-            self._restored, max_waiting=limits.choices + 1, max_unread=limits.unread, on_failure=failed
+            self._restored,
+            max_waiting=2 * limits.choices + 8,
+            max_unread=limits.unread,
+            on_failure=failed,
+            turn=turn,
         )
-        self.metrics = Metrics(
+        self.metrics = metrics or Metrics(
             self.name,
             lambda: self.engine.running,
             lambda: max(0, self.admission.inside - self.engine.running),
@@ -107,12 +111,13 @@ class Service:
         self.admission = Admission(limits, self.metrics, clock, total)
 
     def _restored(self) -> Engine:
-        """The engine with the stored prefix cache; runs in the engine's thread."""
+        """The engine with the stored prefix cache, which has read an image; runs in the engine's thread."""
         if self._store is not None:
             try:
                 self._own.load_prefixes(self._store)
             except OutpaceError as error:
                 _log.warning("prompts that were stored are not used: %s", error)
+        self.images.warm()
         return self._own
 
     @property
@@ -300,6 +305,7 @@ class Service:
                     references=references,
                     source=request.source,
                     salt=request.salt,
+                    client=CLIENT.get(),
                 )
             except Exception as error:
                 raise refusal(self.engine.failed or error) from error
