@@ -11,7 +11,7 @@ import logging
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
@@ -27,73 +27,13 @@ from outpace.loading import Loaded
 from outpace.loading.apart import loaded_apart
 from outpace.serve.admission import Limits, choices_in
 from outpace.serve.errors import Refused, later, unknown_model
-from outpace.serve.metrics import Joined, Metrics
+from outpace.serve.metrics import Joined
+from outpace.serve.models import Model
 from outpace.serve.room import Known, Room, release
 from outpace.serve.service import Service
 from outpace.serve.totals import CLIENT
 
 _log = logging.getLogger("outpace.serve")
-
-
-@dataclass(eq=False)
-class Model:
-    """A model of a router, loaded or not.
-
-    Attributes:
-        known: what is known of it before it is loaded.
-        service: it, while it is loaded.
-        loading: the task that loads it, or waits for room to.
-        begun: whether its loading can no longer be called off.
-        leaving: done once it is unloaded; its requests wait for that.
-        error: why it was last not loaded, or has failed.
-        card: what ``/v1/models`` says of it, from when it was last loaded.
-        uses: number of requests that need it loaded, besides the choices in its service.
-        unused: set while there are none.
-        used: the time of the latest of them.
-    """
-
-    known: Known
-    metrics: Metrics
-    unused: asyncio.Event
-    service: Service | None = None
-    loading: asyncio.Task[None] | None = None
-    begun: bool = False
-    leaving: asyncio.Future[None] | None = None
-    watcher: asyncio.Task[None] | None = None
-    error: Refused | None = None
-    card: dict[str, Any] | None = None
-    uses: int = 0
-    used: float = 0.0
-
-    @property
-    def state(self) -> str:
-        """Its state, in llama-server's words."""
-        if self.service is not None:
-            return "loaded" if self.leaving is None else "unloading"
-        return "unloaded" if self.loading is None else "loading"
-
-    @property
-    def busy(self) -> bool:
-        """True while a request needs it."""
-        return bool(self.uses or (self.service is not None and self.service.admission.inside))
-
-    @property
-    def since(self) -> float:
-        """The time since when no request needs it, if none does."""
-        return self.used if self.service is None else max(self.used, self.service.admission.emptied)
-
-    def stays(self) -> None:
-        """Let the requests go on that have waited for the model to leave."""
-        if self.leaving is not None:
-            self.leaving.set_result(None)
-            self.leaving = None
-
-    async def idle(self) -> None:
-        """Wait until no request needs it."""
-        while self.busy:
-            await self.unused.wait()
-            if self.service is not None:
-                await self.service.admission.empty.wait()
 
 
 class Router:
@@ -127,32 +67,18 @@ class Router:
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()  # those of them that are not called off
         self.created = int(time.time())
-        self.models = {one.name: self._unloaded(one) for one in known}
+        self.models = {one.name: Model.of(one) for one in known}
         registry = CollectorRegistry()
         gauge = Gauge(
             "outpace:model_loaded", "1 while the model is loaded.", ["model_name"], registry=registry
         )
         for name, model in self.models.items():
-            gauge.labels(name).set_function(partial(_is_loaded, model))
+            gauge.labels(name).set_function(partial(Model.is_loaded, model))
         self._loads = Counter("outpace:model_loads", "Loads.", ["model_name"], registry=registry)
         self._unloads = Counter(
             "outpace:model_unloads", "Unloads.", ["model_name", "reason"], registry=registry
         )
         self._own = registry
-
-    def _unloaded(self, known: Known) -> Model:
-        def read(value: Callable[[Service], float | None]) -> Callable[[], float]:
-            return lambda: (value(model.service) or 0.0) if model.service is not None else 0.0
-
-        metrics = Metrics(
-            known.name,
-            read(lambda service: service.engine.running),
-            read(lambda service: max(0, service.admission.inside - service.engine.running)),
-            read(lambda service: service.engine.memory_use),
-        )
-        model = Model(known, metrics, asyncio.Event())
-        model.unused.set()
-        return model
 
     # -- requests ----------------------------------------------------------------------------------------
 
@@ -417,10 +343,6 @@ class Router:
         await asyncio.gather(*tasks, *self._ends, return_exceptions=True)
         for model in self._inside():
             await self._drop(model, "end")
-
-
-def _is_loaded(model: Model) -> float:
-    return float(model.service is not None)
 
 
 def _final(message: str, code: str) -> Refused:
