@@ -6,8 +6,8 @@ import asyncio
 import gc
 import logging
 import weakref
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from threading import Event
 from typing import Any
@@ -94,6 +94,24 @@ class Client:
         ids: list[int] = found["choices"][0]["token_ids"]
         return ids
 
+    @contextmanager
+    def held(self, model: str) -> Iterator[Event]:
+        """A loaded model's engine takes eight steps, and then waits for what this yields."""
+        engine, gate, free = self.shelf.engines[model], Event(), 8
+        step = engine.step
+
+        def waits() -> Any:
+            nonlocal free
+            free -= 1
+            assert free >= 0 or gate.wait(60)
+            return step()
+
+        engine.step = waits  # type: ignore[method-assign]
+        try:
+            yield gate
+        finally:
+            gate.set()
+
     async def states(self) -> dict[str, str]:
         listed = await self.send("/v1/models").json()
         return {one["id"]: one["status"]["value"] for one in listed["data"]}
@@ -153,6 +171,34 @@ def test_each_model_is_loaded_at_its_first_request_and_has_its_own_tokens(tiny: 
             card = await client.send("/v1/models/tiny").json()
             assert card["max_model_len"] == own["tiny"].target.context and card["chat"]
             assert await client.tokens(None) == await client.tokens("nano")
+
+    run(main)
+
+
+def test_steps_of_all_models_and_loading_take_turns(tiny: Path) -> None:
+    """So each has the whole machine; and torch's default dtype is not that of a model which is being made."""
+
+    async def main() -> None:
+        async with routing(tiny) as client:
+            held = list[bool]()
+            load_one = client.router.models["tiny"].known.load
+            steps = client.router._steps
+
+            def loads(room: dict[str, Any]) -> Any:
+                held.append(steps._held)
+                return load_one(room)
+
+            known = client.router.models["tiny"].known
+            client.router.models["tiny"].known = Known(known.name, known.bytes, loads)
+            await client.tokens("nano")
+            await client.tokens("tiny")
+            for name in ("nano", "tiny"):
+                engine = client.shelf.engines[name]
+                step, add = engine.step, engine.add
+                engine.step = lambda step=step: held.append(steps._held) or step()  # type: ignore
+                engine.add = lambda add=add, **more: held.append(steps._held) or add(**more)  # type: ignore
+                await client.tokens(name)
+            assert len(held) > 5 and all(held)
 
     run(main)
 
@@ -237,13 +283,17 @@ def test_memory_that_others_have_taken_is_refused_and_the_next_request_tries_aga
 def test_a_busy_model_finishes_first_and_its_new_requests_wait(tiny: Path) -> None:
     async def main() -> None:
         async with routing(tiny, most=1) as client:
-            stream = client.send("/v1/chat/completions", {**LONG, "model": "nano", "max_tokens": 300})
-            assert await stream.chunk()
-            other = client.complete("tiny")
-            while (await client.states())["nano"] != "unloading":
-                pass
-            late = client.complete("nano")
-            events = await stream.events()
+            await client.tokens("nano")
+            with client.held("nano") as gate:
+                stream = client.send("/v1/chat/completions", {**LONG, "model": "nano", "max_tokens": 40})
+                assert await stream.chunk()
+                other = client.complete("tiny")
+                while (await client.states())["nano"] == "loaded":
+                    pass
+                assert (await client.states())["nano"] == "unloading"
+                late = client.complete("nano")
+                gate.set()
+                events = await stream.events()
             assert events[-1] == "[DONE]" and not any("error" in one for one in events[:-1])
             assert len((await other.json())["choices"]) == 1
             assert len((await late.json())["choices"]) == 1
@@ -255,16 +305,21 @@ def test_a_busy_model_finishes_first_and_its_new_requests_wait(tiny: Path) -> No
 def test_who_waits_too_long_for_memory_is_refused_and_the_busy_model_stays(tiny: Path) -> None:
     async def main() -> None:
         async with routing(tiny, most=1) as client:
-            stream = client.send("/v1/chat/completions", {**LONG, "model": "nano", "max_tokens": 1500})
-            assert await stream.chunk()
-            client.router.limits = Limits(wait=0)
-            refused = client.complete("tiny")
-            assert (await refused.json())["error"]["code"] == "waited_too_long" and refused.status == 503
-            assert "retry-after" in refused.headers
-            assert (await client.states()) == {"nano": "loaded", "tiny": "unloaded"}
             await client.tokens("nano")
-            stream.leave()
+            client.router.limits = Limits(wait=0)
+            with client.held("nano") as gate:
+                stream = client.send("/v1/chat/completions", {**LONG, "model": "nano", "max_tokens": 40})
+                assert await stream.chunk()
+                refused = client.complete("tiny")
+                assert (await refused.json())["error"]["code"] == "waited_too_long" and refused.status == 503
+                assert "retry-after" in refused.headers
+                assert (await client.states()) == {"nano": "loaded", "tiny": "unloaded"}
+                gate.set()
+                assert (await stream.events())[-1] == "[DONE]"
+            await client.tokens("nano")
             assert client.shelf.loads == ["nano"]
+            await client.tokens("tiny")  # which needs no time, since nobody is busy
+            assert client.shelf.loads == ["nano", "tiny"]
 
     run(main)
 
@@ -272,14 +327,17 @@ def test_who_waits_too_long_for_memory_is_refused_and_the_busy_model_stays(tiny:
 def test_a_client_that_leaves_while_it_waits_costs_no_model_its_place(tiny: Path) -> None:
     async def main() -> None:
         async with routing(tiny, most=1) as client:
-            stream = client.send("/v1/chat/completions", {**LONG, "model": "nano", "max_tokens": 300})
-            assert await stream.chunk()
-            other = client.complete("tiny")
-            while (await client.states())["nano"] != "unloading":
-                pass
-            other.leave()
-            await other.task
-            assert (await stream.events())[-1] == "[DONE]"
+            await client.tokens("nano")
+            with client.held("nano") as gate:
+                stream = client.send("/v1/chat/completions", {**LONG, "model": "nano", "max_tokens": 40})
+                assert await stream.chunk()
+                other = client.complete("tiny")
+                while (await client.states())["nano"] == "loaded":
+                    pass
+                other.leave()
+                await other.task
+                gate.set()
+                assert (await stream.events())[-1] == "[DONE]"
             assert await client.states() == {"nano": "loaded", "tiny": "unloaded"}
             assert client.shelf.loads == ["nano"] and not client.router._total.all
 
@@ -297,7 +355,11 @@ def test_an_error_of_loading_is_its_requests_and_the_next_one_tries_again(
                 (MemoryError("all gone"), "all gone"),
             ):
                 client.shelf.fails["nano"] = error
+                gate = client.shelf.gates["nano"] = Event()
                 refused = [client.complete("nano"), client.send("/models/load", {"model": "nano"})]
+                while client.router.models["nano"].uses < 2:
+                    await asyncio.sleep(0)
+                gate.set()
                 for one in refused:
                     found = (await one.json())["error"]
                     assert one.status == 503 and found["code"] == "not_loaded" and word in found["message"]
@@ -377,6 +439,8 @@ def test_the_queue_is_one_for_all_models(tiny: Path) -> None:
             for stream in streams:
                 stream.leave()
                 await stream.task
+            while client.router._total.all:
+                await asyncio.sleep(0)
             waiting = [client.complete("tiny") for _ in range(2)]
             while client.shelf.loads != ["nano", "tiny"]:
                 await asyncio.sleep(0)
@@ -401,7 +465,7 @@ def test_an_engine_that_dies_is_loaded_anew(tiny: Path, caplog: pytest.LogCaptur
 
             client.shelf.engines["nano"].step = die  # type: ignore[method-assign]
             failed = client.complete("nano")
-            assert (await failed.json())["error"] and failed.status == 503
+            assert (await failed.json())["error"] and failed.status is not None and failed.status >= 500
             while (await client.states())["nano"] != "unloaded":
                 pass
             assert (await client.send("/health").json())["status"] == "ok"
@@ -445,7 +509,7 @@ def test_draining_finishes_what_runs_and_what_waits_for_a_model(tiny: Path, seco
 
 def test_prefixes_of_each_model_are_kept_apart(tiny: Path, tmp_path: Path) -> None:
     async def main() -> None:
-        long = "The cat sat on the mat. " * 3
+        long = "The cat. " * 9
         for hits in (False, True):
             async with routing(
                 tiny, room=Room(2, 0.5, 64, lambda device: None), store=tmp_path / "store"
