@@ -509,13 +509,13 @@ def test_draining_finishes_what_runs_and_what_waits_for_a_model(tiny: Path, seco
 
 def test_prefixes_of_each_model_are_kept_apart(tiny: Path, tmp_path: Path) -> None:
     async def main() -> None:
-        long = "The cat. " * 9
+        texts = {"nano": "The cat. " * 30, "tiny": "The cat. " * 9}  # its tokens are bytes
         for hits in (False, True):
             async with routing(
                 tiny, room=Room(2, 0.5, 64, lambda device: None), store=tmp_path / "store"
             ) as client:
-                for name in ("nano", "tiny"):
-                    found = await client.complete(name, long).json()
+                for name in texts:
+                    found = await client.complete(name, texts[name]).json()
                     cached = found["usage"]["prompt_tokens_details"]["cached_tokens"]
                     assert (cached > 0) == hits, (name, cached)
         assert sorted(one.name for one in (tmp_path / "store").iterdir()) == ["nano", "tiny"]

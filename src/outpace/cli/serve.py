@@ -12,17 +12,17 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from outpace.cli import completing, screen
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded
-from outpace.cli.observing import attached, observer_of
+from outpace.cli.observing import Attachment, attached, observer_of
 from outpace.cli.parts import Source, profiled, steps
 from outpace.cli.place import place_of
-from outpace.cli.several import MOST, Several, named_models
+from outpace.cli.several import MOST, Several, chosen
 from outpace.core import OutpaceError, need
 from outpace.names import read_device_map
 
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
+    from outpace.loading.placement import Place
     from outpace.serve.admission import Limits
-    from outpace.serve.room import Known, Room
     from outpace.serve.router import Router
-    from outpace.serve.server import Server
+    from outpace.serve.server import Options, Server
     from outpace.serve.service import Service
 
 API_KEYS = "OUTPACE_API_KEYS"
@@ -223,40 +223,71 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     began, others, step = time.monotonic(), _others(also or []), steps(quantise, stock, bool(observer))
-    names = named_models(model or [], models_max is None and models_idle is None)
-    one = model[0] if model and names is None else None
-    source = Source(one, device, dtype, trust_remote_code, llamacpp, "images", step)
-    several = None if names is None else Several(names, source, drafter, others, adaptive)
-    _check(source, [drafter, *others.values()], otlp_endpoint, device_map)
-    if several is not None:
-        single = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}
-        several.check(single | {"--observer": observer, "--served-model-name": served_model_name})
+    source = Source(None, device, dtype, trust_remote_code, llamacpp, "images", step)
+    keeps = models_max is not None or models_idle is not None
+    source, several = chosen(model or [], keeps, source, drafter, others, adaptive)
+    single = {
+        "--profile": profile,
+        "--device-map": device_map,
+        "--parallel": parallel,
+        "--observer": observer,
+    }
+    single["--served-model-name"] = served_model_name
+    _check(source, several, single, [drafter, *others.values()], otlp_endpoint)
     watching = observer_of(observer, parallel)
-    from outpace.serve.auth import Keys
-    from outpace.serve.engine import make_engine, rooms
-    from outpace.serve.server import Options, Server, listen
+    from outpace.serve.server import Server, listen
 
-    place = place_of(device, device_map, parallel, parallel_timeout, one, dtype, trust_remote_code)
+    place = place_of(device, device_map, parallel, parallel_timeout, source.model, dtype, trust_remote_code)
     limits = _bounds(max_running, max_waiting, max_wait, max_body, not refuse_long_answers, lenient)
-    keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
-    options = Options(served_model_name or (), drain, cors_origin or (), _tracer(otlp_endpoint), keys, limits)
-    options, listener = replace(options, store=prefix_store), listen(host, port)
-    ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
-
-    def load() -> tuple[Loaded, Engine] | Callable[[], Router]:
-        if several is not None:
-            from outpace.serve.room import Room
-
-            room = Room(models_max or MOST, memory, prefix_cache)
-            return partial(_router, several.known(limits), limits, room, models_idle, prefix_store)
-        loaded, spec = profiled(replace(source, place=place), drafter, profile, "match")
-        learner = learners.enter_context(attached(watching, loaded, spec))
-        own = spec if learner is None else learner.drafter
-        more = {"adaptive": "auto" if adaptive is None else adaptive, **rooms(memory, prefix_cache)}
-        return loaded, make_engine(loaded, own, limits, others, learner, True, **more)
-
+    named = served_model_name, drain, cors_origin
+    options, listener = _options(named, otlp_endpoint, api_keys, limits, prefix_store), listen(host, port)
+    ready = partial(_banner, host=host, listener=listener, keys=len(options.keys), began=began)
     with ExitStack() as learners:
+        more = source, place, drafter, profile, watching, learners, limits, others, adaptive
+        load: Callable[[], Any] = partial(_one, *more, memory, prefix_cache)
+        if several is not None:
+            room = models_max or MOST, memory, prefix_cache
+            load = partial(several.plan, limits, room, models_idle, prefix_store)
         _run(Server(options, load, ready), listener, not no_access_log)
+
+
+def _options(
+    named: tuple[list[str] | None, float, list[str] | None],
+    endpoint: str | None,
+    keys: Path | None,
+    limits: Limits,
+    store: Path | None,
+) -> Options:
+    """The server's options; ``named`` are the names of its model, the time to drain, and origins."""
+    from outpace.serve.auth import Keys
+    from outpace.serve.server import Options
+
+    names, drain, origins = named
+    known = Keys.read(keys, os.environ.get(API_KEYS, ""))
+    return Options(names or (), drain, origins or (), _tracer(endpoint), known, limits, store)
+
+
+def _one(
+    source: Source,
+    place: Place,
+    drafter: str,
+    profile: Path | None,
+    watching: Attachment | None,
+    learners: ExitStack,
+    limits: Limits,
+    others: dict[str, str],
+    adaptive: bool | None,
+    memory: float,
+    prefixes: int | None,
+) -> tuple[Loaded, Engine]:
+    """Load the model of a server that has one, and make its engine."""
+    from outpace.serve.engine import make_engine, rooms
+
+    loaded, spec = profiled(replace(source, place=place), drafter, profile, "match")
+    learner = learners.enter_context(attached(watching, loaded, spec))
+    own = spec if learner is None else learner.drafter
+    more = {"adaptive": "auto" if adaptive is None else adaptive, **rooms(memory, prefixes)}
+    return loaded, make_engine(loaded, own, limits, others, learner, True, **more)
 
 
 def _bounds(running: int, waiting: int, wait: float, body: float, cut: bool, lenient: bool) -> Limits:
@@ -273,15 +304,23 @@ def _tracer(endpoint: str | None) -> Tracer | None:
     return tracer_to(endpoint) if endpoint else None
 
 
-def _check(source: Source, specs: list[str], endpoint: str | None, device_map: str | None) -> None:
-    """Refuse missing extras and unknown names, before torch is imported."""
+def _check(
+    source: Source,
+    several: Several | None,
+    single: dict[str, Any],
+    specs: list[str],
+    endpoint: str | None,
+) -> None:
+    """Refuse missing extras, unknown names, and options of one model for several, before torch is imported."""
     need("serve", "outpace serve")
     if endpoint:
         need("otel", "--otlp-endpoint")
     for spec in specs:
         source.check_names(spec)
-    if device_map is not None:
-        read_device_map(device_map)
+    if several is not None:
+        several.check(single)
+    if single["--device-map"] is not None:
+        read_device_map(single["--device-map"])
 
 
 def _run(server: Server, listener: socket, access: bool) -> None:
@@ -293,13 +332,6 @@ def _run(server: Server, listener: socket, access: bool) -> None:
         raise error
     if error is not None:
         raise OutpaceError(f"the server failed: {error!r}") from error
-
-
-def _router(known: list[Known], limits: Limits, room: Room, idle: float | None, store: Path | None) -> Router:
-    """The host of several models; made in the event loop."""
-    from outpace.serve.router import Router
-
-    return Router(known, limits, room, idle=idle, store=store)
 
 
 def _banner(served: Service | Router, host: str, listener: socket, keys: int, began: float) -> None:

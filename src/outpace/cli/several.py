@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,8 +17,29 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
     from outpace.serve.admission import Limits
     from outpace.serve.room import Known
+    from outpace.serve.router import Router
 
 MOST = 4  # models that are loaded at once, by default
+
+
+def chosen(
+    given: list[str],
+    keeps: bool,
+    source: Source,
+    drafter: str,
+    also: Mapping[str, str],
+    adaptive: bool | None,
+) -> tuple[Source, Several | None]:
+    """The options of the one model that is loaded at the start, or those of several; ``source`` has neither.
+
+    Args:
+        given: as for ``named_models``.
+        keeps: whether there are options of how models are kept, which one model may have, too.
+    """
+    names = named_models(given, not keeps)
+    if names is None:
+        return replace(source, model=given[0] if given else None), None
+    return source, Several(names, source, drafter, also, adaptive)
 
 
 def named_models(given: list[str], plain: bool) -> dict[str, str | None] | None:
@@ -102,6 +124,23 @@ class Several:
         return replace(
             self.source, model=model, llamacpp=self.source.llamacpp if is_gguf(model or "") else ""
         )
+
+    def plan(
+        self,
+        limits: Limits,
+        room: tuple[int, float, int | None],
+        idle: float | None,
+        store: Path | None,
+    ) -> Callable[[], Router]:
+        """What makes the host of the models, in the event loop; ``room`` are arguments of ``Room``.
+
+        Raises:
+            OutpaceError: as ``known``.
+        """
+        from outpace.serve.room import Room
+        from outpace.serve.router import Router
+
+        return partial(Router, self.known(limits), limits, Room(*room), idle=idle, store=store)
 
     def known(self, limits: Limits) -> list[Known]:
         """What is known of the models.
