@@ -226,13 +226,8 @@ def serve(
     source = Source(None, device, dtype, trust_remote_code, llamacpp, "images", step)
     keeps = models_max is not None or models_idle is not None
     source, several = chosen(model or [], keeps, source, drafter, others, adaptive)
-    single = {
-        "--profile": profile,
-        "--device-map": device_map,
-        "--parallel": parallel,
-        "--observer": observer,
-    }
-    single["--served-model-name"] = served_model_name
+    single = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}
+    single |= {"--observer": observer, "--served-model-name": served_model_name}
     _check(source, several, single, [drafter, *others.values()], otlp_endpoint)
     watching = observer_of(observer, parallel)
     from outpace.serve.server import Server, listen
@@ -311,7 +306,7 @@ def _check(
     specs: list[str],
     endpoint: str | None,
 ) -> None:
-    """Refuse missing extras, unknown names, and options of one model for several, before torch is imported."""
+    """Refuse missing extras, unknown names, and options of one model for several; imports no torch."""
     need("serve", "outpace serve")
     if endpoint:
         need("otel", "--otlp-endpoint")
