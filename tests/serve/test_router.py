@@ -56,11 +56,7 @@ class Shelf:
                     assert gate.wait(60)
                 if (error := self.fails.pop(name, None)) is not None:
                     raise error
-                loaded = (
-                    load(str(self.tiny), "float64", "cpu")
-                    if name.startswith("tiny")
-                    else load(None, "float64")
-                )
+                loaded = load(str(self.tiny), "float64", "cpu") if name.startswith("tiny") else model()
                 self.kept[name] = weakref.ref(loaded.target)
                 engine = make_engine(loaded, "prompt_lookup", limits, adaptive=False, **room)
                 self.engines[name] = engine
@@ -235,7 +231,7 @@ def test_the_longest_idle_is_unloaded_for_another(tiny: Path) -> None:
             await client.tokens("tiny2")
             assert await client.states() == {"nano": "loaded", "tiny": "unloaded", "tiny2": "loaded"}
             gc.collect()
-            assert client.shelf.kept["tiny"]() is None and client.shelf.kept["nano"]() is not None
+            assert client.shelf.kept["tiny"]() is None and client.shelf.kept["tiny2"]() is not None
             await client.tokens("tiny")
             assert await client.states() == {"nano": "unloaded", "tiny": "loaded", "tiny2": "loaded"}
             assert await client.tokens("nano") == first
