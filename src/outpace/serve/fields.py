@@ -99,7 +99,7 @@ def check_size(value: Any) -> None:
             left.extend(value for value in inner if isinstance(value, dict | list))
 
 
-class Named(Wire):
+class ModelName(Wire):
     """``POST /models/load`` and ``/models/unload``."""
 
     model: str

@@ -23,7 +23,7 @@ from outpace.serve.body import IGNORED, StrictRequest, ignored_header, invalid_b
 from outpace.serve.chat import Chat, chat
 from outpace.serve.completions import Completions, completions
 from outpace.serve.errors import Refused, error_response, later, refusal, unknown_model
-from outpace.serve.fields import Failure, Named, Wire
+from outpace.serve.fields import Failure, ModelName, Wire
 from outpace.serve.formats import json_response
 from outpace.serve.host import Host
 from outpace.serve.messages import count_tokens, messages
@@ -116,12 +116,12 @@ _APIS: dict[str, tuple[Callable[..., Awaitable[Response]], type[Wire]]] = {
 }
 
 
-async def _load(body: Named, request: Request) -> Response:
+async def _load(body: ModelName, request: Request) -> Response:
     async with _host(request).use(body.model):
         return json_response({"success": True})
 
 
-async def _unload(body: Named, request: Request) -> Response:
+async def _unload(body: ModelName, request: Request) -> Response:
     await _host(request).unload(body.model)
     return json_response({"success": True})
 
@@ -129,7 +129,7 @@ async def _unload(body: Named, request: Request) -> Response:
 # Of llama-server's router.
 _MANAGING: dict[str, Callable[..., Awaitable[Response]]] = {"/models/load": _load, "/models/unload": _unload}
 _BODIES: dict[str, type[Wire]] = {path: kind for path, (_, kind) in _APIS.items()} | dict.fromkeys(
-    _MANAGING, Named
+    _MANAGING, ModelName
 )
 
 
