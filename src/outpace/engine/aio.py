@@ -19,6 +19,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.guards import whole_number
 from outpace.engine.handles import Add, Cancel, Handle, News, QueueFull, Stop, call_in, deliver_all, wake
 from outpace.engine.reader import Reader
+from outpace.engine.request import Prompt
 from outpace.engine.works import Encoding, Score, Works
 from outpace.sequence import Sequence
 
@@ -118,7 +119,7 @@ class AsyncEngine:
         return self._memory_use
 
     async def generate(
-        self, prompt: Seq[int], params: SamplingParams | None = None, *, wait: bool = False, **more: Any
+        self, prompt: Prompt, params: SamplingParams | None = None, *, wait: bool = False, **more: Any
     ) -> Generation:
         """Add a request, as ``add`` does, and wait for its end.
 
@@ -129,7 +130,7 @@ class AsyncEngine:
 
     async def add(
         self,
-        prompt: Seq[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         wait: bool = False,
@@ -149,7 +150,7 @@ class AsyncEngine:
 
     async def _add(
         self,
-        prompt: Seq[int],
+        prompt: Prompt,
         params: SamplingParams | None,
         wait: bool,
         more: dict[str, Any],
