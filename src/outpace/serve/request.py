@@ -11,6 +11,7 @@ from outpace.loading.sampling import FROM_CONFIG, own_sampling
 from outpace.serve.errors import Refused
 from outpace.serve.fields import OpenAI, Sampled, Speculate
 from outpace.serve.schemas import Lark
+from outpace.serve.thinking import Reasoning
 from outpace.targets.base import TargetModel
 
 _SEEDS = 2**64
@@ -30,6 +31,7 @@ class ParsedRequest:
         prediction: a text that the output may repeat, as token ids.
         salt: requests with the same salt share cached rows and drafters' memory.
         trace: record the steps.
+        reasoning: that which the answer may begin with, before what the schema allows; None for none.
         source: the images of the only prompt, as ``Engine.add`` takes them; None if there are none.
     """
 
@@ -41,6 +43,7 @@ class ParsedRequest:
     salt: str | None = None
     trace: bool = False
     source: Any = None
+    reasoning: Reasoning | None = None
 
     def choice(self, index: int) -> SamplingParams:
         """The parameters, with the seed, of the choice with this index among the choices of all prompts."""
