@@ -47,6 +47,7 @@ from outpace.targets.step.self_test import tested
 from outpace.targets.step.trees import disproved, give_trees
 from outpace.targets.stock.fixed_steps import FixedSteps
 from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
+from outpace.targets.stock.rounded import RoundedTarget
 from outpace.targets.stock.uncached import scale_of
 from outpace.transfer import upload
 
@@ -93,6 +94,7 @@ class CausalTarget(FixedSteps):
     _never_trees = ""  # why forwards with branches run on the model's own attention
     _no_graphs: str
     _needs_weights = ""  # why the model's own weights cannot be freed
+    not_rounded = ""  # why it has no rounded self
     _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
 
@@ -121,7 +123,7 @@ class CausalTarget(FixedSteps):
         self.options, self._no_graphs = resolved(self.options, devices, never)
         self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
-        self._trial = RLock()
+        self._trial, self._rounded = RLock(), dict[int, RoundedTarget]()
         self._choose()
 
     def _prepared(self, model: Any) -> Any:
@@ -244,13 +246,13 @@ class CausalTarget(FixedSteps):
         self._modules.structure.accept()
 
     def revision(self) -> int:
-        self._follow(begins=True)
+        self.follow(begins=True)
         if self._others is None or self._others.changed(thorough=True):
             self._others = Weights(self._modules.live())
             self._revision += 1
         return self._revision
 
-    def _follow(self, begins: bool) -> None:
+    def follow(self, begins: bool) -> None:
         """Follow changes of the model.
 
         Args:
@@ -264,11 +266,15 @@ class CausalTarget(FixedSteps):
         if begins and self._runs_model and self._modules.structure.changed() is not None:
             self._modules.structure.accept()
             self._modules.line, self._modules.line_untried = None, True  # a copy of its modules
+            for part in self._rounded.values():
+                part.stale = True
             if self._modules.trees is not None:
                 self._no_trees("modules of the model were replaced since it was tested")
         moved = begins and self._addresses is not None and self._addresses.moved()
         if moved or self._modules.changed(begins):
             self.renew()
+        for part in self._rounded.values() if begins else ():
+            part.look()
 
     @property
     def _embedded(self) -> int:
@@ -317,7 +323,7 @@ class CausalTarget(FixedSteps):
         refuse_training(self.model)
         check_chains(self, feeds)
         kv = checked_cache(self, cache, KVCache)
-        self._follow(begins=not all(map(kv.length, feeds)))
+        self.follow(begins=not all(map(kv.length, feeds)))
         modules = self._modules.over(feeds)
         alike = modules is self._modules and not logits_from and states is None
         lines = len(feeds) > 1 and alike and self._takes_lines
@@ -372,6 +378,7 @@ class CausalTarget(FixedSteps):
         found = copy.copy(self)
         found.plan = replace(self.plan, layouts=Counter())
         found._fixed = self._fixed and self._fixed.anew()
+        found._rounded = {}
         return found
 
     @property
@@ -389,10 +396,19 @@ class CausalTarget(FixedSteps):
     def over_window(self, sinks: int, recent: int) -> CausalTarget:
         if self.options.static is True:
             raise UnsupportedModel("a target of fixed shapes has no windows of its cache; leave static out")
+        return self.on_modules(self._modules.over_window(sinks, recent))
+
+    def on_modules(self, modules: Modules) -> CausalTarget:
+        """This target with other modules, which uses its caches."""
         part = self._twin()
-        part._is_part, part._fixed = True, None
-        part._modules = self._modules.over_window(sinks, recent)
+        part._is_part, part._fixed, part._modules = True, None, modules
         return part
+
+    def rounded(self, bits: int = 4) -> RoundedTarget:
+        with self._trial:  # engines of several threads share one
+            if bits not in self._rounded:
+                self._rounded[bits] = RoundedTarget(self, bits)
+            return self._rounded[bits]
 
     def with_embeddings(self, table: Tensor | int) -> CausalTarget:
         embeddings: Any = self.model.get_input_embeddings()

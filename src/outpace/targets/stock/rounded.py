@@ -1,0 +1,91 @@
+"""A target with rounded weights, which drafts for the target that it was made of, in that one's own caches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from outpace.cache import Cache, KVCache, Slot
+from outpace.core import UnsupportedModel
+from outpace.targets.around import AroundTarget
+from outpace.targets.cpu.rounding import Rounding
+from outpace.targets.hardware import free_bytes
+from outpace.targets.inputs.changes import Weights
+from outpace.targets.inputs.config import family
+from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.rows import Output, Rows
+
+if TYPE_CHECKING:
+    from outpace.targets.stock.causal import CausalTarget
+
+_SHARE = 0.5  # share of the free memory that rounded weights may take
+
+
+class RoundedTarget(AroundTarget):
+    """The rounded self of a target. Its rows in a cache of the target are for drafts, and not to be kept.
+
+    Args:
+        target: the target.
+        bits: of the weights of its linear layers, 8 or 4.
+
+    Attributes:
+        stale: weights or modules have changed since they were rounded.
+
+    Raises:
+        UnsupportedModel: the reason why it has none, or why it would gain nothing.
+    """
+
+    inner: CausalTarget
+
+    def __init__(self, target: CausalTarget, bits: int) -> None:
+        self.wrap(target)
+        self.bits = bits
+        if why := why_not_rounded(target, bits):
+            raise UnsupportedModel(f"{family(target.model)} has no rounded self: {why}")
+        self._make()
+
+    def _make(self) -> None:
+        """Round the weights as they are now."""
+        vars(self).pop("_part", None)  # its memory is needed
+        self._made_of = self.inner._modules
+        rounding = Rounding(self._made_of.step, self.bits)
+        self._live, self.stale = Weights(rounding.live), False
+        self._part = self.inner.on_modules(self._made_of.rounded(rounding))
+
+    def look(self) -> None:
+        """Look for changes of weights that steps read from the model, since a text begins."""
+        self.stale = self.stale or self._live.changed(thorough=True)
+
+    def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
+        return self.inner.new_cache(slots, length, capacity)
+
+    def forward(
+        self,
+        cache: Cache,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None = 0,
+        hidden_layers: Sequence[int] = (),
+    ) -> Output:
+        self.inner.follow(begins=False)
+        if self.stale or self.inner._modules is not self._made_of or self._live.changed(thorough=False):
+            self._make()
+        return self._part.forward(cache, feeds, logits_from, hidden_layers)
+
+
+def why_not_rounded(target: CausalTarget, bits: int) -> str:
+    """The reason why a target has no rounded self; empty if it has one."""
+    if target.device.type != "cpu":
+        return f"it is on {target.device}, and rounded self-drafts are for a CPU"
+    if target.options.static:
+        return "its shapes are fixed; leave static out"
+    if why := target.not_rounded or untouchable(target.model):
+        return why
+    rounding, free = Rounding(target._modules.step, bits), free_bytes(torch.device("cpu"))
+    if not rounding.refused and free is not None and rounding.bytes > free * _SHARE:
+        return (
+            f"rounded weights take {rounding.bytes >> 20} MiB, and {free >> 20} MiB of memory are free, of which half "
+            "may be used"
+        )
+    return rounding.refused
