@@ -7,7 +7,7 @@ import pytest
 import outpace
 from outpace.core import DEFAULT_DRAFTER, SamplingParams
 from outpace.engine.engine import Engine
-from outpace.engine.parts import usual_drafter
+from outpace.engine.usual import usual_drafter
 from outpace.testing import ToyTarget
 from outpace.verify import VERIFIERS
 

@@ -1,14 +1,14 @@
 """Drafting with the target itself in rounded weights, on its own cache.
 
-The best draft model for a model is itself, rounded: there is nothing to train or to fetch, the vocabulary is the
-same, and it nearly always agrees (ML-SpecQD, Georganas et al. 2025, arXiv 2503.13565). It attends to the rows that
-the target has committed, which are exact, and writes those of a draft after them; they are dropped before the
-target verifies (QSpec, Zhao et al. 2024, arXiv 2410.11305, shares a cache between two precisions too). So there is
-no second cache, no second reading of the prompt, and nothing to catch up on after a rejection.
+The best draft model for a model is itself, rounded: there is nothing to train or to fetch, the vocabulary is
+the same, and it nearly always agrees (ML-SpecQD, Georganas et al. 2025, arXiv 2503.13565). It attends to the
+rows that the target has committed, which are exact, and writes those of a draft after them; they are dropped
+before the target verifies (QSpec, Zhao et al. 2024, arXiv 2410.11305, shares a cache between two precisions
+too). So there is no second cache, no second reading of the prompt, and nothing to catch up on.
 
-All sequences of a batch draft together, one forward per position. A chain ends where its probability falls below
-what a further row is worth at the measured costs; beside its tokens hang second choices, which are verified if
-they pay.
+All sequences of a batch draft together, one forward per position. A chain ends where its probability falls
+below what a further row is worth at the measured costs; beside its tokens hang second choices, which are
+verified if they pay.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from outpace.core import Draft, OutpaceError
@@ -59,7 +59,8 @@ class Weighed(Growing):
         above = self.chances[parent] if parent >= 0 else 1.0
         for rank, weight in enumerate(weights):
             self.stated.append(math.exp(weight))
-            self.chances.append(above * max(self.rates.chance(rank, self.stated[-1]), _LEAST))
+            chance = self.rates.chance(rank, self.stated[-1])
+            self.chances.append(above * min(max(chance, _LEAST), 1.0))
         return nodes
 
     def count(self, text: Seq[int]) -> None:
@@ -124,7 +125,7 @@ class SelfShared(PartShared):
     forwards: dict[int, Lately] = field(default_factory=dict)
 
     def row_seconds(self, count: int) -> float | None:
-        """Seconds of a drafted row of one of ``count`` sequences that draft together; None if not measured."""
+        """Seconds per drafted row where ``count`` sequences draft together; None if not measured."""
         taken = self.forwards.get(count)
         return taken.seconds / count if taken else None
 
@@ -133,6 +134,7 @@ class SelfShared(PartShared):
         self.forwards.setdefault(count, Lately()).add(seconds)
 
 
+@dataclass
 class SelfState(Within):
     """A sequence that its target drafts for, and the draft of this step.
 
@@ -141,8 +143,8 @@ class SelfState(Within):
     """
 
     shared: SelfShared
-    tree: Weighed
-    drafted: float = 0.0
+    tree: Weighed = field(init=False)
+    drafted: float = field(init=False, default=0.0)
 
 
 @dataclass(frozen=True)
@@ -151,10 +153,10 @@ class RoundedSelf(Drafter[SelfState]):
 
     Attributes:
         bits: of the rounded weights, 4 or 8.
-        num_speculative_tokens: maximum number of tokens of the chain, at least 1. It is shorter where further ones
-            cost more time than they are expected to save.
-        branches: tokens drafted per place of the chain, at least 1: beside the one that is continued, others that
-            are likely enough. 1 drafts chains.
+        num_speculative_tokens: maximum number of tokens of the chain, at least 1. It is shorter where further
+            ones cost more time than they are expected to save.
+        branches: tokens drafted per place of the chain, at least 1: beside the one that is continued, others
+            that are likely enough. 1 drafts chains.
     """
 
     name: ClassVar[str] = "self"
@@ -163,10 +165,11 @@ class RoundedSelf(Drafter[SelfState]):
     branches: int = 2
 
     when: ClassVar[str] = "for any text, with a model of 16 or 32 bits on a CPU"
+    needs: ClassVar[str] = "memory for its rounded weights"
     paper: ClassVar[str] = (
         "Georganas et al. 2025, ML-SpecQD: Multi-Level Speculative Decoding with Quantized Drafts "
-        "(arXiv 2503.13565); Zhao et al. 2024, QSpec: Speculative Decoding with Complementary Quantization Schemes "
-        "(arXiv 2410.11305); coupled draws: Daliri et al. 2024 (arXiv 2408.07978)"
+        "(arXiv 2503.13565); Zhao et al. 2024, QSpec: Speculative Decoding with Complementary Quantization "
+        "Schemes (arXiv 2410.11305); coupled draws: Daliri et al. 2024 (arXiv 2408.07978)"
     )
     probabilities: ClassVar[bool] = True
 
@@ -227,7 +230,7 @@ class RoundedSelf(Drafter[SelfState]):
         sequence, shared = state.sequence, state.shared
         greedy = sequence.params.greedy
         tree = Weighed(layers_of(state), shared.shape, rates=shared.rates[greedy])
-        # Candidates that are drawn without the target's noise are told by their distribution, not by chances.
+        # Candidates that are drawn without the target's noise come with a distribution, not with chances.
         tree.chooses = greedy or shared.draws.shares(sequence)
         tree.branches = self.branches if tree.chooses else 1
         plain, row, seconds = sequence.plain_seconds, sequence.row_cost, shared.row_seconds(count)

@@ -1,4 +1,4 @@
-"""What a further row of a draft is worth: how often guesses are right, tokens per time, the time of a forward."""
+"""What a further row of a draft is worth: rates of right guesses, tokens per time, the time of a forward."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections import deque
 
 _KEEP = 0.98  # share of earlier observations' weight that a new one leaves
 _DOUBT = 2.0  # weight, in guesses, of the assumption that stated confidences are right
-_USUAL, _WEIGHT = 0.8, 4.0  # rate of right guesses that is assumed at first, and the weight of this, in guesses
+_USUAL, _WEIGHT = 0.8, 4.0  # rate of right guesses that is assumed at first, and its weight, in guesses
 _FINEST = 1 / 256  # chance of a wrong guess below which confidences are counted together
 _KEPT = 9  # latest times kept
 
@@ -35,8 +35,8 @@ class Lately:
 class Speed:
     """Tokens per time of recent steps.
 
-    Over many steps decoding emits the most tokens per time if a row is added whenever it adds more tokens per time
-    than decoding emits on average.
+    Over many steps decoding emits the most tokens per time if a row is added whenever it adds more tokens per
+    time than decoding emits on average.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Speed:
 
 
 class Rates:
-    """Rates of right guesses, given a right parent, by rank among siblings and by the confidence stated of them.
+    """Rates of right guesses, given a right parent, by rank among siblings and by stated confidence.
 
     Attributes:
         usual: the rate of first guesses of any confidence.

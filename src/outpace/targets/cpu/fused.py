@@ -69,7 +69,7 @@ def fuse_layers(model: Any, step: Any, join: Join) -> None:
 
 
 def fuse_anew(step: Any) -> None:
-    """Fuse the layers of a copy of a fused step anew, of which linear layers were replaced; no effect on others."""
+    """Fuse the layers of a copy of a fused step anew, whose linear layers were replaced; others stay."""
     if not isinstance(step, _Model):
         return
     for layer in stack_of(step).layers:

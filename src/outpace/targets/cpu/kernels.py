@@ -13,7 +13,6 @@ from outpace.native.layers import DTYPES, SHARE, ProductStruct, byref, functions
 from outpace.native.pointers import check, pointer, pointer_or_null
 from outpace.targets.kernel import Kernel, Stock
 
-
 _TOGETHER = 1 << 20  # numbers that are rounded at a time
 
 
@@ -149,7 +148,7 @@ class Blocks(NamedTuple):
         scale, numbers = self.weights.split([2 * self.panel, SHARE * self.panel], dim=-1)
         quads = numbers.view(torch.int8).reshape(panels, blocks, SHARE // 4, self.panel, 4)
         # [panels, outputs of a panel, blocks, quads of inputs, 4]
-        scaled = quads.permute(0, 3, 1, 2, 4).float() * _scales(scale)
+        scaled: Tensor = quads.permute(0, 3, 1, 2, 4).float() * _scales(scale)
         return scaled.reshape(panels * self.panel, -1)[: self.outputs, : self.inputs].to(self.dtype)
 
     def product(self, bias: Tensor | None) -> ProductStruct:

@@ -338,7 +338,7 @@ def _stepped(model: Any) -> Iterator[tuple[str, nn.Module]]:
 
 
 def linears_of(model: Any, dtypes: Collection[torch.dtype] = STOCK.dtypes) -> list[nn.Linear]:
-    """A model's layers in some dtypes that a kernel may replace: none with hooks, and none that are quantised.
+    """A model's layers that a kernel may replace, by dtype: none with hooks, and none that are quantised.
 
     A quantised layer is a subclass, or its weight is: torchao's has the dtype that its products have. Mamba
     multiplies the weight of one layer itself.

@@ -1,11 +1,12 @@
 """A step on a CPU with rounded linear layers, which drafts for the step that it was made of.
 
-All else is that step's: embeddings, norms, biases, the cache. Layers are rounded one after another, some outputs
-at a time, so that little more memory is needed than what the rounded weights take.
+All else is that step's: embeddings, norms, biases, the cache. Layers are rounded one after another, some
+outputs at a time, so that little more memory is needed than what the rounded weights take.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Any
 
 import torch
@@ -51,7 +52,9 @@ class Rounding:
         bits: of the weights, 8 or 4. The head has 8, and so have layers whose inputs 4 bits do not take.
 
     Attributes:
+        layers: those that are replaced.
         refused: why the step cannot be rounded; empty if it can.
+        numbers: bits -> number of weights that are rounded to them.
         bytes: of the rounded weights.
         live: the layers whose weights the step reads from the model, and has no copy of.
     """
@@ -59,22 +62,28 @@ class Rounding:
     def __init__(self, step: Any, bits: int) -> None:
         self._step = step
         self._bits = bits
+        packed = [module for module in step.modules() if isinstance(module, Linear)]
+        own = [layer for layer in packed if layer.kernel is STOCK]
         plain = linears_of(step, _DTYPES)
-        self._layers = [*plain, *(module for module in step.modules() if isinstance(module, Linear))]
-        self.live = [layer for layer in self._layers if not isinstance(layer, Linear) or layer.kernel is STOCK]
+        self.layers: list[Any] = [*plain, *packed]
+        self.live: list[nn.Module] = [*plain, *own]
         self.refused = self._refused()
-        self.bytes = int(
-            sum(layer.in_features * layer.out_features * _BYTES[self._bits_of(layer)] for layer in self._layers)
-        )
+        self.numbers = Counter[int]()
+        for layer in self.layers:
+            self.numbers[self._bits_of(layer)] += layer.in_features * layer.out_features
+        self.bytes = int(sum(_BYTES[each] * count for each, count in self.numbers.items()))
 
     def _refused(self) -> str:
         if isinstance(why := functions(torch.float32), str):
             return f"products with rounded weights are compiled functions: {why}"
-        if not self._layers:
+        if not self.layers:
             return "it has no plain linear layers"
-        for layer in self._layers:
-            if isinstance(layer, Linear) and isinstance(packed := layer.packed, Blocks) and packed.bits <= self._bits:
-                return f"its weights have {packed.bits} bits already, so rounding them to {self._bits} gains nothing"
+        for layer in self.layers:
+            packed = layer.packed if isinstance(layer, Linear) else None
+            if isinstance(packed, Blocks) and packed.bits <= self._bits:
+                return (
+                    f"its weights have {packed.bits} bits already, rounded to {self._bits} it gains nothing"
+                )
             if _weight_of(layer) is None:
                 return "the weights of its layers were released; leave release out"
         return ""
@@ -87,10 +96,16 @@ class Rounding:
         """
         if self.refused:
             raise UnsupportedModel(self.refused)
-        layers = set(self._layers)
+        layers = set(self.layers)
         step = exchange(self._step, lambda module: self._rounded(module) if module in layers else None, None)
         fuse_anew(step)
         return step
+
+    @torch.inference_mode()
+    def multiply(self) -> None:
+        """Multiply a row by the weights of each layer as the step has them, to time it."""
+        for layer in self.layers:
+            layer(torch.zeros(1, layer.in_features, dtype=self._step.dtype))
 
     def _bits_of(self, layer: Any) -> int:
         head = layer is self._step.get_output_embeddings()
@@ -103,13 +118,15 @@ class Rounding:
         if dtype not in DTYPES:
             kernel, dtype = _InFloat(kernel.name), torch.float32
         packed = Blocks.pack(weight.detach(), self._bits_of(layer))._replace(dtype=dtype)
-        shape = nn.Linear(layer.in_features, layer.out_features, bias=False, device="meta", dtype=weight.dtype)
+        sizes = layer.in_features, layer.out_features
+        shape = nn.Linear(*sizes, bias=False, device="meta", dtype=weight.dtype)
         shape.bias = layer.bias
         return Linear(shape, kernel, packed, 1)
 
 
 def _weight_of(layer: Any) -> Tensor | None:
-    """The weight of a layer of a step, [outputs, inputs]; None if there is only a copy that cannot be read."""
+    """The weight of a layer of a step, [outputs, inputs]; None if only a copy is left that cannot be read."""
+    found: Tensor
     if not isinstance(layer, Linear):
         found = layer.weight
     elif isinstance(layer.packed, Panels | Blocks):

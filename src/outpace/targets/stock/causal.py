@@ -47,7 +47,7 @@ from outpace.targets.step.self_test import tested
 from outpace.targets.step.trees import disproved, give_trees
 from outpace.targets.stock.fixed_steps import FixedSteps
 from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
-from outpace.targets.stock.rounded import RoundedTarget
+from outpace.targets.stock.rounded import RoundedTarget, costs_of
 from outpace.targets.stock.uncached import scale_of
 from outpace.transfer import upload
 
@@ -97,6 +97,7 @@ class CausalTarget(FixedSteps):
     not_rounded = ""  # why it has no rounded self
     _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
+    _rounded_costs: tuple[float, float] | None = None  # once they were asked for
 
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
         self.options = TargetOptions(**options)
@@ -409,6 +410,12 @@ class CausalTarget(FixedSteps):
             if bits not in self._rounded:
                 self._rounded[bits] = RoundedTarget(self, bits)
             return self._rounded[bits]
+
+    def rounded_costs(self) -> tuple[float, float]:
+        with self._trial:
+            if self._rounded_costs is None:
+                self._rounded_costs = costs_of(self)
+            return self._rounded_costs
 
     def with_embeddings(self, table: Tensor | int) -> CausalTarget:
         embeddings: Any = self.model.get_input_embeddings()

@@ -1,8 +1,9 @@
-"""A target with rounded weights, which drafts for the target that it was made of, in that one's own caches."""
+"""A target with rounded weights, which drafts for the target that it was made of, in that one's caches."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -11,6 +12,7 @@ from outpace.cache import Cache, KVCache, Slot
 from outpace.core import UnsupportedModel
 from outpace.targets.around import AroundTarget
 from outpace.targets.cpu.rounding import Rounding
+from outpace.targets.cpu.trials import clock, products_of_a_row
 from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.changes import Weights
 from outpace.targets.inputs.config import family
@@ -20,6 +22,10 @@ from outpace.targets.rows import Output, Rows
 if TYPE_CHECKING:
     from outpace.targets.stock.causal import CausalTarget
 
+_VERIFIED, _TEXT = 5, 8  # rows of a verified draft, and of the text before it, in a trial
+_TURNS, _LONG = 5, 0.3  # runs in a trial, and the seconds after which there are no more of them
+_SOON = 8e-3  # seconds of a step below which an answer's savings are less than a trial and rounding take
+_CHOICE = 3e-4  # seconds in which a drafter chooses a token, besides the forward
 _SHARE = 0.5  # share of the free memory that rounded weights may take
 
 
@@ -85,7 +91,54 @@ def why_not_rounded(target: CausalTarget, bits: int) -> str:
     rounding, free = Rounding(target._modules.step, bits), free_bytes(torch.device("cpu"))
     if not rounding.refused and free is not None and rounding.bytes > free * _SHARE:
         return (
-            f"rounded weights take {rounding.bytes >> 20} MiB, and {free >> 20} MiB of memory are free, of which half "
-            "may be used"
+            f"rounded weights take {rounding.bytes >> 20} MiB, more than half of the {free >> 20} MiB of "
+            "memory that are free"
         )
     return rounding.refused
+
+
+def costs_of(target: CausalTarget, bits: int = 4) -> tuple[float, float]:
+    """``rounded_costs`` of a target: its own forwards are timed, and products with rounded weights.
+
+    Raises:
+        UnsupportedModel: it has none, or no use for it; the message has the reason.
+    """
+    if why := why_not_rounded(target, bits):
+        raise UnsupportedModel(why)
+    if (step := _seconds(target, 1)) < _SOON:
+        raise UnsupportedModel(
+            f"a step takes {step * 1e3:.1f} ms, so no answer would pay for rounding weights"
+        )
+    wide, rounding = _seconds(target, _VERIFIED), Rounding(target._modules.step, bits)
+    call, rounded = products_of_a_row(target.dtype, torch.get_num_threads())
+    products = _best(rounding.multiply) - call * len(rounding.layers)
+    least = sum(count * rounded[kind] for kind, count in rounding.numbers.items())
+    row = max(step - max(products - least, 0.0), least)
+    return wide / step, (row + _CHOICE) / step
+
+
+def _seconds(target: CausalTarget, rows: int) -> float:
+    """Seconds of a forward over some rows after a short text."""
+    cache = target.new_cache(length=_TEXT + rows)
+    slot = cache.allocate()
+    target.forward(cache, {slot: Rows([0] * _TEXT)}, None)
+    cache.keep({slot: range(_TEXT)})
+
+    def run() -> None:
+        target.forward(cache, {slot: Rows([0] * rows)})
+        cache.keep({})
+
+    return _best(run)
+
+
+def _best(run: Callable[[], None]) -> float:
+    """Seconds of the quickest of several runs after the first, which fetches weights."""
+    run()
+    best, began = math.inf, clock()
+    for _ in range(_TURNS):
+        before = clock()
+        run()
+        best = min(best, clock() - before)
+        if clock() - began > _LONG:
+            break
+    return best
