@@ -51,7 +51,7 @@ def usual(target: TargetModel, verifier: Verifier | str = "match", changes: bool
     told = f"a row with rounded weights takes {drafted:.2f} of a step"
     if speed < _PAYS:
         return Usual(copying, f"not self: {told}, which gains too little")
-    return Usual(f"combined:({copying})+(self)", told)
+    return Usual(f"either:({copying})+(self)", told)
 
 
 def usual_drafter(target: TargetModel, verifier: Verifier | str = "match", changes: bool = False) -> str:

@@ -86,7 +86,8 @@ def why_not_rounded(target: CausalTarget, bits: int) -> str:
         return f"it is on {target.device}, and rounded self-drafts are for a CPU"
     if target.options.static:
         return "its shapes are fixed; leave static out"
-    if why := target.not_rounded or untouchable(target.model):
+    # Of a model whose weights were freed, layers were replaced already.
+    if why := target.not_rounded or ("" if target.released else untouchable(target.model)):
         return why
     rounding, free = Rounding(target._modules.step, bits), free_bytes(torch.device("cpu"))
     if not rounding.refused and free is not None and rounding.bytes > free * _SHARE:
