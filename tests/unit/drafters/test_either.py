@@ -21,7 +21,7 @@ def test_it_keeps_the_contract() -> None:
 
 def test_each_part_drafts_where_it_is_worth_more() -> None:
     engine = Engine(ToyTarget(), SPEC, adaptive=False)
-    counts = engine.generate([[3, 1, 4, 1, 5, 9, 2, 6]], PARAMS)[0].stats.counts
+    counts = engine.generate([[3, 1, 4, 1, 5, 9, 2, 6]], PARAMS)[0].stats.extra
     assert counts["suffix_drafted"] and counts["jacobi_drafted"]
 
 

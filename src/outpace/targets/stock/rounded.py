@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +24,7 @@ from outpace.targets.rows import Output, Rows
 if TYPE_CHECKING:
     from outpace.targets.stock.causal import CausalTarget
 
+_log = logging.getLogger(__name__)
 _VERIFIED, _TEXT = 5, 8  # rows of a verified draft, and of the text before it, in a trial
 _TURNS, _LONG = 5, 0.3  # runs in a trial, and the seconds after which there are no more of them
 _SOON = 8e-3  # seconds of a step below which an answer's savings are less than a trial and rounding take
@@ -58,7 +61,10 @@ class RoundedTarget(AroundTarget):
         self._made_of = self.inner._modules
         rounding = Rounding(self._made_of.step, self.bits)
         self._live, self.stale = Weights(rounding.live), False
+        began = time.perf_counter()
         self._part = self.inner.on_modules(self._made_of.rounded(rounding))
+        seconds = time.perf_counter() - began
+        _log.info("%s: weights rounded to %d bits for drafts, in %.1f s", self.name, self.bits, seconds)
 
     def look(self) -> None:
         """Look for changes of weights that steps read from the model, since a text begins."""
