@@ -2,7 +2,8 @@
 
 What the first one's draft is worth in a step follows from the chances that it states. The second one costs
 too much to be asked for comparison; what its drafts are worth is measured: tokens per time of the steps in
-which it drafted (Liu et al. 2025, Not-a-Bandit, arXiv 2510.20064, choose among draft models by what they reach).
+which it drafted (Liu et al. 2025, Not-a-Bandit, arXiv 2510.20064, choose among draft models by what they
+reach).
 """
 
 from __future__ import annotations

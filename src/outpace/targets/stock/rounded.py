@@ -81,7 +81,8 @@ class RoundedTarget(AroundTarget):
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         self.inner.follow(begins=False)
-        if self.stale or self.inner._modules is not self._made_of or self._live.changed(thorough=False):
+        changed = self.inner._modules is not self._made_of or self._live.changed(thorough=False)
+        if self.stale or changed:
             self._make()
         return self._part.forward(cache, feeds, logits_from, hidden_layers)
 
