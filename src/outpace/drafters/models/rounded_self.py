@@ -143,8 +143,12 @@ class SelfState(Within):
     """
 
     shared: SelfShared
-    tree: Weighed = field(init=False)
     drafted: float = field(init=False, default=0.0)
+
+    def count(self, text: Seq[int]) -> None:
+        """Count the draft's tokens as right or wrong, by the text emitted after the root."""
+        assert isinstance(self.tree, Weighed)
+        self.tree.count(text)
 
 
 @dataclass(frozen=True)
@@ -219,7 +223,7 @@ class RoundedSelf(Drafter[SelfState]):
     def observe(self, states: Seq[SelfState], steps: Seq[Step]) -> None:
         for state, step in zip(states, steps, strict=True):
             sequence, shared = state.sequence, state.shared
-            state.tree.count(step.tokens)
+            state.count(step.tokens)
             if sequence.plain_seconds is not None and sequence.row_cost is not None:
                 time = 1 + sequence.row_cost * len(step.kept) + state.drafted / sequence.plain_seconds
                 shared.speed.step(len(step.tokens), time)
