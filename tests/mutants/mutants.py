@@ -1303,8 +1303,8 @@ DRAFTERS = [
     Mutant(
         "weights are rounded from stale ones",
         "outpace/targets/stock/rounded.py",
-        "        if self.stale or changed:\n",
-        "        if False:\n",
+        "        if known is not self.inner._modules or self._live.changed(thorough=False):\n",
+        "        if known is None and not hasattr(self, '_part'):\n",
         (f"{_SELF}::test_weights_that_change_are_rounded_anew",),
     ),
     Mutant(
@@ -1730,8 +1730,8 @@ HF = [
     Mutant(
         "an engine that was made with other weights is lent",
         "outpace/hf/engines.py",
-        "                self._idle.clear()\n                self._revision = revision\n",
-        "                self._revision = revision\n",
+        "                self._idle.clear()\n                self._revision, self._changes = revision, True\n",
+        "                self._revision, self._changes = revision, True\n",
         ("lab/tests/unit/hf/test_changes.py::test_tokens_after_a_write_of_any_kind_are_those_of_stock",),
     ),
 ]

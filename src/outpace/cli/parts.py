@@ -117,7 +117,8 @@ def profiled(
         spec = drafter or usual_drafter(loaded.target, verifier)
         if "(self)" in spec and not drafter:
             with screen.busy("rounding weights for drafts ..."):
-                loaded.target.rounded()
+                own: Any = loaded.target.rounded()
+                own.make()
         return loaded, spec
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")

@@ -17,7 +17,7 @@ import math
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
@@ -169,7 +169,6 @@ class RoundedSelf(Drafter[SelfState]):
     branches: int = 2
 
     when: ClassVar[str] = "for any text, with a model of 16 or 32 bits on a CPU"
-    needs: ClassVar[str] = "memory for its rounded weights"
     paper: ClassVar[str] = (
         "Georganas et al. 2025, ML-SpecQD: Multi-Level Speculative Decoding with Quantized Drafts "
         "(arXiv 2503.13565); Zhao et al. 2024, QSpec: Speculative Decoding with Complementary Quantization "
@@ -197,6 +196,10 @@ class RoundedSelf(Drafter[SelfState]):
 
     def renew(self, shared: SelfShared, target: TargetModel) -> SelfShared:
         return SelfShared(shape=shared.shape, draws=shared.draws, part=shared.part)
+
+    def warm(self, shared: SelfShared, slots: int) -> None:
+        part: Any = shared.part
+        part.make()
 
     def start(self, sequence: Sequence, shared: SelfShared) -> SelfState:
         state = SelfState(sequence, shared, place_of(sequence, self.name))

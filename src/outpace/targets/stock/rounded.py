@@ -35,6 +35,8 @@ _SHARE = 0.5  # share of the free memory that rounded weights may take
 class RoundedTarget(AroundTarget):
     """The rounded self of a target. Its rows in a cache of the target are for drafts, and not to be kept.
 
+    Weights are rounded by ``make``, at the latest for the first draft.
+
     Args:
         target: the target.
         bits: of the weights of its linear layers, 8 or 4.
@@ -53,10 +55,16 @@ class RoundedTarget(AroundTarget):
         self.bits = bits
         if why := why_not_rounded(target, bits):
             raise UnsupportedModel(f"{family(target.model)} has no rounded self: {why}")
-        self._make()
+        self.stale = True
+
+    def make(self) -> None:
+        """Round the weights as they are now, if they are not, or were others."""
+        self.inner.follow(begins=False)
+        known = None if self.stale else self._made_of
+        if known is not self.inner._modules or self._live.changed(thorough=False):
+            self._make()
 
     def _make(self) -> None:
-        """Round the weights as they are now."""
         vars(self).pop("_part", None)  # its memory is needed
         self._made_of = self.inner._modules
         rounding = Rounding(self._made_of.step, self.bits)
@@ -80,10 +88,7 @@ class RoundedTarget(AroundTarget):
         logits_from: int | None = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        self.inner.follow(begins=False)
-        changed = self.inner._modules is not self._made_of or self._live.changed(thorough=False)
-        if self.stale or changed:
-            self._make()
+        self.make()
         return self._part.forward(cache, feeds, logits_from, hidden_layers)
 
 
