@@ -1730,8 +1730,8 @@ HF = [
     Mutant(
         "an engine that was made with other weights is lent",
         "outpace/hf/engines.py",
-        "                self._idle.clear()\n                self._revision, self._changes = revision, True\n",
-        "                self._revision, self._changes = revision, True\n",
+        "                self._idle.clear()\n                self._revision = revision\n",
+        "                self._revision = revision\n",
         ("lab/tests/unit/hf/test_changes.py::test_tokens_after_a_write_of_any_kind_are_those_of_stock",),
     ),
 ]

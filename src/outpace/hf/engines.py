@@ -173,7 +173,8 @@ class Engines:
                 if self.learner is not None:
                     raise OutpaceError(_ANOTHER)
                 self._idle.clear()
-                self._revision, self._changes = revision, True
+                self._revision = revision
+                self._changes = True
             return self._target
 
     def _warn_if_inexact(self, target: TargetModel) -> None:
