@@ -84,7 +84,7 @@ class Rounding:
                 return (
                     f"its weights have {packed.bits} bits already, rounded to {self._bits} it gains nothing"
                 )
-            if _weight_of(layer) is None:
+            if _source_of(layer) is None:
                 return "the weights of its layers were released; leave release out"
         return ""
 
@@ -112,8 +112,9 @@ class Rounding:
         return 8 if head or layer.in_features % SHARE else self._bits
 
     def _rounded(self, layer: Any) -> Linear:
-        weight = _weight_of(layer)
-        assert weight is not None
+        source = _source_of(layer)
+        assert source is not None
+        weight = source if isinstance(source, Tensor) else source.unpack()
         kernel, dtype = QUANTISED[f"int{self._bits_of(layer)}"], weight.dtype
         if dtype not in DTYPES:
             kernel, dtype = _InFloat(kernel.name), torch.float32
@@ -124,13 +125,13 @@ class Rounding:
         return Linear(shape, kernel, packed, 1)
 
 
-def _weight_of(layer: Any) -> Tensor | None:
-    """The weight of a layer of a step, [outputs, inputs]; None if only a copy is left that cannot be read."""
+def _source_of(layer: Any) -> Tensor | Panels | Blocks | None:
+    """Where the weight of a layer of a step is read; None if only a copy is left that cannot be."""
     found: Tensor
     if not isinstance(layer, Linear):
         found = layer.weight
     elif isinstance(layer.packed, Panels | Blocks):
-        return layer.packed.unpack()
+        return layer.packed
     else:
         found = layer.packed if layer.kernel is STOCK else layer.weight
     return None if found.is_meta else found
