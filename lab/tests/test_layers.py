@@ -20,7 +20,7 @@ INTERFACE = {
     "outpace.drafters.base", "outpace.drafters.models.draft_model", "outpace.drafters.support.draws",
     "outpace.drafters.support.growth", "outpace.drafters.support.layer_cache",
     "outpace.drafters.support.pieces", "outpace.drafters.support.runner", "outpace.drafters.support.shapes",
-    "outpace.drafters.support.vocabulary", "outpace.draws.logits", "outpace.draws.noise",
+    "outpace.drafters.support.vocabulary", "outpace.drafters.support.within", "outpace.draws.logits", "outpace.draws.noise",
     "outpace.draws.sampling",
     "outpace.engine.engine", "outpace.engine.parts", "outpace.engine.profile", "outpace.engine.request",
     "outpace.targets", "outpace.targets.around", "outpace.targets.base", "outpace.targets.combined.split",
