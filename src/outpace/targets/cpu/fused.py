@@ -68,6 +68,15 @@ def fuse_layers(model: Any, step: Any, join: Join) -> None:
     step.__class__ = _fused(kind)
 
 
+def fuse_anew(step: Any) -> None:
+    """Fuse the layers of a copy of a fused step anew, whose linear layers were replaced; others stay."""
+    if not isinstance(step, _Model):
+        return
+    for layer in stack_of(step).layers:
+        firsts = [getattr(getattr(layer, part), names[0]) for part, names in GROUPS]
+        vars(layer)[_FUSED] = layer_of(layer, [getattr(first, "whole", first) for first in firsts])
+
+
 class _JoinedOutputs(nn.Module):
     """Some outputs of linear layers that were joined, for the layer's own forward."""
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from outpace.cache import Slot, StateShape, Window
 from outpace.core import UnsupportedModel
 from outpace.targets.cpu.linear import Packer, release
+from outpace.targets.cpu.rounding import Rounding
 from outpace.targets.gpu.fixed import WIDEST
 from outpace.targets.gpu.graphs import Made
 from outpace.targets.gpu.tree_attention import with_trees
@@ -150,6 +151,14 @@ class Modules:
         part = copy.copy(self)
         part.line, part.line_untried, part.trees = None, False, None
         part.masks = self.masks.over_window(sinks, recent)
+        return part
+
+    def rounded(self, rounding: Rounding) -> Modules:
+        """The same with rounded linear layers. Who uses it follows changes of the weights."""
+        part = copy.copy(self)
+        part.step, part._weights = rounding.made(), Weights(())
+        part.line, part.line_untried, part.trees = None, True, None
+        part.row_step = part.least_rows = 1
         return part
 
     def with_trees(self) -> Modules:
