@@ -54,6 +54,7 @@ class Requests:
         source: Any = None,
         priority: int = 0,
         salt: str | None = None,
+        client: str = "",
     ) -> Sequence:
         """Check a request and return its sequence, which is not in the batch yet.
 
@@ -99,6 +100,7 @@ class Requests:
             source=encoded,
             priority=priority,
             salt=salt,
+            client=client,
         )
         sequence.stats.slow = reasons(target, drafting.drafter, drafting.policy, self.verifier)
         sequence.stats.lossy = self.verifier.lossy
