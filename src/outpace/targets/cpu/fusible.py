@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from outpace.core import UnsupportedModel
+from outpace.core import UnsupportedModel, first_line
 from outpace.native.layers import DTYPES, LANES, functions
 from outpace.targets.cpu.kernels import rounded_panel
 from outpace.targets.cpu.linear import Rounded, linears_of, rounded_of
@@ -109,8 +109,11 @@ def _altered(stack: Any) -> str:
         config = layer.self_attn.config
         if not 0 <= number < config.num_hidden_layers:
             return f"a layer_idx is {number}, of {config.num_hidden_layers} layers"
-        with torch.device("meta"):
-            made = dict(type(layer)(config, number).named_modules())
+        try:
+            with torch.device("meta"):
+                made = dict(type(layer)(config, number).named_modules())
+        except Exception as error:  # of a config that was changed since, whatever its entries are now
+            return f"its config makes no such layer: {first_line(error)}"
         for name, part in layer.named_modules():
             if isinstance(part, nn.Linear | Rounded):
                 continue
