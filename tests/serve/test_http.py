@@ -73,7 +73,7 @@ def test_requests_sent_ahead_are_answered_in_their_order(
     count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def main() -> None:
-        async with listening() as (server, port):
+        async with listening() as (_, port):
             wanted = [f"{number:03}" for number in range(count)]
             sent = b""
             for one in wanted:
