@@ -13,7 +13,7 @@ A request passes five stages, whatever its API:
    the body into a ``ParsedRequest`` (``request``): the conversation as the template can show it
    (``dialogue``), prompts as token ids (``texts``), sampling parameters, a schema or the grammar of a call
    (``grammar``, ``schemas``; ``tools``, ``calls`` and ``marked`` have its format). Long texts and schemas are
-   read by a ``worker`` of a ``pool``.
+   read by a ``worker`` of a ``pool``. Of whatever clients share there (``totals``) each has a part.
 4. Run. ``service`` gives each choice to the engine, with its drafter (``engine``). ``run`` reads what the
    engine emits as ``Event`` objects, and counts it (``metrics``); ``trace`` records the steps on request.
 5. Format. ``answers`` takes the text apart: reasoning, text, calls. The API's module writes them as one
