@@ -12,7 +12,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -59,7 +59,7 @@ def main() -> None:
     loaded = outpace.load(given.folder, "bfloat16", "cpu", quantise=given.quantise)
     with ThreadPoolExecutor(1) as other:
         here, there = loaded.engine("none"), other.submit(loaded.engine, "none").result()
-        ways = {
+        ways: dict[str, Callable[[int], float]] = {
             "main thread": partial(speed, here),
             "another thread": lambda threads: other.submit(speed, there, threads).result(),
         }
