@@ -2407,8 +2407,8 @@ OTHERS = [
     Mutant(
         "threads are as many as cores, whatever the control group allows",
         "outpace/native/processors.py",
-        "    if quota is not None and quota < found.count:\n",
-        "    if quota is not None and quota > found.count:\n",
+        "    if quota is not None and quota < found.number:\n",
+        "    if quota is not None and quota > found.number:\n",
         ("tests/unit/native/test_processors.py",),
     ),
     Mutant(

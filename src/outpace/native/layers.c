@@ -1,6 +1,6 @@
 /* A Llama-like layer for a step of a few rows on a CPU; its matrix products and norms, and the best of logits, for any
    model. One library: this file includes the parts, which are to be read in this order: numbers.h (vectors, rounding),
-   tiles.h, amx.h, rounded.h and products.h (matrix products), norms.h, rows.h (what a forward's rows are),
+   pool.h (threads), tiles.h, amx.h, rounded.h and products.h (matrix products), norms.h, rows.h (what a forward's rows are),
    dots.h, attention.h and attention_amx.h, best.h.
 
    Compiled for a wheel (packaged.py) or on the machine it runs on (build.py), once per dtype of the activations:
