@@ -16,6 +16,7 @@ from torch import Tensor
 
 from outpace.core import Draft, OutpaceError, first_line
 from outpace.drafters.base import SequenceDrafter
+from outpace.grammars.notations import Free
 from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
 from outpace.serve.pool import Pool, Share
@@ -54,7 +55,7 @@ class Grammars:
             raise Refused(400, f"this model's tokenizer supports no grammars: {self._tokenizer}")
         return self._tokenizer
 
-    async def compile(self, schema: dict[str, Any] | Lark) -> llguidance.LLMatcher:
+    async def compile(self, schema: dict[str, Any] | Lark | Free) -> llguidance.LLMatcher:
         """Compile a grammar, or a schema to a matcher of its JSON texts, without optional whitespace.
 
         A matcher cannot be sent between processes: a worker compiles the schema first, and what it did within
@@ -64,6 +65,9 @@ class Grammars:
             Refused: the schema is wrong, or takes too much.
         """
         loop = asyncio.get_running_loop()
+        if isinstance(schema, Free):
+            text = await self.pool.run(json.dumps(vars(schema)).encode())
+            return await loop.run_in_executor(self._threads, self._compile, text)
         there = schema.bytes if isinstance(schema, Lark) else schema
         job = await loop.run_in_executor(self._threads, json.dumps, {"schema": there})
         plain = {"anyOf": list(schema.schemas)} if isinstance(schema, Lark) else schema

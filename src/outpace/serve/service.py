@@ -126,6 +126,7 @@ class Service:
             "tools": shown,
             "reasoning": template and self.dialogue.thinks,
             "images": self.images.taken,
+            "infill": self.prompts.fills is not None,
             "drafters": self.drafters.names,
             "exact": "exactness" not in self.exactness,
             "promise": target.promise,
@@ -218,7 +219,13 @@ class Service:
 
         async def read() -> tuple[ParsedRequest, Any]:
             request = await parse()
-            return request, None if request.schema is None else await self.grammars.compile(request.schema)
+            if request.schema is None:
+                return request, None
+            try:
+                return request, await self.grammars.compile(request.schema)
+            except Refused as refused:
+                refused.param = request.constrained or refused.param
+                raise
 
         try:
             run.request, matcher = await self.work(read, run.ticket)
