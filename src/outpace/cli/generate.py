@@ -15,6 +15,7 @@ from outpace.cli import options as o
 from outpace.cli import prompts, screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import compare_all
+from outpace.cli.constraining import constraint_of
 from outpace.cli.encoder_decoder import check_audio, spoken, with_own_rules
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
@@ -93,6 +94,15 @@ Stop = Annotated[
     list[str] | None,
     o.sampling_option("--stop", metavar="TEXT", help="Text that ends the output; repeatable."),
 ]
+Constrain = Annotated[
+    list[str] | None,
+    o.sampling_option(
+        "--constrain",
+        metavar="KIND=VALUE",
+        help="Constrain the text: json=SCHEMA, regex=PATTERN or grammar=GBNF, of which each may be a file's "
+        "name; or choice=TEXT, repeatable.",
+    ),
+]
 IgnoreEos = Annotated[bool, o.sampling_option("--ignore-eos", help="Continue after an end token.")]
 Logprobs = Annotated[
     int | None,
@@ -147,6 +157,7 @@ def generate(
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: o.Seed = None,
     stop: Stop = None,
+    constrain: Constrain = None,
     ignore_eos: IgnoreEos = False,
     logprobs: Logprobs = None,
     as_json: o.AsJson = False,
@@ -158,7 +169,7 @@ def generate(
     """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file, or audio.
 
     Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
-    given = dict(locals()) | {"stop": stop or ()}
+    given = dict(locals()) | {"stop": stop or (), "structured_outputs": constraint_of(constrain or ())}
     check_together(given)
     watching = observer_of(observer, parallel)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})

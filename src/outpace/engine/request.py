@@ -7,10 +7,18 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outpace.cache import Cache
-from outpace.core import ContextOverflow, OutpaceError, PromptStates, SamplingParams
+from outpace.core import (
+    ContextOverflow,
+    OutpaceError,
+    PromptStates,
+    SamplingParams,
+    StructuredOutputs,
+    load_extra,
+)
 from outpace.draws.noise import Key
 from outpace.draws.sampling import NoEnd
 from outpace.engine.drafting import Drafting
@@ -22,6 +30,9 @@ from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.text import TextStream, Tokenizer
 from outpace.verify import Verifier
+
+if TYPE_CHECKING:
+    from outpace.grammars.matching import Constraints
 
 T = TypeVar("T")
 
@@ -69,6 +80,8 @@ class Requests:
         check_prompt(tokens, target)
         check_ids(params, target)
         params = not_ending_early(params, len(tokens), target)
+        if params.constraint is not None:
+            params, criteria = self._constrained(params, params.constraint, len(tokens), criteria)
         check_processors(params, self.verifier)
         if params.logits_processors:
             need_logits(target, "logits_processors, of which min_tokens is one")
@@ -106,6 +119,39 @@ class Requests:
             sequence.stats.promise, sequence.stats.inexact = target.promise, target.inexact
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
+
+    def _constrained(
+        self,
+        params: SamplingParams,
+        wanted: StructuredOutputs,
+        length: int,
+        criteria: Callable[[list[int]], bool] | None,
+    ) -> tuple[SamplingParams, Callable[[list[int]], bool]]:
+        """The parameters of a constrained output after a prompt of this length, and what ends it.
+
+        Raises:
+            OutpaceError: the constraint cannot be used, or there is no tokenizer.
+        """
+        load_extra("llguidance", "structured_outputs", "serve")
+        from outpace.grammars.matching import Grammar
+
+        grammar = Grammar(self._constraints.matcher(wanted), length)
+
+        def ended(tokens: list[int]) -> bool:
+            return grammar.ended(tokens) or (criteria is not None and criteria(tokens))
+
+        # It comes first: what the other processors exclude is excluded from what the grammar allows
+        return replace(params, logits_processors=(grammar, *params.logits_processors)), ended
+
+    @cached_property
+    def _constraints(self) -> Constraints:
+        from outpace.grammars.matching import Constraints
+
+        if self.tokenizer is None:
+            raise OutpaceError(
+                "structured_outputs need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)"
+            )
+        return Constraints(self.tokenizer, self.target.vocabulary, self.target.eos_token_ids)
 
     def _text(self, params: SamplingParams) -> TextStream | None:
         """The decoder of an output, if there is a tokenizer.

@@ -54,7 +54,7 @@ class Texts:
     async def unmarked(
         self, text: str, marks: Mapping[str, int], begins: bool, most: int | None
     ) -> list[int] | int:
-        """Token ids of a text in which nothing becomes a mark; the arguments are those of ``unmarked_ids``."""
+        """Token ids of a text in which nothing becomes a mark, as ``unmarked_ids`` reads it."""
         return await self._read({"text": text, "marks": marks, "begins": begins, "most": most})
 
     async def _read(self, job: dict[str, Any]) -> list[int] | int:
