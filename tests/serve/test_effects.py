@@ -335,8 +335,9 @@ ELSEWHERE = {
     "Speculate.memory",  # test_errors: it is of other requests
     "Speculate.num_speculative_tokens", "Prediction.content",  # test_chat, test_trace: they are of counts
     "Messages.temperature", "Messages.top_p", "Messages.top_k", "Responses.top_k",  # as Chat's, but no seed
-    "Messages.stream", "Responses.stream", "Chat.stream", "Completions.stream", "Infill.stream",  # in every test of streams
-    "CountTokens.model", "Tokenize.model", "Detokenize.model", "Infill.model",  # test_errors: another is refused
+    "Messages.stream", "Responses.stream", "Chat.stream", "Completions.stream", "Infill.stream",
+    # Those are in every test of streams, and test_errors has another model, which is refused
+    "CountTokens.model", "Tokenize.model", "Detokenize.model", "Infill.model",
 }  # fmt: skip
 REPEATED = ("metadata", "truncation", "tools", "text")
 NAMES: dict[str, Any] = {"id": "x", "status": "completed", "phase": "x", "signature": "x", "data": "b"}

@@ -12,7 +12,7 @@ from starlette.responses import Response
 
 from outpace.core import Generation, TokenLogprobs
 from outpace.serve.answers import Answer, Said
-from outpace.serve.constraints import constraint_of
+from outpace.serve.constraints import Constrained, constraint_of
 from outpace.serve.continuing import prompt_of
 from outpace.serve.errors import Refused
 from outpace.serve.fields import (
@@ -98,7 +98,7 @@ class Prediction(Wire):
     content: str | TextParts
 
 
-class Chat(OpenAI):
+class Chat(OpenAI, Constrained):
     """``POST /v1/chat/completions``."""
 
     messages: Conversation
@@ -136,7 +136,7 @@ async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedReques
         raise Refused(400, "top_logprobs needs logprobs: true", "top_logprobs")
     check_stream(body)
     box = toolbox(body)
-    schema, constrained = constraint_of(body, box.grammar(service.dialogue))
+    schema, constrained = constraint_of(body, body.min_tokens, box.grammar(service.dialogue))
     turns, options = await asyncio.to_thread(_turns, service, body, box)
     prompt = await prompt_of(service, body, turns, options)
     most = service.defaults.most_tokens([prompt.tokens], body.max_completion_tokens or body.max_tokens)

@@ -11,7 +11,7 @@ from pydantic import Discriminator, Field, Tag
 from starlette.responses import Response
 
 from outpace.core import TokenLogprobs
-from outpace.serve.constraints import constraint_of
+from outpace.serve.constraints import Constrained, constraint_of
 from outpace.serve.errors import Refused, refusal
 from outpace.serve.fields import Int, OpenAI, Tokens
 from outpace.serve.formats import FINISH, Writer, entries_of, finite
@@ -41,7 +41,7 @@ Prompt = Annotated[
 ]
 
 
-class Completions(OpenAI):
+class Completions(OpenAI, Constrained):
     """``POST /v1/completions``."""
 
     prompt: Prompt | None = None
@@ -102,7 +102,7 @@ async def _parse(service: Service, body: Completions, salt: str | None) -> Parse
     if not all(prompts):
         raise Refused(400, "the prompt is empty: it has no tokens", "prompt")
     most = service.defaults.most_tokens(prompts, _MAX_TOKENS if body.max_tokens is None else body.max_tokens)
-    schema, constrained = constraint_of(body)
+    schema, constrained = constraint_of(body, body.min_tokens)
     params = openai_params(body, service.defaults, most, body.logprobs)
     if body.suffix and not body.ignore_eos:
         params = replace(params, stop_token_ids=[*params.stop_token_ids, *service.prompts.middle().ends])

@@ -156,20 +156,6 @@ def _whole_object(arguments: str) -> str:
     return arguments
 
 
-def _parsed_schema(given: Any) -> Any:
-    """A schema that may be sent as its JSON."""
-    if not isinstance(given, str):
-        return given
-    try:
-        found = from_json(given, allow_inf_nan=False)
-    except ValueError as error:
-        raise PydanticCustomError("no_json", "not JSON: {error}", {"error": str(error)}) from None
-    if not isinstance(found, dict):
-        raise PydanticCustomError("no_object", "a schema is a JSON object")
-    check_size(found)
-    return found
-
-
 def _input_object(given: Any) -> Any:
     return from_json(_whole_object(given)) if isinstance(given, str) else given
 
@@ -217,50 +203,8 @@ class Labelled(Sampled):
     prompt_cache_retention: Annotated[str | None, INERT] = None
 
 
-class JsonSchema(Wire):
-    name: Annotated[str | None, INERT] = None
-    description: Annotated[str | None, INERT] = None
-    schema_: Annotated[Object | None, Field(alias="schema")] = None
-    strict: Annotated[bool | None, INERT] = None
-
-
-class Format(Wire):
-    """A ``response_format``."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-    schema_: Annotated[Object | None, Field(alias="schema")] = None  # as llama-server has it
-
-
-Pattern = Annotated[str, StringConstraints(min_length=1)]
-Choices = Annotated[list[Pattern], Field(min_length=1, max_length=PARTS, fail_fast=True)]
-SchemaOrText = Annotated[Object | str, AfterValidator(_parsed_schema)]
-
-
-class StructuredOutputs(Wire):
-    """A constraint of the text, as vLLM has it."""
-
-    json_: Annotated[SchemaOrText | None, Field(alias="json")] = None
-    json_object: bool = False
-    regex: Pattern | None = None
-    choice: Choices | None = None
-    grammar: Pattern | None = None
-    disable_any_whitespace: Annotated[bool | None, INERT] = None
-    disable_fallback: Annotated[bool | None, INERT] = None
-
-
 class OpenAI(Labelled):
     """Common fields of chat and completions."""
-
-    # Constraints of the text, of which a request has one: OpenAI's, vLLM's, its older ones, llama-server's
-    response_format: Format | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: SchemaOrText | None = None
-    guided_regex: Pattern | None = None
-    guided_choice: Choices | None = None
-    guided_grammar: Pattern | None = None
-    json_schema: Object | None = None
-    grammar: Pattern | None = None
 
     n: Annotated[Int, Field(ge=1, le=128)] = 1
     max_tokens: Count | None = None
