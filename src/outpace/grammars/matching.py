@@ -118,11 +118,6 @@ def tokenizer_of(tokenizer: Any, vocabulary: int, eos: list[int]) -> llguidance.
         return first_line(error)
 
 
-def bytes_alone() -> llguidance.LLTokenizer:
-    """A tokenizer of single bytes."""
-    return llguidance.LLTokenizer("byte")
-
-
 def compiled(tokenizer: llguidance.LLTokenizer, schema: dict[str, Any] | str) -> llguidance.LLMatcher:
     """A matcher of the JSON texts that a schema allows, without optional whitespace; or of a grammar's texts.
 

@@ -10,15 +10,18 @@ from typing import Any
 
 import llguidance
 import llguidance.hf
+import numpy as np
+import torch
+from torch import Tensor
 
 from outpace.core import Draft, OutpaceError, first_line
 from outpace.drafters.base import SequenceDrafter
-from outpace.grammars.matching import Grammar, compiled
 from outpace.grammars.notations import Free
 from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
 from outpace.serve.pool import Pool, Share
-from outpace.serve.schemas import Lark, is_plain
+from outpace.serve.schemas import Lark, compiled, is_plain
+from outpace.transfer import upload
 from outpace.tree import chain
 
 _SHARE = Share(seconds=2.0, memory=2**28, workers=8)  # of compiling a schema
@@ -99,6 +102,42 @@ def _made(tokenizer: Any, vocabulary: int, eos: list[int]) -> llguidance.LLToken
         return lltokenizer_from_vocab(named, vocabulary, eos)
     except Exception as error:  # llguidance may raise any error of its Rust code
         return first_line(error)
+
+
+class Grammar:
+    """A matcher for one sequence: its logits processor and its stopping criterion.
+
+    Args:
+        prompt_length: number of tokens before the output.
+    """
+
+    def __init__(self, matcher: llguidance.LLMatcher, prompt_length: int) -> None:
+        self._matcher = matcher.deep_copy()
+        self._read = prompt_length
+
+    def _follow(self, new: list[int]) -> None:
+        self._read += len(new)
+        if new and not (self._matcher.is_stopped() or self._matcher.consume_tokens(new)):
+            raise OutpaceError(f"the grammar cannot continue: {self._matcher.get_error().strip()}")
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        """Exclude the tokens that the grammar does not allow next from scores [1, vocabulary]."""
+        self._follow(input_ids[0, self._read :].tolist())
+        mask = self._matcher.compute_bitmask()
+        if self._matcher.is_error():
+            raise OutpaceError(f"the schema is too complex here: {self._matcher.get_error().strip()}")
+        bits = np.frombuffer(mask, np.uint8)
+        allowed = np.unpackbits(bits, count=scores.shape[-1], bitorder="little").astype(np.bool_)
+        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)
+
+    def ended(self, tokens: list[int]) -> bool:
+        """True if the text is complete and nothing may follow it."""
+        self._follow(tokens[self._read :])
+        return bool(self._matcher.is_stopped())
+
+    def forced(self) -> list[int]:
+        """Tokens of the text that must follow, in the tokenizer's encoding."""
+        return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
 
 
 @dataclass(frozen=True)

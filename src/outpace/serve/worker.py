@@ -159,8 +159,8 @@ def _schemas(_: bytes) -> Job:
 
     Those in other notations are answered in Lark.
     """
-    from outpace.grammars.matching import bytes_alone, compiled
     from outpace.grammars.notations import Free
+    from outpace.serve.schemas import bytes_alone, compiled
 
     tokenizer = bytes_alone()
 
