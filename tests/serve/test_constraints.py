@@ -60,7 +60,7 @@ def test_each_name_constrains_and_drafts_change_no_token() -> None:
         async with serving("suffix", running=4) as client:
             for place, (more, holds) in enumerate(SHAPES):
                 for ask, how in zip((_chat, _text), (GREEDY, SAMPLED)[:: 1 - 2 * (place % 2)], strict=True):
-                    asked = {"max_tokens": 60, "return_token_ids": True, **more, **how}
+                    asked = {"max_tokens": 40, "return_token_ids": True, **more, **how}
                     drafted = await ask(client, **asked).json()
                     plain = await ask(client, **asked, speculation="off").json()
                     assert drafted["choices"] == plain["choices"], (more, how)

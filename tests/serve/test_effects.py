@@ -283,8 +283,8 @@ VALUES: dict[str, Any] = {
     "guided_grammar": "start: /[0-9]/",
     "Chat.json_schema": PERSON, "Completions.json_schema": PERSON, "json": PERSON, "json_object": True,
     "input_prefix": "c", "input_suffix": "c", "input_extra": [{"text": "c"}],
-    "Infill.prompt": "c", "n_predict": 3,
-    "Extra.text": "c", "filename": "b.py",
+    "Infill.prompt": "c and more", "n_predict": 3,
+    "Extra.text": "c", "filename": "another.py",
     "chat_template_kwargs": {"style": "new"}, "reasoning_effort": "high", "prompt": "A cat sat",
     "Completions.logprobs": 1, "echo": True, "best_of": 2, "suffix": "x", "Messages.tools": [OWN],
     "CountTokens.tools": [OWN], "system": "Be brief.", "stop_sequences": [" ", "e", "a", "o", "t"],
@@ -412,11 +412,12 @@ ACTIVE = [
 def rich() -> Loaded:
     """The model with a template that shows everything, and with marks for filling in the middle."""
     state = json.loads(model().tokenizer.backend_tokenizer.to_str())
-    for place, mark in enumerate(("prefix", "suffix", "middle")):  # in place of the last tokens
+    marks = ("fim_prefix", "fim_suffix", "fim_middle", "file_sep")
+    for place, mark in enumerate(marks):  # in place of the last tokens
         token = 4095 - place
         named = {spelt: own for spelt, own in state["model"]["vocab"].items() if own != token}
         state["model"]["vocab"] = named
-        added = {**state["added_tokens"][0], "id": token, "content": f"<|fim_{mark}|>"}
+        added = {**state["added_tokens"][0], "id": token, "content": f"<|{mark}|>"}
         state["added_tokens"].append(added)
     state["model"]["merges"] = [
         pair for pair in state["model"]["merges"] if "".join(pair) in state["model"]["vocab"]

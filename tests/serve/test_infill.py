@@ -45,37 +45,52 @@ def loaded(marks: tuple[str, ...]) -> Loaded:
     return replace(model(), tokenizer=byte_level(400, marks))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_the_prompt_of_each_family(family: str) -> None:
-    marks, expected = FAMILIES[family]
-    tokenizer = byte_level(400, marks)
-    plain = {part: tokenizer(text).input_ids for part, text in (("P", BEFORE), ("S", BEHIND))}
-    ids = list[int]()
-    text = expected
+def expected(family: str) -> list[int]:
+    """The prompt of a family, from its format as a text."""
+    marks, text = FAMILIES[family]
+    tokenizer, ids = byte_level(400, marks), list[int]()
+    plain = {part: tokenizer(said).input_ids for part, said in (("P", BEFORE), ("S", BEHIND))}
     while text:
         mark = next((mark for mark in marks if text.startswith(mark)), "")
         ids += [tokenizer.convert_tokens_to_ids(mark)] if mark else plain[text[0]]
         text = text[len(mark) or 1 :]
+    return ids
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_prompt_of_each_family(family: str) -> None:
+    tokenizer = byte_level(400, FAMILIES[family][0])
+    middle = Middle.of(tokenizer, [])
+    assert middle is not None
+
+    async def read(text: str, begins: bool) -> list[int]:
+        return unmarked_ids(tokenizer, text, middle.marks, begins)
+
+    assert asyncio.run(middle.prompt(read, BEFORE, BEHIND)) == expected(family)
+
+
+@pytest.mark.parametrize("family", ["qwen", "codestral"])
+def test_both_paths_answer_with_plain_decodings_tokens(family: str) -> None:
+    marks, ids = FAMILIES[family][0], expected(family)
+    tokenizer = byte_level(400, marks)
+    middle = Middle.of(tokenizer, [])
+    assert middle is not None
+    params = SamplingParams(max_new_tokens=12, stop_token_ids=middle.ends)
+    (whole,) = Engine(model().target, tokenizer=tokenizer).generate([ids], params)
 
     async def main() -> None:
-        engine = Engine(model().target, tokenizer=tokenizer)
-        middle = Middle.of(tokenizer, [])
-        assert middle is not None
-        params = SamplingParams(max_new_tokens=24, stop_token_ids=middle.ends)
-        (whole,) = engine.generate([ids], params)
         async with serving("suffix", loaded=loaded(marks)) as client:
             for how in ({}, {"speculation": "off"}):
-                asked = {"suffix": BEHIND, "max_tokens": 24, "return_token_ids": True, **how}
+                asked = {"suffix": BEHIND, "max_tokens": 12, "return_token_ids": True, **how}
                 (choice,) = (await client.complete(BEFORE, **asked).json())["choices"]
                 assert (choice["prompt_token_ids"], choice["token_ids"]) == (ids, whole.tokens)
-                body = {"input_prefix": BEFORE[:9], "prompt": BEFORE[9:], "input_suffix": BEHIND, **how}
-                found = await client.send("/infill", {**body, "n_predict": 24, "temperature": 0}).json()
-                assert (found["content"], found["tokens_evaluated"]) == (whole.text, len(ids))
-                events = await client.send(
-                    "/infill", {**body, "n_predict": 24, "temperature": 0, "stream": True}
-                ).events()
-                assert "".join(event["content"] for event in events) == whole.text
-                assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
+            body = {"input_prefix": BEFORE[:9], "prompt": BEFORE[9:], "input_suffix": BEHIND}
+            body |= {"n_predict": 12, "temperature": 0}
+            found = await client.send("/infill", body).json()
+            assert (found["content"], found["tokens_evaluated"]) == (whole.text, len(ids))
+            events = await client.send("/infill", {**body, "stream": True}).events()
+            assert "".join(event["content"] for event in events) == whole.text
+            assert [event["stop"] for event in events] == [False] * (len(events) - 1) + [True]
 
     run(main)
 
