@@ -50,9 +50,11 @@ class Lexeme:
         if kind == "rep":
             return self._repeated(*tree[1:])
         if kind == "alt":
-            found = [self._read(part) for part in tree[1:]]
-            first, last = (set[int]().union(*(one[which] for one in found)) for which in (1, 2))
-            return any(one[0] for one in found), first, last
+            either = False, set[int](), set[int]()
+            for part in tree[1:]:
+                empty, first, last = self._read(part)
+                either = either[0] or empty, either[1] | first, either[2] | last
+            return either
         whole = True, set[int](), set[int]()
         for part in tree[1:]:
             whole = self._joined(whole, self._read(part))

@@ -84,7 +84,8 @@ class Middle:
         marks = (family.prefix, family.suffix, family.middle, family.file, family.repository, *family.ends)
         ids = {mark: int(named[mark]) for mark in marks if mark and mark in named}
         bos = getattr(tokenizer, "bos_token_id", None)
-        return cls(family, ids, (bos,) if list(begin[:1]) == [bos] else (), marks_of(tokenizer) | ids)
+        first = tuple(token for token in begin[:1] if token == bos)
+        return cls(family, ids, first, marks_of(tokenizer) | ids)
 
     @property
     def ends(self) -> list[int]:
