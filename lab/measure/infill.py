@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import json
 import statistics
+import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -24,7 +25,6 @@ from outpace.reading import unmarked_ids
 from outpace.serve.fim import Middle
 
 Problem = dict[str, str]
-ROUNDS = 3  # the first is not counted
 
 
 def halves(text: str, first: float, last: float) -> tuple[str, str]:
@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--prompts", type=int, default=6)
     parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--rounds", type=int, default=3, help="the first is not counted")
     parser.add_argument("--adaptive", action=argparse.BooleanOptionalAction, default=True)
     args = parser.parse_args()
     problems: list[Problem] = [json.loads(line) for line in args.data.read_text("utf-8").splitlines()]
@@ -70,21 +71,28 @@ def main() -> None:
         found, equal = list[tuple[float, float]](), 0
         for one, other in pairwise(problems[: args.prompts + 1]):
             prompt = asyncio.run(middle.prompt(read, *kind(one, other)))
-            times, outputs = measured(ways, prompt, params)
+            times, outputs = measured(ways, prompt, params, args.rounds)
             equal += outputs["none"].tokens == outputs["suffix"].tokens
             stats = outputs["suffix"].stats
             found.append((times["none"] / times["suffix"], stats.tokens / max(1, stats.steps)))
+            print(
+                kind.__name__,
+                len(prompt),
+                stats.tokens,
+                *(f"{value:.2f}" for value in found[-1]),
+                file=sys.stderr,
+            )
         ratio, tau = (statistics.median(values) for values in zip(*found, strict=True))
         print(f"| {kind.__name__} | {len(found)} | {ratio:.2f} | {tau:.2f} | {equal} |")
 
 
 def measured(
-    ways: dict[str, Engine], prompt: list[int], params: SamplingParams
+    ways: dict[str, Engine], prompt: list[int], params: SamplingParams, rounds: int
 ) -> tuple[dict[str, float], dict[str, Generation]]:
     """Seconds of decoding of each way, and its output."""
     times: dict[str, list[float]] = {name: [] for name in ways}
     outputs = dict[str, Generation]()
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for name, engine in ways.items():
             (outputs[name],) = engine.generate([prompt], params)
             times[name].append(outputs[name].stats.seconds_decode)
