@@ -98,7 +98,7 @@ def _source(wanted: StructuredOutputs) -> dict[str, Any] | str:
     if wanted.json is not None:
         found: dict[str, Any] = json.loads(str(wanted.json))
         return found
-    if wanted.regex is not None:
+    if wanted.regex:
         return Free("regex", wanted.regex).lark()
     if wanted.choice:
         return Free("choice", json.dumps(wanted.choice)).lark()
