@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from outpace.core import ContextOverflow, OutpaceError, first_line
@@ -13,6 +16,8 @@ _HERE = "qzcontinued"  # a word that no template has of its own
 _RARE = "\u263a"  # a character that no token joins with the next
 _MARK = re.compile(r"\u2581?(?:<\S{1,64}>|\[[A-Z_/]{2,64}\])")
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+_TEMPLATE = "<template>"  # the file name of what Jinja compiles from a text
+_LINES = 1 << 21  # of a compiled template: a conversation takes a few dozen per message
 _LETTERS = 6  # per token that there is room for: few texts have more
 
 
@@ -111,14 +116,15 @@ def render(tokenizer: Any, name: str, messages: Sequence[dict[str, Any]], **opti
         messages, options: as for ``Loaded.render``.
 
     Raises:
-        OutpaceError: the template rejects the messages, or does not show one that is to be continued.
+        OutpaceError: the template rejects the messages or does not end, or does not show one to be continued.
     """
     continued = options.pop("continue_final_message", False)
     turns = [*messages[:-1], _begun(messages[-1])] if continued else list(messages)
     try:
-        text: str = tokenizer.apply_chat_template(
-            turns, tokenize=False, **{"add_generation_prompt": not continued, **options}
-        )
+        with _bounded():
+            text: str = tokenizer.apply_chat_template(
+                turns, tokenize=False, **{"add_generation_prompt": not continued, **options}
+            )
     except MemoryError:
         raise
     except Exception as error:  # a template may raise anything
@@ -142,3 +148,29 @@ def _begun(message: dict[str, Any]) -> dict[str, Any]:
     if isinstance(content, str):
         return {**message, "content": content + _HERE}
     return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _HERE}]}
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """A limit on the lines that a template runs through, since loops in loops may not end in a lifetime.
+
+    Python counts them. A debugger is not told of what runs in the meantime.
+    """
+    left = _LINES
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        left -= event == "line"
+        if left < 0:
+            raise OutpaceError(f"it runs through more than {_LINES} lines; correct its loops")
+        return count
+
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        return count if frame.f_code.co_filename == _TEMPLATE else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

@@ -21,35 +21,51 @@
 #include "attention_amx.h"
 #include "best.h"
 
+typedef int attending(const struct rows *, const struct heads *, int, int, int, int);
+
+struct entering {
+    const struct rows *rows;
+    const struct heads *heads;
+    attending *form;
+    int tiles, failed; /* ``tiles``: of a sequence and a head, at most */
+};
+
+static void enter_row(void *given, long row) {
+    const struct entering *const job = given;
+    enter(job->rows, job->heads, row);
+}
+
+static void attend_tile(void *given, long item) {
+    struct entering *const job = given;
+    const struct rows *const rows = job->rows;
+    const int part = (int)(item / job->tiles), sequence = part / rows->shared, from = (int)(item % job->tiles) * TILE;
+    const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * (rows->heads / rows->shared);
+    if (from < queries && job->form(rows, job->heads, sequence, part % rows->shared, from,
+                                    from + TILE < queries ? from + TILE : queries))
+        __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+}
+
 /* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
 int attention(const struct rows *rows, const struct heads *heads) {
-    const int group = rows->heads / rows->shared;
     int64_t work = 0;
-    int failed = 0, most = 0;
+    int most = 0;
     for (int row = 0; row < rows->rows; row++) work += (int64_t)rows->count[row] * rows->heads * rows->size;
     for (int i = 0; i < rows->sequences; i++)
         most = rows->begin[i + 1] - rows->begin[i] > most ? rows->begin[i + 1] - rows->begin[i] : most;
+    const int tiles = (most * (rows->heads / rows->shared) + TILE - 1) / TILE;
+    struct entering job = {rows, heads, attend, tiles, 0};
 #ifdef SQUARED
-    int (*const form)(const struct rows *, const struct heads *, int, int, int, int) =
-        squared() ? attend_squared : attend;
-#else
-    int (*const form)(const struct rows *, const struct heads *, int, int, int, int) = attend;
+    if (squared()) job.form = attend_squared;
 #endif
-    const int tiles = (most * group + TILE - 1) / TILE, items = rows->sequences * rows->shared * tiles;
-#pragma omp parallel if (work > 8 * SMALL) reduction(| : failed)
-    {
-#pragma omp for
-        for (int row = 0; row < rows->rows; row++) enter(rows, heads, row);
-#pragma omp for schedule(dynamic)
-        for (int item = 0; item < items; item++) {
-            const int sequence = item / tiles / rows->shared, from = item % tiles * TILE;
-            const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
-            if (from < queries)
-                failed |= form(rows, heads, sequence, item / tiles % rows->shared, from,
-                                 from + TILE < queries ? from + TILE : queries);
-        }
+    const long items = (long)rows->sequences * rows->shared * tiles;
+    if (work > 4 * CHUNK) {
+        share(rows->rows, enter_row, &job);
+        share(items, attend_tile, &job);
+    } else {
+        for (int row = 0; row < rows->rows; row++) enter_row(&job, row);
+        for (long item = 0; item < items; item++) attend_tile(&job, item);
     }
-    return failed;
+    return job.failed;
 }
 
 /* A layer's products and norms. */

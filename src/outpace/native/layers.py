@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.native.build import compiled
 from outpace.native.packaged import FOLDER
 from outpace.native.pointers import check, pointer
+from outpace.native.pool import pooled
 
 _DEFINED = {torch.bfloat16: ("-DREAL16",), torch.float32: ()}
 
@@ -101,7 +101,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @lru_cache(maxsize=4)
 def functions(dtype: torch.dtype) -> CDLL | str:
     """The functions for activations of a dtype, one of ``DTYPES``; the reason why there are none here."""
-    return compiled(FOLDER / "layers.c", _SIGNATURES, *_DEFINED[dtype], structs=STRUCTS)
+    return pooled(FOLDER / "layers.c", _SIGNATURES, *_DEFINED[dtype], structs=STRUCTS)
 
 
 def best(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

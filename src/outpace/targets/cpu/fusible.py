@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from outpace.core import UnsupportedModel
@@ -12,6 +13,7 @@ from outpace.native.layers import DTYPES, LANES, functions
 from outpace.targets.cpu.kernels import rounded_panel
 from outpace.targets.cpu.linear import Rounded, linears_of, rounded_of
 from outpace.targets.cpu.packing import NO_MEMORY, copies_fit
+from outpace.targets.inputs.attributes import attributes
 from outpace.targets.inputs.changes import hooks_of
 from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.inputs.refusals import untouchable
@@ -66,7 +68,7 @@ def why_not_fused(model: Any) -> str:
     if why := _unknown((model, stack, *stack.layers)):  # before the parts that only known layers have
         return why
     inner = [part for layer in stack.layers for part in (layer.self_attn, layer.mlp)]
-    if why := _unknown((*inner, *norms_of(model))):
+    if why := _unknown((*inner, *norms_of(model))) or _altered(stack):
         return why
     for layer in stack.layers:
         if not linears.issuperset(_linears(layer)):
@@ -90,6 +92,36 @@ def _unknown(parts: Iterable[Any]) -> str:
         kind = type(part)
         if f"{kind.__module__}.{kind.__qualname__}" not in _KNOWN:
             return f"there are no compiled steps for a {kind.__name__}"
+        if kind.forward.__module__ != kind.__module__:
+            return f"the forward of {kind.__name__} is not its own"
+    return ""
+
+
+def _altered(stack: Any) -> str:
+    """The reason why compiled steps do not compute a stack's layers, if someone has changed one's attributes.
+
+    They know a layer as its config makes it: one factor for its scores, one epsilon for its norms.
+    """
+    numbers = [layer.self_attn.layer_idx for layer in stack.layers]
+    if len(set(numbers)) < len(numbers):
+        return f"several of its layers have the same layer_idx: {numbers}"
+    for number, layer in zip(numbers, stack.layers, strict=True):
+        config = layer.self_attn.config
+        if not 0 <= number < config.num_hidden_layers:
+            return f"a layer_idx is {number}, of {config.num_hidden_layers} layers"
+        with torch.device("meta"):
+            made = dict(type(layer)(config, number).named_modules())
+        for name, part in layer.named_modules():
+            if isinstance(part, nn.Linear | Rounded):
+                continue
+            usual: Any = made.get(name)
+            place = f"layers.{number}.{name}".rstrip(".")
+            if type(usual) is not type(part):
+                return f"{place} is a {type(part).__name__}"
+            own = attributes(part)
+            for key, value in attributes(usual).items():
+                if key != "training" and own.get(key, value) != value:
+                    return f"{place}.{key} is {own[key]!r} and not {value!r}"
     return ""
 
 

@@ -20,10 +20,12 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
+from outpace.native.pool import follow_torch
 from outpace.targets.base import check_chains, checked_cache
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.cpu.packing import check_pack, check_quantise
+from outpace.targets.cpu.trials import settled_threads
 from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, width_of
 from outpace.targets.gpu.graphs import NotCaptured, runner_for
 from outpace.targets.gpu.tree_attention import with_trees
@@ -66,8 +68,9 @@ class CausalTarget(FixedSteps):
     ``.data`` or NumPy, by an optimiser with ``fused=True``, a parameter or its memory replaced) when the next
     text begins: of each weight that steps hold, one number in 8,192 (of a small one 64, of a bias or a norm
     all) is then compared with the model's. An uncounted write that misses these, as one to a few rows may,
-    is not seen: call ``renew`` after it. Modules that are replaced, wrapped by adapters or given hooks later
-    are refused when a text begins, unless steps run the model itself: make a new target.
+    is not seen: call ``renew`` after it. Modules that are replaced, wrapped by adapters or given hooks later,
+    and numbers or functions that are set on them, are refused when a text begins, unless steps run the model
+    itself and these are no numbers of the model's own: make a new target. So are settings of its config.
 
     Args:
         model: a loaded model in evaluation mode, on one device or spread over several.
@@ -132,6 +135,8 @@ class CausalTarget(FixedSteps):
 
     def _choose(self) -> None:
         """Choose the modules that steps run on, and test them."""
+        if self.device.type == "cpu":
+            settled_threads()
         asked, check = self.options, self.options.check
         about = {**asked.of_step, "static": asked.static, "compiled": asked.compiled}
         record = Record.of_model(self.model, about) if check == "auto" else None
@@ -264,6 +269,7 @@ class CausalTarget(FixedSteps):
         if begins and self._runs_model and self._modules.structure.changed() is not None:
             self._modules.structure.accept()
             self._modules.line, self._modules.line_untried = None, True  # a copy of its modules
+            self._others = None  # so that the revision is another
             if self._modules.trees is not None:
                 self._no_trees("modules of the model were replaced since it was tested")
         moved = begins and self._addresses is not None and self._addresses.moved()
@@ -317,6 +323,7 @@ class CausalTarget(FixedSteps):
         refuse_training(self.model)
         check_chains(self, feeds)
         kv = checked_cache(self, cache, KVCache)
+        follow_torch()
         self._follow(begins=not all(map(kv.length, feeds)))
         modules = self._modules.over(feeds)
         alike = modules is self._modules and not logits_from and states is None
