@@ -284,7 +284,7 @@ VALUES: dict[str, Any] = {
     "Chat.json_schema": PERSON, "Completions.json_schema": PERSON, "json": PERSON, "json_object": True,
     "input_prefix": "c", "input_suffix": "c", "input_extra": [{"text": "c"}],
     "Infill.prompt": "c and more", "n_predict": 3,
-    "Extra.text": "c", "filename": "another.py",
+    "Extra.text": "c and more", "filename": "another.py",
     "chat_template_kwargs": {"style": "new"}, "reasoning_effort": "high", "prompt": "A cat sat",
     "Completions.logprobs": 1, "echo": True, "best_of": 2, "suffix": "x", "Messages.tools": [OWN],
     "CountTokens.tools": [OWN], "system": "Be brief.", "stop_sequences": [" ", "e", "a", "o", "t"],
