@@ -170,8 +170,7 @@ def generate(
     """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file, or audio.
 
     Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
-    given = dict(locals()) | {"stop": stop or (), "structured_outputs": constraint_of(constrain or ())}
-    check_together(given)
+    given = checked(dict(locals()))
     watching = observer_of(observer, parallel)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
@@ -189,8 +188,8 @@ def generate(
     finish(*ended)
 
 
-def check_together(given: Mapping[str, Any]) -> None:
-    """Refuse options of ``generate`` that do not go together."""
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of ``generate``, with a constraint as sampling has it; those at odds are refused."""
     compare, logprobs = given["compare"], given["logprobs"]
     check_audio(given)
     if compare and given["observer"]:
@@ -204,6 +203,8 @@ def check_together(given: Mapping[str, Any]) -> None:
         raise OutpaceError("--compare reports no --logprobs; leave one of them out")
     if logprobs is not None and not given["as_json"]:
         raise OutpaceError("--logprobs are reported in JSON only; add --json")
+    constraint = constraint_of(given["constrain"] or ())
+    return {**given, "stop": given["stop"] or (), "structured_outputs": constraint}
 
 
 def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Writer) -> bool:
