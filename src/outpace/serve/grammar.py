@@ -69,14 +69,14 @@ class Grammars:
         """
         loop = asyncio.get_running_loop()
         if isinstance(schema, Free):
-            text = await self.pool.run(json.dumps(vars(schema)).encode())
-            return await loop.run_in_executor(self._threads, self._compile, text)
-        there = schema.bytes if isinstance(schema, Lark) else schema
-        job = await asyncio.to_thread(json.dumps, {"schema": there})
-        plain = {"anyOf": list(schema.schemas)} if isinstance(schema, Lark) else schema
-        if len(job) > _SHORT or not is_plain(plain):
-            await self.pool.run(job.encode())
-        here = schema.text if isinstance(schema, Lark) else schema
+            here = await self.pool.run(json.dumps(vars(schema)).encode())
+        else:
+            there = schema.bytes if isinstance(schema, Lark) else schema
+            job = await asyncio.to_thread(json.dumps, {"schema": there})
+            plain = {"anyOf": list(schema.schemas)} if isinstance(schema, Lark) else schema
+            if len(job) > _SHORT or not is_plain(plain):
+                await self.pool.run(job.encode())
+            here = schema.text if isinstance(schema, Lark) else schema
         async with self._here.place(CLIENT.get()):
             return await loop.run_in_executor(self._threads, self._compile, here)
 
