@@ -16,6 +16,9 @@ _HERE = "qzcontinued"  # a word that no template has of its own
 _RARE = "\u263a"  # a character that no token joins with the next
 _MARK = re.compile(r"\u2581?(?:<\S{1,64}>|\[[A-Z_/]{2,64}\])")
 _BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+# A conversation in the format of chat templates: messages with "role" and "content".
+Messages = Sequence[Mapping[str, Any]]
+
 _TEMPLATE = "<template>"  # the file name of what Jinja compiles from a text
 _LINES = 1 << 21  # of a compiled template: a conversation takes a few dozen per message
 _LETTERS = 6  # per token that there is room for: few texts have more
@@ -108,16 +111,37 @@ def marks_of(tokenizer: Any) -> dict[str, int]:
     }
 
 
-def render(tokenizer: Any, name: str, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+def is_conversation(prompt: Any) -> bool:
+    """True for a list of messages, as opposed to one of token ids or of prompts."""
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def has_template(tokenizer: Any) -> bool:
+    """True if there is a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def chat_ids(tokenizer: Any, name: str, messages: Messages, **options: Any) -> list[int]:
+    """Token ids of a conversation of any length; the arguments and errors are those of ``render``."""
+    return token_ids(tokenizer, render(tokenizer, name, messages, **options), special=False)
+
+
+def render(tokenizer: Any, name: str, messages: Messages, **options: Any) -> str:
     """A conversation in a tokenizer's chat template, up to where the answer begins.
 
     Args:
         name: the model's name, for errors.
-        messages, options: as for ``Loaded.render``.
+        messages: dicts with "role" and "content".
+        options: passed to the template, such as ``tools`` or ``add_generation_prompt=False``.
 
     Raises:
-        OutpaceError: the template rejects the messages or does not end, or does not show one to be continued.
+        OutpaceError: there is no chat template, a message has no role, or the template rejects them or
+            does not end, or does not show one to be continued.
     """
+    if not has_template(tokenizer):
+        raise OutpaceError(f"{name} has no chat template; give the prompt as a text, not as messages")
+    if not all(isinstance(message, Mapping) and message.get("role") for message in messages):
+        raise OutpaceError('a message is a dict with its role, as in {"role": "user", "content": "Hi"}')
     continued = options.pop("continue_final_message", False)
     turns = [*messages[:-1], _begun(messages[-1])] if continued else list(messages)
     try:

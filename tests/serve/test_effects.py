@@ -336,6 +336,8 @@ ELSEWHERE = {
     "Speculate.num_speculative_tokens", "Prediction.content",  # test_chat, test_trace: they are of counts
     "Messages.temperature", "Messages.top_p", "Messages.top_k", "Responses.top_k",  # as Chat's, but no seed
     "Messages.stream", "Responses.stream", "Chat.stream", "Completions.stream", "Infill.stream",
+    "Chat.thinking_token_budget", "Chat.thinking_budget_tokens", "Chat.thinking_budget",  # test_marks:
+    "Thinking.budget_tokens", "Reasoning.max_tokens",  # they need a template that marks reasoning
     # Those are in every test of streams, and test_errors has another model, which is refused
     "CountTokens.model", "Tokenize.model", "Detokenize.model", "Infill.model",
 }  # fmt: skip

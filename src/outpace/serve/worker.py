@@ -161,14 +161,20 @@ def _schemas(_: bytes) -> Job:
     Those in other notations are answered in Lark.
     """
     from outpace.grammars.notations import Free
-    from outpace.serve.schemas import bytes_alone, compiled
+    from outpace.serve.schemas import bytes_alone, compiled, unforced
 
     tokenizer = bytes_alone()
 
     def check(job: dict[str, Any]) -> Any:
-        schema = Free(**job).lark() if "notation" in job else job["schema"]
-        compiled(tokenizer, schema)
-        return schema if "notation" in job else None
+        if "notation" in job:
+            text = Free(**job).lark()
+            compiled(tokenizer, text)
+            return text
+        try:
+            compiled(tokenizer, job["schema"])
+        except OutpaceError as error:
+            raise OutpaceError(unforced(job["functions"]) or str(error)) from error
+        return None
 
     return check
 
