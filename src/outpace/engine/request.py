@@ -15,7 +15,6 @@ from outpace.core import (
     OutpaceError,
     PromptStates,
     SamplingParams,
-    StructuredOutputs,
     load_extra,
 )
 from outpace.core.parameters import token_id
@@ -87,14 +86,10 @@ class Requests:
         tokens, source = self._read(prompt, source)
         check_prompt(tokens, target)
         check_ids(params, target)
-        params = not_ending_early(params, len(tokens), target)
-        if params.constraint is not None:
-            params, criteria = self._constrained(params, params.constraint, len(tokens), criteria)
+        ending = not_ending_early(params, len(tokens), target)
+        params, criteria = self._constrained(ending, len(tokens), criteria)
         check_processors(params, self.verifier)
-        if params.logits_processors:
-            need_logits(target, "logits_processors, of which min_tokens is one")
-        if params.logprobs is not None:
-            need_logits(target, "logprobs")
+        check_logits(params, target)
         drafting = drafting_of(params, self.draftings)
         check_seed(params, self.verifier, drafting.policy, self.observer)
         text = self._text(params)
@@ -132,15 +127,16 @@ class Requests:
     def _constrained(
         self,
         params: SamplingParams,
-        wanted: StructuredOutputs,
         length: int,
         criteria: Callable[[list[int]], bool] | None,
-    ) -> tuple[SamplingParams, Callable[[list[int]], bool]]:
-        """The parameters of a constrained output after a prompt of this length, and what ends it.
+    ) -> tuple[SamplingParams, Callable[[list[int]], bool] | None]:
+        """The parameters of an output after a prompt of this length, with its constraint, and what ends it.
 
         Raises:
             OutpaceError: the constraint cannot be used, or there is no tokenizer.
         """
+        if (wanted := params.constraint) is None:
+            return params, criteria
         load_extra("llguidance", "structured_outputs", "serve")
         from outpace.grammars.matching import Grammar
 
@@ -190,6 +186,18 @@ class Requests:
         if params.stop:
             raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
         return None
+
+
+def check_logits(params: SamplingParams, target: TargetModel) -> None:
+    """Refuse what needs logits of a target that gives none.
+
+    Raises:
+        OutpaceError: there is something.
+    """
+    if params.logits_processors:
+        need_logits(target, "logits_processors, of which min_tokens is one")
+    if params.logprobs is not None:
+        need_logits(target, "logprobs")
 
 
 def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]) -> Drafting:
