@@ -21,6 +21,7 @@ PUBLIC = {
     "Speculation",
     "Stats",
     "StreamedToken",
+    "StructuredOutputs",
     "Target",
     "UnsupportedModel",
     "__version__",

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Speculation,
         Stats,
         StreamedToken,
+        StructuredOutputs,
         UnsupportedModel,
     )
     from .drafters import load_drafter
@@ -43,6 +44,7 @@ __all__ = [
     "Speculation",
     "Stats",
     "StreamedToken",
+    "StructuredOutputs",
     "Target",
     "UnsupportedModel",
     "__version__",
@@ -70,6 +72,7 @@ _HOME = {
     "Speculation": "core",
     "Stats": "core",
     "StreamedToken": "core",
+    "StructuredOutputs": "core",
     "Target": "targets",
     "UnsupportedModel": "core",
     "accelerate": "hf",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +12,10 @@ from typing import Any, TypeGuard
 from outpace.core import ContextOverflow, OutpaceError, first_line
 from outpace.files import check_text
 
+_HERE = "qzcontinued"  # a word that no template has of its own
+_RARE = "\u263a"  # a character that no token joins with the next
+_MARK = re.compile(r"\u2581?(?:<\S{1,64}>|\[[A-Z_/]{2,64}\])")
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
 # A conversation in the format of chat templates: messages with "role" and "content".
 Messages = Sequence[Mapping[str, Any]]
 
@@ -43,6 +48,69 @@ def token_ids(tokenizer: Any, text: str, special: bool = True, most: int | None 
     return list(tokenizer(text, add_special_tokens=special).input_ids)
 
 
+def unmarked_ids(tokenizer: Any, text: str, marks: Mapping[str, int], begins: bool = True) -> list[int]:
+    """Token ids of a text in which nothing becomes a mark, though it be spelt like one.
+
+    The text is tokenised in pieces, which end within each such spelling.
+
+    Args:
+        marks: as ``marks_of``.
+        begins: the text is the beginning of one, before which some tokenizers put a space.
+
+    Raises:
+        OutpaceError: the text contains an unpaired surrogate, or becomes a mark all the same.
+    """
+    check_text(text)
+    spellings = "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True))
+    pattern = re.compile(spellings or r"(?!)")
+    pieces, place = list[str](), 0
+    while (found := pattern.search(text, place)) is not None:
+        pieces.append(text[place : found.start() + 1])
+        place = found.start() + 1
+    pieces.append(text[place:])
+    first = [pieces.pop(0)] if begins else []
+    ids = [token for one in _pieces(tokenizer, first) + _within(tokenizer, pieces) for token in one]
+    if made := set(ids) & set(marks.values()):
+        spelt = tokenizer.convert_ids_to_tokens([min(made)])[0]
+        raise OutpaceError(f"this tokenizer makes its mark {spelt} of the text; send the text without it")
+    return ids
+
+
+def _pieces(tokenizer: Any, pieces: list[str]) -> list[list[int]]:
+    if not any(pieces):
+        return []
+    ids: list[list[int]] = tokenizer(pieces, add_special_tokens=False).input_ids
+    return ids
+
+
+def _within(tokenizer: Any, pieces: list[str]) -> list[list[int]]:
+    """Token ids of pieces within a text, before which no tokenizer shall put a space."""
+    alone = list(tokenizer(_RARE, add_special_tokens=False).input_ids)
+    if not pieces or not str(tokenizer.convert_ids_to_tokens(alone[:1])[0]).startswith("\u2581"):
+        return _pieces(tokenizer, pieces)
+    found = _pieces(tokenizer, [_RARE + piece for piece in pieces])
+    if not all(one[: len(alone)] == alone for one in found):
+        return _pieces(tokenizer, pieces)
+    return [one[len(alone) :] for one in found]
+
+
+def marks_of(tokenizer: Any) -> dict[str, int]:
+    """The tokens that no text is written with, by their spellings: special ones, and what looks like them."""
+    added = getattr(tokenizer, "added_tokens_decoder", None)
+    if added is None:  # a GGUF file's
+        named, control = tokenizer.get_vocab(), set(tokenizer.all_special_tokens)
+        return {
+            text: token
+            for text, token in named.items()
+            if len(text) > 1 and (text in control or _MARK.fullmatch(text)) and not _BYTE.fullmatch(text)
+        }
+    return {
+        one.content: token
+        for token, one in added.items()
+        if len(one.content) > 1 and (one.special or _MARK.fullmatch(one.content))
+    }
+
+
 def is_conversation(prompt: Any) -> TypeGuard[Messages]:
     """True for a list of messages, as opposed to one of token ids or of prompts."""
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
@@ -68,22 +136,42 @@ def render(tokenizer: Any, name: str, messages: Messages, **options: Any) -> str
 
     Raises:
         OutpaceError: there is no chat template, a message has no role, or the template rejects them or
-            does not end.
+            does not end, or does not show one to be continued.
     """
     if not has_template(tokenizer):
         raise OutpaceError(f"{name} has no chat template; give the prompt as a text, not as messages")
     if not all(isinstance(message, Mapping) and message.get("role") for message in messages):
         raise OutpaceError('a message is a dict with its role, as in {"role": "user", "content": "Hi"}')
+    continued = options.pop("continue_final_message", False)
+    turns = [*messages[:-1], _begun(messages[-1])] if continued else list(messages)
     try:
         with _bounded():
             text: str = tokenizer.apply_chat_template(
-                list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
+                turns, tokenize=False, **{"add_generation_prompt": not continued, **options}
             )
     except MemoryError:
         raise
     except Exception as error:  # a template may raise anything
         raise OutpaceError(f"the chat template of {name} failed: {first_line(error)}") from error
+    if not continued:
+        return text
+    text, shown, _ = text.rpartition(_HERE)
+    if not shown:
+        raise OutpaceError(
+            f"the chat template of {name} does not show the last message, which is therefore not continued"
+        )
     return text
+
+
+def _begun(message: dict[str, Any]) -> dict[str, Any]:
+    """A message whose text ends in a word, at which a rendered conversation is cut.
+
+    The template closes the message behind it, and what it trims of a text's end stays.
+    """
+    content = message["content"]
+    if isinstance(content, str):
+        return {**message, "content": content + _HERE}
+    return {**message, "content": [*content[:-1], {**content[-1], "text": content[-1]["text"] + _HERE}]}
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
+from tokenizers import Tokenizer
 
 from image_models import picture, seeing, url_of
 from outpace.loading import Loaded
@@ -54,6 +55,7 @@ OUT: Fragment = {"max_output_tokens": 2, "temperature": 0}
 LOGPROBS: Fragment = {"logprobs": True}
 SOURCE: Fragment = {"type": "base64", "data": b64encode(picture(0)).decode()}
 OTHER: Fragment = {"type": "base64", "data": b64encode(picture(1)).decode()}
+INFILL: Fragment = {"input_prefix": "a", "input_suffix": "b", "n_predict": 2, "temperature": 0}
 # Types of which one request has an image: a model that reads images answers it.
 PICTURED = {"ImagePart", "ImageUrl", "InputImage", "ImageBlock", "ImageSource"}
 
@@ -79,6 +81,8 @@ PLACES: dict[str, tuple[str, Callable[[Fragment], Fragment], Fragment]] = {
     "Responses": (RESPONSES, lambda one: one, responses()),
     "Tokenize": ("/tokenize", lambda one: one, {"prompt": "The dog"}),
     "Detokenize": ("/detokenize", lambda one: one, {"tokens": [5, 6]}),
+    "Infill": ("/infill", lambda one: one, INFILL),
+    "Extra": ("/infill", lambda one: {**INFILL, "input_extra": [one]}, {"text": "a"}),
     "Speculate": (CHAT, lambda one: chat(speculation=one), {"drafter": "off"}),
     "StreamOptions": (CHAT, lambda one: chat(stream=True, stream_options=one), {}),
     "Message": (CHAT, lambda one: chat(messages=[one, USER]), {"role": "assistant", "content": "a"}),
@@ -109,6 +113,7 @@ PLACES: dict[str, tuple[str, Callable[[Fragment], Fragment], Fragment]] = {
         lambda one: chat(response_format={"type": "json_schema", "json_schema": one}),
         {"name": "x", "schema": PERSON},
     ),
+    "StructuredOutputs": (CHAT, lambda one: chat(structured_outputs=one), {"regex": "[0-9]{9}"}),
     "Prediction": (CHAT, lambda one: chat(prediction=one), {"type": "content", "content": "a"}),
     "TextPart": (
         CHAT,
@@ -228,12 +233,23 @@ WITH: dict[str, Fragment] = {
     "Chat.top_p": {"temperature": 2, "seed": 1, "max_tokens": 8},
     "Chat.top_k": {"temperature": 2, "seed": 1, "max_tokens": 8},
     "Chat.min_p": {"temperature": 2, "seed": 1, "max_tokens": 8},
+    "Infill.seed": {"temperature": 2, "n_predict": 8},
+    "Infill.top_p": {"temperature": 2, "seed": 1, "n_predict": 8},
+    "Infill.top_k": {"temperature": 2, "seed": 1, "n_predict": 8},
+    "Infill.min_p": {"temperature": 2, "seed": 1, "n_predict": 8},
+    "Infill.temperature": {"seed": 1, "n_predict": 8},
+    "Infill.stop": {"n_predict": 24},
     "Chat.seed": {"temperature": 2, "seed": 1, "max_tokens": 8},
     "Chat.max_completion_tokens": {"max_tokens": None},
     "Chat.repetition_penalty": {"max_tokens": 24},
     "Chat.presence_penalty": {"max_tokens": 24},
     "Chat.frequency_penalty": {"max_tokens": 24},
     "Chat.temperature": {"seed": 1, "max_tokens": 8},
+    "Chat.continue_final_message": {"messages": [USER, {"role": "assistant", "content": "a"}]},
+    "Tokenize.continue_final_message": {
+        "messages": [USER, {"role": "assistant", "content": "a"}],
+        "prompt": None,
+    },
     "Chat.ignore_eos": {"logit_bias": {"0": 100}},
     "Chat.min_tokens": {"logit_bias": {"0": 100}},
     "CountTokens.tool_choice": {"tools": [OWN]},
@@ -246,6 +262,10 @@ WITH: dict[str, Fragment] = {
     "Tokenize.add_generation_prompt": {"messages": STORY, "prompt": None},
     "Tokenize.messages": {"prompt": None},
     "Format.json_schema": {"type": "json_schema"},
+    "StructuredOutputs.json": {"regex": None},
+    "StructuredOutputs.json_object": {"regex": None},
+    "StructuredOutputs.choice": {"regex": None},
+    "StructuredOutputs.grammar": {"regex": None},
 }
 VALUES: dict[str, Any] = {
     "model": "other name", "stream": True, "temperature": 1, "top_p": 0.1, "top_k": 1, "speculation": "off",
@@ -257,6 +277,14 @@ VALUES: dict[str, Any] = {
     "messages": [{"role": "user", "content": "Another."}], "logprobs": True, "top_logprobs": 2,
     "response_format": {"type": "json_object"}, "tools": [{"type": "function", "function": FUNCTION}],
     "tool_choice": "required", "prediction": {"type": "content", "content": "a b c"},
+    "structured_outputs": {"regex": "[0-9]{9}"}, "regex": "[a-c]{9}", "choice": ["xyz"],
+    "grammar": "root ::= [0-9]",
+    "guided_json": PERSON, "guided_regex": "[0-9]{9}", "guided_choice": ["xyz"],
+    "guided_grammar": "start: /[0-9]/",
+    "Chat.json_schema": PERSON, "Completions.json_schema": PERSON, "json": PERSON, "json_object": True,
+    "input_prefix": "c", "input_suffix": "c", "input_extra": [{"text": "c"}],
+    "Infill.prompt": "c and more", "n_predict": 3,
+    "Extra.text": "c and more", "filename": "another.py",
     "chat_template_kwargs": {"style": "new"}, "reasoning_effort": "high", "prompt": "A cat sat",
     "Completions.logprobs": 1, "echo": True, "best_of": 2, "suffix": "x", "Messages.tools": [OWN],
     "CountTokens.tools": [OWN], "system": "Be brief.", "stop_sequences": [" ", "e", "a", "o", "t"],
@@ -267,7 +295,8 @@ VALUES: dict[str, Any] = {
     "max_output_tokens": 3, "text": {"format": {"type": "json_object"}}, "Responses.tools": [TOOL],
     "parallel_tool_calls": False, "Responses.reasoning": {"effort": "high"}, "previous_response_id": "x",
     "conversation": "x", "background": True, "add_special_tokens": False, "add_generation_prompt": False,
-    "return_token_strs": True, "tokens": [7], "Speculate.drafter": "lookahead", "num_speculative_tokens": 3,
+    "continue_final_message": True, "prefix": True, "partial": True, "return_token_strs": True,
+    "tokens": [7], "Speculate.drafter": "lookahead", "num_speculative_tokens": 3,
     "memory": "on", "Function.strict": True, "include_usage": True, "continuous_usage_stats": True,
     "include_obfuscation": True,
     "role": "system", "content": "b and more", "name": "another one", "tool_calls": [CALL],
@@ -306,10 +335,11 @@ ELSEWHERE = {
     "Speculate.memory",  # test_errors: it is of other requests
     "Speculate.num_speculative_tokens", "Prediction.content",  # test_chat, test_trace: they are of counts
     "Messages.temperature", "Messages.top_p", "Messages.top_k", "Responses.top_k",  # as Chat's, but no seed
-    "Messages.stream", "Responses.stream", "Chat.stream", "Completions.stream",  # in every test of streams
+    "Messages.stream", "Responses.stream", "Chat.stream", "Completions.stream", "Infill.stream",
     "Chat.thinking_token_budget", "Chat.thinking_budget_tokens", "Chat.thinking_budget",  # test_marks:
     "Thinking.budget_tokens", "Reasoning.max_tokens",  # they need a template that marks reasoning
-    "CountTokens.model", "Tokenize.model", "Detokenize.model",  # test_errors: another is refused
+    # Those are in every test of streams, and test_errors has another model, which is refused
+    "CountTokens.model", "Tokenize.model", "Detokenize.model", "Infill.model",
 }  # fmt: skip
 REPEATED = ("metadata", "truncation", "tools", "text")
 NAMES: dict[str, Any] = {"id": "x", "status": "completed", "phase": "x", "signature": "x", "data": "b"}
@@ -356,6 +386,8 @@ def sample(field: FieldInfo, name: str) -> Any:
     kinds = [field.annotation]
     while kinds:
         one = kinds.pop(0)
+        if one is Any:
+            return {"a": "b"}
         if get_origin(one) in (Union, types.UnionType, Annotated):
             kinds += [part for part in get_args(one) if part is not type(None)]
         elif get_origin(one) is Literal:
@@ -380,7 +412,20 @@ ACTIVE = [
 
 
 def rich() -> Loaded:
+    """The model with a template that shows everything, and with marks for filling in the middle."""
+    state = json.loads(model().tokenizer.backend_tokenizer.to_str())
+    marks = ("fim_prefix", "fim_suffix", "fim_middle", "file_sep")
+    for place, mark in enumerate(marks):  # in place of the last tokens
+        token = 4095 - place
+        named = {spelt: own for spelt, own in state["model"]["vocab"].items() if own != token}
+        state["model"]["vocab"] = named
+        added = {**state["added_tokens"][0], "id": token, "content": f"<|{mark}|>"}
+        state["added_tokens"].append(added)
+    state["model"]["merges"] = [
+        pair for pair in state["model"]["merges"] if "".join(pair) in state["model"]["vocab"]
+    ]
     tokenizer = copy.deepcopy(model().tokenizer)
+    tokenizer._tokenizer = Tokenizer.from_str(json.dumps(state))
     tokenizer.chat_template = TEMPLATE
     return replace(model(), tokenizer=tokenizer)
 
@@ -466,6 +511,18 @@ def test_all_other_fields_change_something() -> None:
         assert not [one[:2] for one in wrong]
 
     run(main, 600)
+
+
+@pytest.mark.parametrize("kind", PLACES)
+def test_a_field_of_null_is_absent(kind: str) -> None:
+    known = [(name, field) for own, name, field in fields() if own == kind]
+    path, plain = built(kind, {})
+    body = _APIS[path][1]
+    for name, field in known:
+        if name in PLACES[kind][2] or field.is_required():
+            continue
+        _, asked = built(kind, {name: None, "qz_of_a_client": None})
+        assert body.model_validate(asked) == body.model_validate(plain), name
 
 
 def test_a_field_of_one_path_is_known_at_the_others() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from itertools import chain
 from typing import Any
 
@@ -13,6 +15,8 @@ from serving import STORY, Client, model, run, serving
 
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+BEGUN: dict[str, Any] = {"role": "assistant", "content": "Once "}
+CONTINUE = "continue_final_message"
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"temperature": 2.1}, "temperature"),
     (CHAT, {"repetition_penalty": 0}, "repetition_penalty"),
@@ -27,7 +31,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"max_tokens": 0}, "max_tokens"),
     (CHAT, {"max_tokens": 1, "max_completion_tokens": 2}, "max_tokens"),
     (CHAT, {"min_tokens": -1}, "min_tokens"),
-    (CHAT, {"min_tokens": None}, "min_tokens"),
     (CHAT, {"min_tokens": 5, "max_tokens": 4}, "min_tokens"),
     (CHAT, {"min_tokens": 4096}, "min_tokens"),
     (CHAT, {"min_tokens": 1, "response_format": {"type": "json_object"}}, "min_tokens"),
@@ -37,7 +40,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"stop": 5}, "stop"),
     (CHAT, {"stop_token_ids": [-1]}, "stop_token_ids"),
     (CHAT, {"stop_token_ids": ["5"]}, "stop_token_ids"),
-    (CHAT, {"ignore_eos": None}, "ignore_eos"),
     (CHAT, {"logit_bias": {"5": 101}}, "logit_bias"),
     (CHAT, {"logit_bias": {"5": -101}}, "logit_bias"),
     (CHAT, {"logit_bias": {"5.0": 1}}, "logit_bias"),
@@ -60,7 +62,16 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     (CHAT, {"response_format": {"type": "json_schema"}}, "response_format"),
     (CHAT, {"reasoning_effort": "little"}, "reasoning_effort"),
     (CHAT, {"include_stop_str_in_output": True}, "include_stop_str_in_output"),
-    (CHAT, {"continue_final_message": True}, "continue_final_message"),
+    (CHAT, {"continue_final_message": True}, "messages"),
+    (CHAT, {"messages": [BEGUN], "continue_final_message": True, "add_generation_prompt": True}, CONTINUE),
+    (CHAT, {"messages": [{**BEGUN, "prefix": True}], "continue_final_message": False}, CONTINUE),
+    (CHAT, {"messages": [{**BEGUN, "prefix": True}, *STORY]}, "messages"),
+    (CHAT, {"messages": [*STORY, {**STORY[0], "partial": True}]}, "messages"),
+    (
+        CHAT,
+        {"messages": [{"role": "assistant", "reasoning_content": "Hm.", "prefix": True}]},
+        "messages",
+    ),
     (CHAT, {"n_predict": 4}, "n_predict"),
     (TEXT, {"prompt": "a", "best_of": 0}, "best_of"),
     (TEXT, {"prompt": "a", "n": 2, "best_of": 1}, "best_of"),
@@ -202,24 +213,63 @@ def test_a_refusal_of_the_assistant_is_its_text() -> None:
 # -- Anthropic's -----------------------------------------------------------------------------------------
 
 
-def test_a_last_message_of_the_assistant_is_continued() -> None:
+@pytest.mark.parametrize("trims", [False, True])
+def test_a_last_message_of_the_assistant_is_continued(trims: bool) -> None:
+    """Whatever the template does with a text's end, the prompt ends as the client's text does."""
+    tokenizer = copy.deepcopy(model().tokenizer)
+    if trims:
+        tokenizer.chat_template = (
+            "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}"
+        )
+    loaded = replace(model(), tokenizer=tokenizer)
+    engine = Engine(model().target, tokenizer=model().tokenizer)
+
     async def main() -> None:
-        rendered = model().render([*STORY, {"role": "assistant", "content": "Once upon a"}])
-        ids = model().plain_tokens(rendered[: rendered.index("Once upon a") + len("Once upon a")])
-        engine = Engine(model().target, tokenizer=model().tokenizer)
-        (whole,) = engine.generate([ids], SamplingParams(max_new_tokens=8))
-        async with serving() as client:
-            for begun, prompt, text in (
-                ("Once upon a", ids, whole.text),
-                ("", model().encode_chat(STORY), _story(max_new_tokens=8).text),
-            ):
-                said = [*STORY, {"role": "assistant", "content": begun}]
-                asked = {"messages": said, "max_tokens": 8, "temperature": 0}
+        async with serving(loaded=loaded) as client:
+            for begun in ("Once upon a", "", "Once upon a ", "Once\n"):
+                rendered = loaded.render([*STORY, {"role": "assistant", "content": f"{begun}@"}])
+                head = rendered[: rendered.index("@")] if begun else loaded.render(STORY)
+                ids = loaded.plain_tokens(head)
+                (whole,) = engine.generate([ids], SamplingParams(max_new_tokens=8))
+                said = {"role": "assistant", "content": begun}
+                for more in ({"prefix": True}, {"partial": True}, {}):
+                    asked: dict[str, Any] = {"messages": [*STORY, {**said, **more}], "max_tokens": 8}
+                    if not more:
+                        asked |= {CONTINUE: True, "add_generation_prompt": False}
+                    for how in ({}, {"speculation": "off"}, {"stream": True})[: None if more else 1]:
+                        exchange = client.chat(**asked, **how, return_token_ids=True)
+                        if how.get("stream"):
+                            *chunks, _ = await exchange.events()
+                            first, tokens = (
+                                chunks[0],
+                                chain(*(c["choices"][0].get("token_ids", ()) for c in chunks)),
+                            )
+                            assert (first["prompt_token_ids"], list(tokens)) == (ids, whole.tokens)
+                            continue
+                        found = await exchange.json()
+                        assert found["prompt_token_ids"] == ids, (begun, found)
+                        assert found["choices"][0]["message"]["content"] == whole.text
+                    counted = {name: one for name, one in asked.items() if name != "max_tokens"}
+                    assert (await client.send("/tokenize", counted).json())["tokens"] == ids
+                if begun[-1:].isspace():
+                    continue  # which Anthropic refuses
+                asked = {"messages": [*STORY, said], "max_tokens": 8, "temperature": 0}
                 found = await client.send(MESSAGES, asked).json()
-                assert found["content"][0]["text"] == text
-                assert found["usage"]["input_tokens"] == len(prompt)
-                counted = await client.send(f"{MESSAGES}/count_tokens", {"messages": said}).json()
-                assert counted == {"input_tokens": len(prompt)}
+                assert found["content"][0]["text"] == whole.text
+                assert found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"] == len(ids)
+                counted = await client.send(f"{MESSAGES}/count_tokens", {"messages": [*STORY, said]}).json()
+                assert counted == {"input_tokens": len(ids)}
+
+    run(main)
+
+
+def test_a_prompt_may_end_with_its_last_message() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            asked = {"max_tokens": 1, "add_generation_prompt": False, "return_token_ids": True}
+            found = await client.chat(**asked).json()
+            assert found["prompt_token_ids"] == model().encode_chat(STORY, add_generation_prompt=False)
 
     run(main)
 

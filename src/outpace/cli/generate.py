@@ -15,6 +15,7 @@ from outpace.cli import options as o
 from outpace.cli import prompts, screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import compare_all
+from outpace.cli.constraining import constraint_of
 from outpace.cli.encoder_decoder import check_audio, spoken, with_own_rules
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
@@ -103,6 +104,15 @@ Stop = Annotated[
     list[str] | None,
     o.sampling_option("--stop", metavar="TEXT", help="Text that ends the output; repeatable."),
 ]
+Constrain = Annotated[
+    list[str] | None,
+    o.sampling_option(
+        "--constrain",
+        metavar="KIND=VALUE",
+        help="Constrain the text: json=SCHEMA, regex=PATTERN or grammar=GBNF, of which each may be a file's "
+        "name; or choice=TEXT, repeatable.",
+    ),
+]
 IgnoreEos = Annotated[bool, o.sampling_option("--ignore-eos", help="Continue after an end token.")]
 Logprobs = Annotated[
     int | None,
@@ -158,6 +168,7 @@ def generate(
     frequency_penalty: FrequencyPenalty = 0.0,
     seed: o.Seed = None,
     stop: Stop = None,
+    constrain: Constrain = None,
     ignore_eos: IgnoreEos = False,
     logprobs: Logprobs = None,
     as_json: o.AsJson = False,
@@ -169,8 +180,7 @@ def generate(
     """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file, or audio.
 
     Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
-    given = dict(locals()) | {"stop": stop or ()}
-    check_together(given)
+    given = checked(dict(locals()))
     watching = observer_of(observer, parallel)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
@@ -188,8 +198,8 @@ def generate(
     finish(*ended)
 
 
-def check_together(given: Mapping[str, Any]) -> None:
-    """Refuse options of ``generate`` that do not go together."""
+def checked(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of ``generate``, with a constraint as sampling has it; those at odds are refused."""
     compare, logprobs = given["compare"], given["logprobs"]
     check_audio(given)
     if compare and given["observer"]:
@@ -203,6 +213,8 @@ def check_together(given: Mapping[str, Any]) -> None:
         raise OutpaceError("--compare reports no --logprobs; leave one of them out")
     if logprobs is not None and not given["as_json"]:
         raise OutpaceError("--logprobs are reported in JSON only; add --json")
+    constraint = constraint_of(given["constrain"] or ())
+    return {**given, "stop": given["stop"] or (), "structured_outputs": constraint}
 
 
 def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Writer) -> bool:

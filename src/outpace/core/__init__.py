@@ -31,11 +31,13 @@ from outpace.core.results import (
     StreamedToken,
     TokenLogprobs,
 )
+from outpace.core.structured import StructuredOutputs
 
 __all__ = [
     "DEFAULT_DRAFTER", "DTYPES", "EXTRAS", "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason",
     "Generation", "LogitsProcessor", "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost",
-    "SamplingParams", "Source", "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs",
-    "UnsupportedModel", "Verdict", "check_known", "described", "dtype_name", "first_line", "in_progress",
-    "install", "load_extra", "missing", "near", "need", "out_of_memory",
+    "SamplingParams", "Source", "Speculation", "Stats", "StreamedToken", "StructuredOutputs",
+    "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict", "check_known", "described",
+    "dtype_name", "first_line", "in_progress", "install", "load_extra", "missing", "near", "need",
+    "out_of_memory",
 ]  # fmt: skip

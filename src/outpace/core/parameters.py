@@ -9,6 +9,7 @@ from dataclasses import InitVar, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import OutpaceError
+from outpace.core.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     import torch
@@ -110,6 +111,8 @@ class SamplingParams:
         logits_processors: transformers' logits processors, called as
             ``p(input_ids[1, n], scores[1, vocabulary])`` exactly once per emitted token, in order.
         speculation: a ``Speculation``, or the name of one of the engine's drafters, or "off".
+        structured_outputs: a constraint of the text, which ends the output where nothing may follow. The
+            engine then needs a tokenizer, and the extra ``outpace[serve]``.
     """
 
     max_new_tokens: int = 128
@@ -129,6 +132,7 @@ class SamplingParams:
     logprobs: int | None = None
     logits_processors: Seq[LogitsProcessor] = ()
     speculation: Speculation | str | None = None
+    structured_outputs: StructuredOutputs | Mapping[str, object] | None = None
     n: int = 1
     max_tokens: InitVar[int | None] = None
 
@@ -162,6 +166,8 @@ class SamplingParams:
         called = all(map(callable, self.logits_processors))
         self._check("logits_processors", called, "functions of input_ids and scores")
         self._check("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0")
+        constrained = self.structured_outputs is not None
+        self._check("min_tokens", not (constrained and self.min_tokens), "0 with structured_outputs")
 
     def _convert(self) -> None:
         """Convert other libraries' numbers to Python's, a single stop string to a tuple, None to ``()``."""
@@ -181,6 +187,10 @@ class SamplingParams:
             values["logits_processors"] = tuple(self.logits_processors or ())
             if not isinstance(self.speculation, Speculation):
                 values["speculation"] = Speculation(self.speculation)
+            if isinstance(self.structured_outputs, Mapping):
+                values["structured_outputs"] = StructuredOutputs(**self.structured_outputs)  # type: ignore[arg-type]
+        except OutpaceError:
+            raise
         except (TypeError, ValueError) as error:
             raise OutpaceError(f"a sampling parameter has a value of the wrong type: {error}") from error
         for name, value in values.items():
@@ -200,6 +210,12 @@ class SamplingParams:
         """``speculation`` as a ``Speculation``."""
         assert isinstance(self.speculation, Speculation)  # converted in __post_init__
         return self.speculation
+
+    @property
+    def constraint(self) -> StructuredOutputs | None:
+        """``structured_outputs`` as a ``StructuredOutputs``."""
+        assert not isinstance(self.structured_outputs, Mapping)  # converted in __post_init__
+        return self.structured_outputs
 
     @property
     def greedy(self) -> bool:

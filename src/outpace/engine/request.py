@@ -6,10 +6,17 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from outpace.cache import Cache
-from outpace.core import ContextOverflow, OutpaceError, PromptStates, SamplingParams
+from outpace.core import (
+    ContextOverflow,
+    OutpaceError,
+    PromptStates,
+    SamplingParams,
+    load_extra,
+)
 from outpace.core.parameters import token_id
 from outpace.draws.noise import Key
 from outpace.draws.sampling import NoEnd
@@ -24,6 +31,9 @@ from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.text import TextStream, Tokenizer
 from outpace.verify import Verifier
+
+if TYPE_CHECKING:
+    from outpace.grammars.matching import Constraints
 
 T = TypeVar("T")
 Prompt = str | Seq[int] | Messages
@@ -76,12 +86,10 @@ class Requests:
         tokens, source = self._read(prompt, source)
         check_prompt(tokens, target)
         check_ids(params, target)
-        params = not_ending_early(params, len(tokens), target)
+        ending = not_ending_early(params, len(tokens), target)
+        params, criteria = self._constrained(ending, len(tokens), criteria)
         check_processors(params, self.verifier)
-        if params.logits_processors:
-            need_logits(target, "logits_processors, of which min_tokens is one")
-        if params.logprobs is not None:
-            need_logits(target, "logprobs")
+        check_logits(params, target)
         drafting = drafting_of(params, self.draftings)
         check_seed(params, self.verifier, drafting.policy, self.observer)
         text = self._text(params)
@@ -116,6 +124,40 @@ class Requests:
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
 
+    def _constrained(
+        self,
+        params: SamplingParams,
+        length: int,
+        criteria: Callable[[list[int]], bool] | None,
+    ) -> tuple[SamplingParams, Callable[[list[int]], bool] | None]:
+        """The parameters of an output after a prompt of this length, with its constraint, and what ends it.
+
+        Raises:
+            OutpaceError: the constraint cannot be used, or there is no tokenizer.
+        """
+        if (wanted := params.constraint) is None:
+            return params, criteria
+        load_extra("llguidance", "structured_outputs", "serve")
+        from outpace.grammars.matching import Grammar
+
+        grammar = Grammar(self._constraints.matcher(wanted), length)
+
+        def ended(tokens: list[int]) -> bool:
+            return grammar.ended(tokens) or (criteria is not None and criteria(tokens))
+
+        # It comes first: what the other processors exclude is excluded from what the grammar allows
+        return replace(params, logits_processors=(grammar, *params.logits_processors)), ended
+
+    @cached_property
+    def _constraints(self) -> Constraints:
+        from outpace.grammars.matching import Constraints
+
+        if self.tokenizer is None:
+            raise OutpaceError(
+                "structured_outputs need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)"
+            )
+        return Constraints(self.tokenizer, self.target.vocabulary, self.target.eos_token_ids)
+
     def _read(self, prompt: Prompt, source: Any) -> tuple[list[int], Any]:
         """A prompt's token ids and its source, which of a model with an encoder is the text."""
         tokenizer: Any = self.tokenizer
@@ -143,6 +185,18 @@ class Requests:
         if params.stop:
             raise OutpaceError("stop strings need a tokenizer: Engine(target, drafter, tokenizer=tokenizer)")
         return None
+
+
+def check_logits(params: SamplingParams, target: TargetModel) -> None:
+    """Refuse what needs logits of a target that gives none.
+
+    Raises:
+        OutpaceError: there is something.
+    """
+    if params.logits_processors:
+        need_logits(target, "logits_processors, of which min_tokens is one")
+    if params.logprobs is not None:
+        need_logits(target, "logprobs")
 
 
 def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]) -> Drafting:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import re
-from collections.abc import Sequence
+from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -16,6 +16,7 @@ from starlette.requests import Request
 from outpace.serve.errors import Refused, later
 from outpace.serve.fields import Wire, check_size
 from outpace.serve.known import refusal_of
+from outpace.serve.places import told, written_path
 from outpace.serve.totals import CLIENT, Total, Turns
 from outpace.serve.worker import return_memory
 
@@ -144,46 +145,38 @@ def _as(kind: type[Wire], body: bytes, ignored: list[str] | None) -> Wire | Refu
                 ignored += [_removed(found, place) for place in extra]
         return kind.model_validate(found)
     except ValidationError as error:
-        errors = error.errors(include_url=False, include_context=False, include_input=False)
-        return invalid_body([{**one, "loc": ("body", *one["loc"])} for one in errors])
+        errors = error.errors(include_url=False, include_input=False)
+        return invalid_body([{**one, "loc": ("body", *one["loc"])} for one in errors], found)
     except ValueError as error:
         return Refused(400, str(error))
     except Refused as error:
         return error.with_traceback(None)
 
 
-def _removed(body: Any, place: tuple[int | str, ...]) -> str:
-    """Remove the field at a place, which has the names of types beside those of fields; its name."""
-    holder, path = _holder(body, place)
-    del holder[place[-1]]
-    return ".".join([*path, str(place[-1])])
+def _removed(body: Any, place: Seq[int | str]) -> str:
+    """Remove the field at pydantic's place of it; the client's name of it."""
+    path = written_path(body, place)
+    holder = body
+    for step in path[:-1]:
+        holder = holder[step]
+    del holder[path[-1]]
+    return ".".join(map(str, path))
 
 
-def _holder(one: Any, place: tuple[int | str, ...]) -> tuple[Any, list[str]]:
-    """The object with the field at a place, and its own place without the names of types; None if none is."""
-    if len(place) == 1:
-        return (one if isinstance(one, dict) and place[0] in one else None), []
-    step = place[0]
-    if step in one if isinstance(one, dict) else isinstance(one, list) and isinstance(step, int):
-        found, path = _holder(one[step], place[1:])
-        if found is not None:
-            return found, [str(step), *path]
-    return _holder(one, place[1:])
-
-
-def ignored_header(names: Sequence[str]) -> str:
+def ignored_header(names: Seq[str]) -> str:
     """The header that names ignored fields: the first of them, in ASCII."""
     shown = [_UNSAFE.sub("?", name)[:100] for name in names[:_SHOWN]]
     return ", ".join(shown) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
 
 
-def invalid_body(errors: Sequence[Any]) -> Refused:
-    """Describe the first of pydantic's errors in a body, or the one that names a kind of content."""
+def invalid_body(errors: Seq[Any], body: Any) -> Refused:
+    """Describe pydantic's errors in a body: the first, or the one that names a kind of content."""
     first = next((one for one in errors if one["type"] == "no_media"), errors[0])
-    place = [str(part) for part in first["loc"][1:]]
-    if first["type"] == "extra_forbidden":
-        return Refused(400, refusal_of(".".join(place)), ".".join(place) or None)
-    if not place:
+    if len(first["loc"]) < 2:
         message = "the body must be a JSON object, sent as Content-Type: application/json"
         return Refused(400, message, code="invalid_json")
-    return Refused(400, f"{'.'.join(place)}: {first['msg']}", place[0])
+    path, said = told(errors, first, body)
+    place = ".".join(map(str, path))
+    if said == refusal_of(place):
+        return Refused(400, said, place)
+    return Refused(400, f"{place}: {said}", str(path[0]))

@@ -12,12 +12,15 @@ from starlette.responses import Response
 
 from outpace.core import Generation, TokenLogprobs
 from outpace.serve.answers import Answer, Said
+from outpace.serve.constraints import Constrained, constraint_of
+from outpace.serve.continuing import prompt_of
 from outpace.serve.errors import Refused
 from outpace.serve.fields import (
     INERT,
     PARTS,
     TURNS,
     Anything,
+    Arguments,
     ChatParts,
     Int,
     Most,
@@ -33,7 +36,6 @@ from outpace.serve.fields import (
 from outpace.serve.formats import FINISH, Writer, entries_of, new_id
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
-from outpace.serve.schemas import Lark
 from outpace.serve.service import Service
 from outpace.serve.tools import (
     Templated,
@@ -50,13 +52,15 @@ from outpace.serve.tools import (
 
 class FunctionCall(Wire):
     name: str
-    arguments: str
+    arguments: Arguments
+    parsed_arguments: Annotated[Any, INERT] = None
 
 
 class ToolCall(Wire):
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
+    index: Annotated[Int | None, INERT] = None
 
 
 class Message(Wire):
@@ -67,9 +71,11 @@ class Message(Wire):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    prefix: bool = False  # of the last message: the answer continues it, as for Mistral and DeepSeek
+    partial: bool = False  # the same, as for Moonshot and Alibaba
+    # Returned by clients as received
     annotations: Annotated[Anything | None, INERT] = None
-    audio: Annotated[None, INERT] = None
-    function_call: Annotated[None, INERT] = None
+    parsed: Annotated[Any, INERT] = None
 
 
 Conversation = Annotated[list[Message], Field(min_length=1, max_length=TURNS, fail_fast=True)]
@@ -96,39 +102,26 @@ class NamedTool(Wire):
     function: Named
 
 
-class JsonSchema(Wire):
-    name: Annotated[str, INERT]
-    description: Annotated[str | None, INERT] = None
-    schema_: Annotated[Object | None, Field(alias="schema")] = None
-    strict: Annotated[bool | None, INERT] = None
-
-
-class Format(Wire):
-    """A ``response_format``."""
-
-    type: Literal["text", "json_object", "json_schema"]
-    json_schema: JsonSchema | None = None
-
-
 class Prediction(Wire):
     type: Literal["content"]
     content: str | TextParts
 
 
-class Chat(OpenAI):
+class Chat(OpenAI, Constrained):
     """``POST /v1/chat/completions``."""
 
     messages: Conversation
     max_tokens: Most | None = None
     max_completion_tokens: Most | None = None
-    logprobs: bool | None = False
+    logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    response_format: Format | None = None
     tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     chat_template_kwargs: Object | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
     # tokens of reasoning at most, by vLLM's, llama-server's and DashScope's names
     thinking_token_budget: Thoughts | None = None
@@ -142,7 +135,7 @@ class Chat(OpenAI):
 
 async def chat(service: Service, body: Chat, salt: str | None) -> Response:
     """Handle a chat request."""
-    run = await service.start(body.n or 1, lambda: _parse(service, body, salt))
+    run = await service.start(body.n, lambda: _parse(service, body, salt))
     return await _Writer(service, body, run).response()
 
 
@@ -156,11 +149,9 @@ async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedReques
         raise Refused(400, "top_logprobs needs logprobs: true", "top_logprobs")
     check_stream(body)
     box = toolbox(body)
-    schema = _schema(service, body, box)
-    if schema is not None and body.min_tokens:
-        raise Refused(400, "min_tokens cannot be combined with a schema; leave it out", "min_tokens")
+    schema, constrained = constraint_of(body, body.min_tokens, box.grammar(service.dialogue))
     turns, options = await asyncio.to_thread(_turns, service, body, box)
-    prompt = await service.prompts.conversation(turns, **options)
+    prompt = await prompt_of(service, body, turns, options)
     most = service.defaults.most_tokens([prompt.tokens], body.max_completion_tokens or body.max_tokens)
     prediction = None
     if body.prediction is not None:
@@ -168,13 +159,14 @@ async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedReques
     return ParsedRequest(
         [prompt.tokens],
         openai_params(body, service.defaults, most, (body.top_logprobs or 0) if body.logprobs else None),
-        body.n or 1,
+        body.n,
         schema,
         prediction,
         salted(salt, body),
         body.trace,
         prompt.source,
         reasoning_of_answer(service, box, prompt.tokens, schema, *_thinking(body)),
+        constrained,
     )
 
 
@@ -263,24 +255,6 @@ def toolbox(body: Chat) -> Toolbox:
     return Toolbox(tools, chosen(how, name, tools), body.parallel_tool_calls is not False)
 
 
-def _schema(service: Service, body: Chat, box: Toolbox) -> dict[str, Any] | Lark | None:
-    """The schema of the answer: that of its format, or the grammar of a required call.
-
-    Raises:
-        Refused: there are two of them, or one is missing.
-    """
-    called, form = box.grammar(service.dialogue), body.response_format
-    if form is None or form.type == "text":
-        return called
-    if called is not None:
-        raise Refused(400, "response_format and a required tool exclude each other", "response_format")
-    if form.type == "json_object":
-        return {"type": "object"}
-    if form.json_schema is None:
-        raise Refused(400, "response_format needs json_schema: {name, schema}", "response_format")
-    return form.json_schema.schema_ if form.json_schema.schema_ is not None else {}
-
-
 # -- formatting ------------------------------------------------------------------------------------------
 
 
@@ -346,7 +320,7 @@ class _Writer(Writer):
         if end is not None:
             said += answer.end(reason == "stop")
             reason = "tool_calls" if answer.calls and reason == "stop" else reason
-        more = self._details(event, bool(self._body.logprobs))
+        more = self._details(event, self._body.logprobs)
         deltas = [self._written(one) for one in said] or ([{"content": ""}] if more else [])
         for place, delta in enumerate(deltas):
             yield _delta(event.index, delta) | (more if place == len(deltas) - 1 else {})

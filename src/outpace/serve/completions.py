@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
+from dataclasses import replace
 from typing import Annotated, Any
 
 from pydantic import Discriminator, Field, Tag
 from starlette.responses import Response
 
 from outpace.core import TokenLogprobs
+from outpace.serve.constraints import Constrained, constraint_of
 from outpace.serve.errors import Refused, refusal
 from outpace.serve.fields import Int, OpenAI, Tokens
 from outpace.serve.formats import FINISH, Writer, entries_of, finite
@@ -40,21 +42,19 @@ Prompt = Annotated[
 ]
 
 
-class Completions(OpenAI):
+class Completions(OpenAI, Constrained):
     """``POST /v1/completions``."""
 
     prompt: Prompt | None = None
     logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
-    echo: bool | None = False
+    echo: bool = False
     best_of: Annotated[Int, Field(ge=1)] | None = None
     suffix: str | None = None
 
 
 async def completions(service: Service, body: Completions, salt: str | None) -> Response:
     """Handle a request for completions."""
-    run = await service.start(
-        len(_prompts(service, body)) * (body.n or 1), lambda: _parse(service, body, salt)
-    )
+    run = await service.start(len(_prompts(service, body)) * body.n, lambda: _parse(service, body, salt))
     try:
         scores = await _scores(service, body, run)
     except BaseException as error:
@@ -80,6 +80,8 @@ def _prompts(service: Service, body: Completions) -> Seq[str | list[int]]:
         Refused: there is none.
     """
     prompt = body.prompt
+    if prompt is None and body.suffix:
+        return [""]
     if prompt is None:  # as at the beginning of a document
         return [service.prompts.beginning()]
     if isinstance(prompt, str):
@@ -92,26 +94,38 @@ def _prompts(service: Service, body: Completions) -> Seq[str | list[int]]:
 
 
 async def _parse(service: Service, body: Completions, salt: str | None) -> ParsedRequest:
-    if body.suffix:
-        raise Refused(400, "suffix is not supported; leave it out", "suffix")
-    if body.best_of is not None and body.best_of != (body.n or 1):
+    if body.suffix and body.echo:
+        raise Refused(400, "echo is not done with a suffix; leave it out", "echo")
+    if body.best_of is not None and body.best_of != body.n:
         raise Refused(400, "best_of is not supported; leave it out, or make it equal to n", "best_of")
     check_stream(body)
-    prompts = [
-        await service.prompts.tokens(one) if isinstance(one, str) else service.prompts.check_tokens(one)
-        for one in _prompts(service, body)
-    ]
+    prompts = [await _tokens(service, one, body.suffix) for one in _prompts(service, body)]
     _check_scored(body, prompts)
     if not all(prompts):
         raise Refused(400, "the prompt is empty: it has no tokens", "prompt")
     most = service.defaults.most_tokens(prompts, _MAX_TOKENS if body.max_tokens is None else body.max_tokens)
+    schema, constrained = constraint_of(body, body.min_tokens)
+    params = openai_params(body, service.defaults, most, body.logprobs)
+    if body.suffix and not body.ignore_eos:
+        params = replace(params, stop_token_ids=[*params.stop_token_ids, *service.prompts.middle().ends])
     return ParsedRequest(
         prompts,
-        openai_params(body, service.defaults, most, body.logprobs),
-        body.n or 1,
+        params,
+        body.n,
+        schema,
         salt=salted(salt, body),
         trace=body.trace,
+        constrained=constrained,
     )
+
+
+async def _tokens(service: Service, prompt: str | list[int], suffix: str | None) -> list[int]:
+    """Token ids of a prompt; before a suffix, of the request for what is between the two."""
+    if not isinstance(prompt, str):
+        service.prompts.check_tokens(prompt)
+    if suffix:
+        return await service.prompts.infill(prompt, suffix)
+    return await service.prompts.tokens(prompt) if isinstance(prompt, str) else prompt
 
 
 def _check_scored(body: Completions, prompts: Seq[Seq[int]]) -> None:

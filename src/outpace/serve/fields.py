@@ -11,8 +11,16 @@ from collections.abc import Sequence as Seq
 from itertools import islice
 from typing import Annotated, Any, Literal, Protocol
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints
-from pydantic_core import PydanticCustomError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError, from_json, to_json
 
 from outpace.serve.errors import Refused
 
@@ -58,6 +66,7 @@ def off(remedy: str) -> AfterValidator:
 _IMAGE_BYTES = 2**23  # of a compressed image
 WITH_IMAGES = "images are taken in messages of the user and in results of tools"
 _URL = re.compile(r"data:image/[a-z+.-]{1,20};base64,", re.IGNORECASE)
+_BILLING = re.compile(r"\Ax-anthropic-billing-header:(?: *[\w.-]+=[^;\n]*(?:;|(?=\n|\Z)))+ *(?:\n|\Z)")
 INERT = Field(json_schema_extra={"x-effect": "none"})  # a field that has no effect on the text
 _NO_MEDIA = ("input_audio", "audio", "video", "file", "input_file", "document")
 TextAndImages = BeforeValidator(_no_media)
@@ -67,6 +76,7 @@ Most = Annotated[Int, Field(ge=1, le=2**31)]
 Thoughts = Annotated[Int, Field(ge=-1, le=2**31)]  # tokens of reasoning at most; -1 for any number
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Field(max_length=64, fail_fast=True)]
+Seed = Annotated[Int, Field(ge=-(2**63), lt=2**64)]
 Token = Annotated[int, Field(ge=0, le=2**31)]
 Tokens = Annotated[list[Token], Field(max_length=_TOKENS, fail_fast=True), BeforeValidator(_all_whole)]
 EndTokens = Annotated[list[Token], Field(max_length=1000, fail_fast=True), BeforeValidator(_all_whole)]
@@ -76,9 +86,16 @@ Bias = Annotated[dict[str, Annotated[float, Field(ge=-100, le=100)]], Field(max_
 
 
 class Wire(BaseModel):
-    """A JSON object; unknown fields are refused, and types are not converted."""
+    """A JSON object; unknown fields are refused, types are not converted, and a field of null is absent."""
 
     model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, given: Any) -> Any:
+        if isinstance(given, dict) and None in given.values():
+            return {name: value for name, value in given.items() if value is not None}
+        return given
 
 
 def check_size(value: Any) -> None:
@@ -121,6 +138,39 @@ class Failure(Wire):
     error: Error
 
 
+def _whole_object(arguments: str) -> str:
+    """The arguments of a call in a conversation as a JSON object.
+
+    None at all are an empty one, and what an answer's limit has cut off is left out, since clients send back
+    what they got.
+    """
+    if not arguments.strip():
+        return "{}"
+    if arguments.count("[") + arguments.count("{") > _NESTED:
+        raise PydanticCustomError("too_nested", f"more than {_NESTED} objects and lists")
+    try:
+        found = from_json(arguments, allow_inf_nan=False, cache_strings="none")
+    except ValueError as error:
+        if not str(error).startswith("EOF"):
+            why, told = "the arguments of a call must be JSON: {error}", {"error": str(error)}
+            raise PydanticCustomError("no_json", why, told) from None
+        found = from_json(arguments, allow_inf_nan=False, allow_partial="trailing-strings")
+        arguments = to_json(found).decode()
+    if found is None:
+        return "{}"
+    if not isinstance(found, dict):
+        raise PydanticCustomError("no_object", "the arguments of a call must be a JSON object")
+    return arguments
+
+
+def _input_object(given: Any) -> Any:
+    return from_json(_whole_object(given)) if isinstance(given, str) else given
+
+
+Arguments = Annotated[str, AfterValidator(_whole_object)]
+Input = Annotated[Object, BeforeValidator(_input_object)]  # the same, of an API that has them as an object
+
+
 class StreamOptions(Wire):
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -139,7 +189,7 @@ class Sampled(Wire):
     """Fields of all requests for text."""
 
     model: str | None = None
-    stream: bool | None = False
+    stream: bool = False
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
     top_k: Annotated[Int, Field(ge=-1, le=2**31)] | None = None
@@ -163,10 +213,10 @@ class Labelled(Sampled):
 class OpenAI(Labelled):
     """Common fields of chat and completions."""
 
-    n: Annotated[Int, Field(ge=1, le=128)] | None = 1
+    n: Annotated[Int, Field(ge=1, le=128)] = 1
     max_tokens: Count | None = None
     stop: Stop | Stops | None = None
-    seed: Annotated[Int, Field(ge=-(2**63), lt=2**64)] | None = None
+    seed: Seed | None = None
     logit_bias: Bias | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -177,7 +227,7 @@ class OpenAI(Labelled):
     ignore_eos: bool = False
     min_tokens: Count = 0
     stop_token_ids: EndTokens | None = None
-    return_token_ids: bool | None = False
+    return_token_ids: bool = False
     cache_salt: Annotated[str, StringConstraints(min_length=1, max_length=1024)] | None = None
     # outpace's own
     trace: bool = False
@@ -190,6 +240,8 @@ class TextPart(Wire):
     annotations: Annotated[Anything | None, INERT] = None
     logprobs: Annotated[Anything | None, INERT] = None
     citations: Annotated[Anything | None, INERT] = None
+    parsed: Annotated[Any, INERT] = None
+    parsed_output: Annotated[Any, INERT] = None
     cache_control: Annotated[Object | None, INERT] = None
 
 
@@ -282,8 +334,9 @@ def content_of(
     Raises:
         Refused: an image is neither a user's nor in a result, or as ``ImagePart.base64``.
     """
+    told = _for_the_model if role in ("system", "developer") else str
     if content is None or isinstance(content, str):
-        return content or ""
+        return told(content or "")
     parts = list[dict[str, str]]()
     for part in content:
         if not isinstance(part, TextPart | RefusalPart):
@@ -291,10 +344,20 @@ def content_of(
                 raise Refused(400, f"{WITH_IMAGES}, not of {role}", "messages")
             parts.append({"type": "image", "image": part.base64()})
         else:
-            parts.append({"type": "text", "text": part.text if isinstance(part, TextPart) else part.refusal})
+            text = part.text if isinstance(part, TextPart) else part.refusal
+            parts.append({"type": "text", "text": told(text)})
     if any(part["type"] == "image" for part in parts):
         return parts
     return "".join(part["text"] for part in parts)
+
+
+def _for_the_model(text: str) -> str:
+    """A text of the system without the line of a client's billing at its head.
+
+    Claude Code sends one, of pairs that change from request to request. It is for Anthropic's servers, which
+    take it out; a model that saw it would read no earlier prompt from the prefix cache.
+    """
+    return _BILLING.sub("", text, count=1)
 
 
 def plain_text(content: str | Seq[TextPart | RefusalPart] | None) -> str:

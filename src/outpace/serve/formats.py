@@ -252,6 +252,13 @@ def _list_of(parts: Seq[bytes]) -> Iterator[bytes]:
     yield b"]"
 
 
+def stop_found(service: Service, one: Generation, stops: Iterable[str]) -> str | None:
+    """The stop string that ended an output; None if none did."""
+    text = service.model.tokenizer.decode(one.tokens, skip_special_tokens=True)
+    rest = text[len(one.text or "") :]
+    return min((stop for stop in stops if rest.startswith(stop)), key=len, default=None)
+
+
 def finite(logprob: float) -> float:
     """A log probability as JSON can write it."""
     return max(logprob, -9999.0)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outpace.core import Draft, OutpaceError, first_line
 from outpace.drafters.base import SequenceDrafter
+from outpace.grammars.notations import Free
 from outpace.sequence import Sequence
 from outpace.serve.effects import effective, lists_keys
 from outpace.serve.errors import Refused
@@ -70,7 +71,9 @@ class Grammars:
             raise Refused(400, f"this model's tokenizer supports no grammars: {self._tokenizer}")
         return self._tokenizer
 
-    async def compile(self, schema: dict[str, Any] | Lark, prefix: str | None = None) -> llguidance.LLMatcher:
+    async def compile(
+        self, schema: dict[str, Any] | Lark | Free, prefix: str | None = None
+    ) -> llguidance.LLMatcher:
         """Compile a grammar, or a schema to a matcher of its JSON texts, without optional whitespace.
 
         A matcher cannot be sent between processes: a worker compiles the schema first, and what it did within
@@ -83,16 +86,20 @@ class Grammars:
             Refused: the schema is wrong, or takes too much.
         """
         loop = asyncio.get_running_loop()
-        there = schema.bytes if isinstance(schema, Lark) else schema
-        functions = dict(schema.schemas) if isinstance(schema, Lark) else {}
-        job = await asyncio.to_thread(json.dumps, {"schema": there, "functions": functions})
-        plain = {"anyOf": list(schema.schemas.values())} if isinstance(schema, Lark) else schema
-        if len(job) > _SHORT or not is_plain(plain):
-            await self.pool.run(job.encode())
+        if isinstance(schema, Free):
+            here: Any = await self.pool.run(json.dumps(vars(schema)).encode())
+        else:
+            here = schema
+            there = schema.bytes if isinstance(schema, Lark) else schema
+            functions = dict(schema.schemas) if isinstance(schema, Lark) else {}
+            job = await asyncio.to_thread(json.dumps, {"schema": there, "functions": functions})
+            plain = {"anyOf": list(schema.schemas.values())} if isinstance(schema, Lark) else schema
+            if len(job) > _SHORT or not is_plain(plain):
+                await self.pool.run(job.encode())
         async with self._here.place(CLIENT.get()):
-            return await loop.run_in_executor(self._threads, self._compile, schema, prefix)
+            return await loop.run_in_executor(self._threads, self._compile, here, prefix)
 
-    def _compile(self, schema: dict[str, Any] | Lark, prefix: str | None) -> llguidance.LLMatcher:
+    def _compile(self, schema: dict[str, Any] | Lark | str, prefix: str | None) -> llguidance.LLMatcher:
         tokenizer = self.tokenizer()
         try:
             return compiled(tokenizer, schema.text if isinstance(schema, Lark) else schema, prefix)

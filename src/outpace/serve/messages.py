@@ -11,8 +11,9 @@ from starlette.responses import Response
 
 from outpace.core import Generation
 from outpace.serve.answers import Said
+from outpace.serve.continuing import continued
 from outpace.serve.errors import Refused
-from outpace.serve.formats import Stream, extras, json_response, new_id, sse
+from outpace.serve.formats import Stream, extras, json_response, new_id, sse, stop_found
 from outpace.serve.messages_body import (
     CountTokens,
     Messages,
@@ -73,14 +74,9 @@ async def _prompt(service: Service, body: Prompted, box: Toolbox) -> Prompt:
     turns, options = await asyncio.to_thread(conversation, service, body, box)
     if not turns or turns[-1]["role"] != "assistant":
         return await service.prompts.conversation(turns, **options)
-    if turns[-1].get("tool_calls"):
-        raise Refused(400, "the last message has calls without their results; add them", "messages")
     if turns[-1]["content"][-1:].isspace():  # as Anthropic
         raise Refused(400, "messages: a last one of the assistant ends in whitespace; strip it", "messages")
-    if not turns[-1]["content"]:
-        return await service.prompts.conversation(turns[:-1], **options)
-    more = {"add_generation_prompt": False, "continue_final_message": True}
-    return await service.prompts.conversation(turns, **options, **more)
+    return await continued(service, turns, options)
 
 
 class _Writer:
@@ -183,9 +179,7 @@ class _Writer:
             return {"stop_reason": "tool_use"}
         if one.finish_reason != "stop" or self._run.request.schema is not None:
             return {"stop_reason": "end_turn"}
-        text = self._service.model.tokenizer.decode(one.tokens, skip_special_tokens=True)
-        rest, stops = text[len(one.text or "") :], self._body.stop_sequences or ()
-        found = min((stop for stop in stops if rest.startswith(stop)), key=len, default=None)
+        found = stop_found(self._service, one, self._body.stop_sequences or ())
         return {"stop_reason": "stop_sequence", "stop_sequence": found}
 
     def _extras(self, one: Generation) -> dict[str, Any]:

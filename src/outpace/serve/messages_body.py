@@ -16,6 +16,7 @@ from outpace.serve.fields import (
     TURNS,
     WITH_IMAGES,
     Anything,
+    Input,
     Most,
     Object,
     Sampled,
@@ -27,7 +28,6 @@ from outpace.serve.fields import (
     checked_image,
     content_of,
     off,
-    plain_text,
 )
 from outpace.serve.service import Service
 from outpace.serve.tools import Toolbox, check_names, chosen
@@ -63,9 +63,10 @@ class ToolUse(Wire):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: Object
+    input: Input
     cache_control: Annotated[Object | None, INERT] = None
     caller: Annotated[Object | None, INERT] = None
+    toolset_name: Annotated[str | None, INERT] = None
 
 
 class ImageSource(Wire):
@@ -253,7 +254,7 @@ def conversation(
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The conversation in the format of chat templates, and their options; the last turn may be begun."""
     names = dict[str, str]()
-    turns = [] if body.system is None else [{"role": "system", "content": plain_text(body.system)}]
+    turns = [] if body.system is None else _turns_of_system(body.system)
     for message in body.messages:
         turns += _turns(message, names)
     dialogue = service.dialogue
@@ -267,6 +268,12 @@ def thinking_of(body: Prompted) -> tuple[bool | None, int | None]:
     if body.thinking is None:
         return None, None
     return {"enabled": True, "disabled": False}.get(body.thinking.type), body.thinking.budget_tokens
+
+
+def _turns_of_system(system: str | Seq[TextPart]) -> list[dict[str, Any]]:
+    """The turn of the system; none if its text was for others than the model."""
+    text = content_of(system, "system")
+    return [{"role": "system", "content": text}] if text or not system else []
 
 
 _BLOCKS = {  # of a message, by its role
@@ -283,7 +290,7 @@ def _turns(message: AnthropicTurn, names: dict[str, str]) -> Iterator[dict[str, 
         names: the functions of calls so far, by the calls' ids; the message's calls are added.
     """
     if isinstance(message.content, str):
-        yield {"role": message.role, "content": message.content}
+        yield {"role": message.role, "content": content_of(message.content, message.role)}
         return
     for part in message.content:
         if not isinstance(part, _BLOCKS[message.role]):

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.core import SamplingParams, Speculation
+from outpace.grammars.notations import Free
 from outpace.loading.sampling import FROM_CONFIG, own_sampling
 from outpace.serve.errors import Refused
 from outpace.serve.fields import OpenAI, Sampled, Speculate
@@ -14,7 +15,7 @@ from outpace.serve.schemas import Lark
 from outpace.serve.thinking import Reasoning
 from outpace.targets.base import TargetModel
 
-_SEEDS = 2**64
+SEEDS = 2**64
 _TOP = 1e-9  # a top_p that keeps only the most probable token
 _ANSWER = 4096  # tokens, if neither request nor context sets a limit
 
@@ -33,17 +34,19 @@ class ParsedRequest:
         trace: record the steps.
         reasoning: that which the answer may begin with, before what the schema allows; None for none.
         source: the images of the only prompt, as ``Engine.add`` takes them; None if there are none.
+        constrained: the field that the schema comes from, for errors.
     """
 
     prompts: Seq[Seq[int]]
     params: SamplingParams
     n: int = 1
-    schema: dict[str, Any] | Lark | None = None
+    schema: dict[str, Any] | Lark | Free | None = None
     prediction: Seq[int] | None = None
     salt: str | None = None
     trace: bool = False
     source: Any = None
     reasoning: Reasoning | None = None
+    constrained: str = ""
 
     def choice(self, index: int) -> SamplingParams:
         """The parameters, with the seed, of the choice with this index among the choices of all prompts."""
@@ -95,13 +98,12 @@ class Defaults:
         left = self.context - longest
         least = 0 if asked == 0 else 1 if asked is None or self.cut else asked
         if left < least:
-            answer = "" if asked is None or self.cut else f" and {asked} of the answer"
-            whole = longest + (0 if asked is None or self.cut else asked)
+            answer = "" if not least else f" and at least {least} of the answer"
             raise Refused(
                 400,
-                f"this model's maximum context length is {self.context} tokens, but {whole} "
+                f"this model's maximum context length is {self.context} tokens, but {longest + least} "
                 f"were requested: {longest} of the prompt{answer}; shorten the prompt"
-                f"{', or ask for fewer' if answer else ''}",
+                f"{', or ask for fewer' if least > 1 else ''}",
                 code="context_length_exceeded",
             )
         return left if asked is None else min(left, asked)
@@ -122,7 +124,7 @@ def openai_params(body: OpenAI, defaults: Defaults, most: int, logprobs: int | N
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
         logit_bias=_bias(body.logit_bias),
-        seed=None if body.seed is None else body.seed % _SEEDS,
+        seed=None if body.seed is None else body.seed % SEEDS,
         stop=body.stop,
         stop_token_ids=body.stop_token_ids,
         ignore_eos=body.ignore_eos,

@@ -116,7 +116,7 @@ class _Writer:
             "output": [_shown(item) for item in self._items],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],
-                "input_tokens_details": counts["prompt_tokens_details"],
+                "input_tokens_details": counts["prompt_tokens_details"] | {"cache_write_tokens": 0},
                 "output_tokens": counts["completion_tokens"],
                 "output_tokens_details": {"reasoning_tokens": reasoned(self._run, [one])},
                 "total_tokens": counts["total_tokens"],

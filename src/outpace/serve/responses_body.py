@@ -16,6 +16,7 @@ from outpace.serve.fields import (
     INERT,
     PARTS,
     TURNS,
+    Arguments,
     InputParts,
     Labelled,
     Most,
@@ -59,15 +60,20 @@ class _Item(Wire):
     status: _Inert = None
 
 
-class FunctionCallItem(_Item):
+class _CallItem(_Item):
+    caller: Annotated[Object | None, INERT] = None
+
+
+class FunctionCallItem(_CallItem):
     type: Literal["function_call"]
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: str
+    arguments: Arguments
+    parsed_arguments: Annotated[Any, INERT] = None
 
 
-class CustomCallItem(_Item):
+class CustomCallItem(_CallItem):
     type: Literal["custom_tool_call"]
     call_id: str
     name: str
@@ -75,7 +81,7 @@ class CustomCallItem(_Item):
     input: str
 
 
-class OutputItem(_Item):
+class OutputItem(_CallItem):
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Annotated[str | InputParts, TextAndImages]
@@ -97,7 +103,7 @@ class ReasoningItem(_Item):
 
 
 def _kind_of_item(item: Any) -> str:
-    kind = item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+    kind = item.get("type") if isinstance(item, dict) else getattr(item, "type", None)
     return kind if isinstance(kind, str) else "message"
 
 
@@ -313,7 +319,8 @@ def conversation(
     service: Service, body: Responses, box: Toolbox
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """The conversation in the format of chat templates, and their options."""
-    turns = [] if body.instructions is None else [{"role": "system", "content": body.instructions}]
+    told = body.instructions
+    turns = [] if told is None else [{"role": "system", "content": content_of(told, "system")}]
     asked = [ResponseMessage(role="user", content=body.input)] if isinstance(body.input, str) else body.input
     dialogue = service.dialogue
     turns, options = dialogue.prepared(dialogue.spread([*turns, *_turns(asked)]), box.shown)

@@ -26,6 +26,7 @@ from outpace.serve.errors import Refused, error_response, later, refusal, unknow
 from outpace.serve.fields import Failure, ModelName, Wire
 from outpace.serve.formats import json_response
 from outpace.serve.host import Host
+from outpace.serve.infill import Infill, infill
 from outpace.serve.messages import count_tokens, messages
 from outpace.serve.messages_body import AnthropicFailure, CountTokens, Messages
 from outpace.serve.middleware import Middleware
@@ -111,6 +112,7 @@ _APIS: dict[str, tuple[Callable[..., Awaitable[Response]], type[Wire]]] = {
     "/v1/messages": (messages, Messages),
     "/v1/messages/count_tokens": (count_tokens, CountTokens),
     "/v1/responses": (responses, Responses),
+    "/infill": (infill, Infill),
     "/tokenize": (tokenize, Tokenize),
     "/detokenize": (detokenize, Detokenize),
 }
@@ -188,7 +190,7 @@ def _static(file: File) -> Callable[[], Awaitable[Response]]:
 async def _mistake(request: Request, error: Exception) -> Response:
     """Convert any error before the head of a response to the format of its API."""
     if isinstance(error, RequestValidationError):
-        refused = invalid_body(error.errors())
+        refused = invalid_body(error.errors(), error.body)
     elif isinstance(error, HTTPException):
         cause = error.__cause__  # the cause of FastAPI's error for a body that cannot be parsed
         refused = cause if isinstance(cause, Refused) else Refused(error.status_code, _words(request, error))

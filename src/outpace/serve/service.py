@@ -140,6 +140,7 @@ class Service:
             "tools": shown,
             "reasoning": template and self.dialogue.thinks,
             "images": self.images.taken,
+            "infill": self.prompts.fills is not None,
             "drafters": self.drafters.names,
             "exact": "exactness" not in self.exactness,
             "promise": target.promise,
@@ -267,7 +268,11 @@ class Service:
             if request.schema is None:
                 return request, None
             prefix = None if request.reasoning is None else request.reasoning.prefix
-            return request, await self.grammars.compile(request.schema, prefix)
+            try:
+                return request, await self.grammars.compile(request.schema, prefix)
+            except Refused as refused:
+                refused.param = request.constrained or refused.param
+                raise
 
         try:
             run.request, matcher = await self.work(read, run.ticket)

@@ -10,16 +10,17 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, TypeVar
 
 from outpace.core import first_line
 from outpace.loading import Loaded
 from outpace.serve.errors import NotStarted, Refused
+from outpace.serve.fim import Middle
 from outpace.serve.images import Images
 from outpace.serve.pool import Pool, Share
 from outpace.serve.totals import Turns
-from outpace.serve.worker import with_arguments
+from outpace.serve.worker import read_job, read_text, with_arguments
 
 _SHORT = 2**16  # characters of a text, or of a conversation in JSON
 _FEW = 256  # messages of a conversation, of which a template may compare each with each
@@ -50,12 +51,23 @@ class Texts:
         Raises:
             OutpaceError: it contains an unpaired surrogate. Refused: it takes too long.
         """
-        if most is not None and len(text) > most:
-            return len(text)
-        read = self._model.tokens if special else self._model.plain_tokens
-        if len(text) <= _SHORT:
-            return await asyncio.to_thread(read, text)
-        found: list[int] | int = await self._far({"text": text, "special": special, "most": most})
+        return await self._read({"text": text, "special": special, "most": most})
+
+    async def unmarked(
+        self, text: str, marks: Mapping[str, int], begins: bool, most: int | None
+    ) -> list[int] | int:
+        """Token ids of a text in which nothing becomes a mark, as ``unmarked_ids`` reads it."""
+        return await self._read({"text": text, "marks": marks, "begins": begins, "most": most})
+
+    async def _read(self, job: dict[str, Any]) -> list[int] | int:
+        size, most = len(job["text"]), job["most"]
+        if most is not None and size > most:
+            return size
+        found: list[int] | int
+        if size <= _SHORT:
+            found = await asyncio.to_thread(read_text, self._model.tokenizer, job)
+        else:
+            found = await self._far(job)
         return found
 
     async def conversation(
@@ -106,14 +118,7 @@ class Texts:
 
     def _near(self, job: dict[str, Any]) -> list[int] | str | int:
         """The answer of a worker to a job."""
-        text, most = job.get("text"), job["most"]
-        if text is None:
-            text = self._rendered(job["messages"], job["options"])
-        if most is not None and len(text) > most:
-            return len(text)
-        if job.get("text_alone"):
-            return str(text)
-        return self._model.tokens(text) if job.get("special") else self._model.plain_tokens(text)
+        return read_job(self._model.tokenizer, job)
 
     def _rendered(self, messages: Seq[dict[str, Any]], options: dict[str, Any]) -> str:
         return self._model.render(with_arguments(messages), **options)
@@ -160,6 +165,37 @@ class Prompts:
             Refused: the text is too long, or takes too long. OutpaceError: it contains an unpaired surrogate.
         """
         return self._fitting(await self._texts.tokens(text, special, self._characters))
+
+    @cached_property
+    def fills(self) -> Middle | None:
+        """The tokenizer's marks for filling in the middle; None if it has none."""
+        return Middle.of(self._model.tokenizer, self._model.tokens(""))
+
+    def middle(self) -> Middle:
+        """Those marks.
+
+        Raises:
+            Refused: there are none.
+        """
+        if self.fills is None:
+            told = f"the tokenizer of {self._name} has no marks for filling in the middle; leave suffix out"
+            raise Refused(400, told, "suffix")
+        return self.fills
+
+    async def infill(
+        self, prefix: str | Seq[int], suffix: str, files: Seq[tuple[str, str]] = ()
+    ) -> list[int]:
+        """Token ids of the prompt for what is between two texts; arguments are those of ``Middle.prompt``.
+
+        Raises:
+            Refused: the tokenizer has no marks for it, or as ``tokens``.
+        """
+
+        async def read(text: str, begins: bool) -> list[int]:
+            return self._fitting(await self._texts.unmarked(text, middle.marks, begins, self._characters))
+
+        middle = self.middle()
+        return await middle.prompt(read, prefix, suffix, files)
 
     def beginning(self) -> list[int]:
         """The prompt for a request without one: the token that begins texts, or the one that ends them.

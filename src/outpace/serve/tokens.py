@@ -7,6 +7,7 @@ import asyncio
 from starlette.responses import Response
 
 from outpace.serve.chat import Conversation, template_message
+from outpace.serve.continuing import prompt_of
 from outpace.serve.errors import Refused
 from outpace.serve.fields import Tokens, Wire
 from outpace.serve.formats import json_response
@@ -21,7 +22,8 @@ class Tokenize(Wire):
     messages: Conversation | None = None
     add_special_tokens: bool | None = None  # by default to a prompt, since templates contain them
     add_generation_prompt: bool | None = None  # of messages, by default
-    return_token_strs: bool | None = False
+    continue_final_message: bool | None = None
+    return_token_strs: bool = False
 
 
 class Detokenize(Wire):
@@ -36,8 +38,9 @@ async def tokenize(service: Service, body: Tokenize, tenant: str | None) -> Resp
         raise Refused(400, "give prompt or messages", "prompt")
     if body.messages is not None and body.add_special_tokens:
         raise Refused(400, "the template adds the special tokens; leave it out", "add_special_tokens")
-    if body.prompt is not None and body.add_generation_prompt:
-        raise Refused(400, "a prompt has none; give messages, or leave it out", "add_generation_prompt")
+    for name in ("add_generation_prompt", "continue_final_message"):
+        if body.prompt is not None and getattr(body, name):
+            raise Refused(400, "it is of messages; give them, or leave it out", name)
 
     async def read() -> Response:
         if body.prompt is not None:
@@ -46,8 +49,7 @@ async def tokenize(service: Service, body: Tokenize, tenant: str | None) -> Resp
             turns, _ = await asyncio.to_thread(
                 lambda: service.dialogue.prepared([template_message(one) for one in body.messages or ()], ())
             )
-            begun = body.add_generation_prompt is not False
-            tokens = (await service.prompts.conversation(turns, add_generation_prompt=begun)).tokens
+            tokens = (await prompt_of(service, body, turns, {})).tokens
         return await asyncio.to_thread(written, tokens)
 
     def written(tokens: list[int]) -> Response:

@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 from pydantic_core import from_json
 
 from outpace.core import OutpaceError, first_line
-from outpace.reading import render, token_ids
+from outpace.reading import render, token_ids, unmarked_ids
 
 HEAD = struct.Struct("<Q")
 IMAGE_FORMATS = "PNG", "JPEG", "WEBP", "GIF"
@@ -111,17 +111,26 @@ def _texts(pickled: bytes) -> Job:
     """Conversations and texts as token ids; ``pickled`` is the parent's tokenizer."""
     tokenizer = pickle.loads(pickled)
 
-    def read(job: dict[str, Any]) -> Any:
-        special, text = job.get("special", False), job.get("text")
-        if text is None:
-            text = render(tokenizer, job["name"], with_arguments(job["messages"]), **job["options"])
-        if job["most"] is not None and len(text) > job["most"]:
-            return len(text)
-        if job.get("text_alone"):
-            return text
-        return token_ids(tokenizer, text, special)
+    return lambda job: read_job(tokenizer, job)
 
-    return read
+
+def read_job(tokenizer: Any, job: dict[str, Any]) -> Any:
+    """A text, or a conversation in the template, as token ids; or its length, if that is too much."""
+    if job.get("text") is None:
+        text = render(tokenizer, job["name"], with_arguments(job["messages"]), **job["options"])
+        if job.get("text_alone") and (job["most"] is None or len(text) <= job["most"]):
+            return text
+        job = {"text": text, "special": False, "most": job["most"]}
+    if job["most"] is not None and len(job["text"]) > job["most"]:
+        return len(job["text"])
+    return read_text(tokenizer, job)
+
+
+def read_text(tokenizer: Any, job: dict[str, Any]) -> list[int]:
+    """A text as token ids; one with ``marks`` becomes none of them."""
+    if "marks" in job:
+        return unmarked_ids(tokenizer, job["text"], job["marks"], job["begins"])
+    return token_ids(tokenizer, job["text"], job["special"])
 
 
 def with_arguments(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -147,16 +156,25 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schemas(_: bytes) -> Job:
-    """JSON schemas, compiled for single bytes: the time does not depend on the vocabulary."""
+    """JSON schemas and grammars, compiled for single bytes: the time does not depend on the vocabulary.
+
+    Those in other notations are answered in Lark.
+    """
+    from outpace.grammars.notations import Free
     from outpace.serve.schemas import bytes_alone, compiled, unforced
 
     tokenizer = bytes_alone()
 
-    def check(job: dict[str, Any]) -> None:
+    def check(job: dict[str, Any]) -> Any:
+        if "notation" in job:
+            text = Free(**job).lark()
+            compiled(tokenizer, text)
+            return text
         try:
             compiled(tokenizer, job["schema"])
         except OutpaceError as error:
             raise OutpaceError(unforced(job["functions"]) or str(error)) from error
+        return None
 
     return check
 

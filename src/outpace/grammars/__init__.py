@@ -1,0 +1,1 @@
+"""Grammars of texts: their notations, and the tokens that they allow next."""
