@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from outpace.cache import Cache
 from outpace.core import (
@@ -169,7 +169,7 @@ class Requests:
                 "tokenizer, Engine(target, drafter, tokenizer=tokenizer)"
             )
         if not isinstance(prompt, str):
-            return chat_ids(tokenizer, self.target.name, cast(Messages, prompt)), source
+            return chat_ids(tokenizer, self.target.name, prompt), source
         most = None if self.target.has_encoder else self.target.context
         ids = ids_of_text(tokenizer, prompt, most=most)
         return self.target.parts(ids) if source is None else (ids, source)
