@@ -19,38 +19,8 @@
 #include "norms.h"
 #include "attention.h"
 #include "attention_amx.h"
+#include "forward.h"
 #include "best.h"
-
-/* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
-int attention(const struct rows *rows, const struct heads *heads) {
-    const int group = rows->heads / rows->shared;
-    int64_t work = 0;
-    int failed = 0, most = 0;
-    for (int row = 0; row < rows->rows; row++) work += (int64_t)rows->count[row] * rows->heads * rows->size;
-    for (int i = 0; i < rows->sequences; i++)
-        most = rows->begin[i + 1] - rows->begin[i] > most ? rows->begin[i + 1] - rows->begin[i] : most;
-#ifdef SQUARED
-    int (*const form)(const struct rows *, const struct heads *, int, int, int, int) =
-        squared() ? attend_squared : attend;
-#else
-    int (*const form)(const struct rows *, const struct heads *, int, int, int, int) = attend;
-#endif
-    const int tiles = (most * group + TILE - 1) / TILE, items = rows->sequences * rows->shared * tiles;
-#pragma omp parallel if (work > 8 * SMALL) reduction(| : failed)
-    {
-#pragma omp for
-        for (int row = 0; row < rows->rows; row++) enter(rows, heads, row);
-#pragma omp for schedule(dynamic)
-        for (int item = 0; item < items; item++) {
-            const int sequence = item / tiles / rows->shared, from = item % tiles * TILE;
-            const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
-            if (from < queries)
-                failed |= form(rows, heads, sequence, item / tiles % rows->shared, from,
-                                 from + TILE < queries ? from + TILE : queries);
-        }
-    }
-    return failed;
-}
 
 /* A layer's products and norms. */
 struct block {
@@ -99,6 +69,13 @@ long size_of_rows(void) { return sizeof(struct rows); }
 long size_of_heads(void) { return sizeof(struct heads); }
 long size_of_block(void) { return sizeof(struct block); }
 long size_of_room(void) { return sizeof(struct room); }
+long size_of_decoder(void) { return sizeof(struct decoder); }
+long size_of_batch(void) { return sizeof(struct batch); }
+long size_of_layer(void) { return sizeof(struct layer); }
+long size_of_view(void) { return sizeof(struct view); }
+long size_of_lane(void) { return sizeof(struct lane); }
+long size_of_norm(void) { return sizeof(struct norm); }
+long size_of_forward_room(void) { return sizeof(struct forward_room); }
 
 /* Read a boolean mask [sequences * width, columns]: the columns that each row attends to, as ``struct rows``
    has them. ``cells`` are the rows' places in it; those of padding (``place`` -1) attend to none. Returns the
