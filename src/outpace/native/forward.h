@@ -117,8 +117,8 @@ static int depth_of(const int32_t *parents, int node) {
     return depth;
 }
 
-static int hides(const struct view *view, int committed) {
-    return view->sinks + view->recent && committed > view->sinks + view->recent;
+static int hides(const struct view *view, int past) {
+    return view->sinks + view->recent && past > view->sinks + view->recent;
 }
 
 /* The number of columns that the views of a batch list one by one. */
@@ -128,7 +128,7 @@ int64_t listed(const struct decoder *model, const struct batch *batch) {
         const int32_t *parents = batch->parents;
         for (int s = 0; s < batch->sequences; s++) {
             const int fed = batch->fed[s], nodes = fed + batch->begin[s + 1] - batch->begin[s];
-            const int chain = chain_of(parents, nodes), hidden = hides(model->view + i, batch->past[s] - fed);
+            const int chain = chain_of(parents, nodes), hidden = hides(model->view + i, batch->past[s]);
             for (int node = fed; node < nodes; node++) {
                 if (hidden) most += model->view[i].recent;
                 if (hidden || node >= chain) most += depth_of(parents, node);
@@ -147,15 +147,16 @@ struct noted {
 /* Note the columns of a row: committed rows, and the nodes that its own one hangs under, up to itself.
 
    They are in the order of the text, so a window leaves out the first ones. */
-static int note(const struct view *view, const struct noted *to, int row, int committed, const int32_t *parents,
+static int note(const struct view *view, const struct noted *to, int row, int past, int fed, const int32_t *parents,
                 int chain, int node, int start) {
-    const int depth = node < chain ? node + 1 : depth_of(parents, node), hidden = hides(view, committed);
+    const int committed = past - fed, hidden = hides(view, past);
+    const int depth = node < chain ? node + 1 : depth_of(parents, node);
     int run = hidden ? view->sinks : committed, listed = 0;
     int32_t *const columns = to->columns + start;
     to->place[row] = committed + node;
     to->angle[row] = committed + depth - 1;
     if (hidden)
-        for (; listed < view->recent; listed++) columns[listed] = committed - view->recent + listed;
+        for (int column = past - view->recent; column < committed; column++) columns[listed++] = column;
     if (!hidden && node < chain) run += depth;
     else {
         int at = node;
@@ -163,10 +164,11 @@ static int note(const struct view *view, const struct noted *to, int row, int co
         listed += depth;
     }
     const int all = committed + depth, skip = view->window && all > view->window ? all - view->window : 0;
-    const int of_run = skip < run ? skip : run, of_list = skip - of_run;
+    const int behind = hidden ? past - view->recent : run; /* position of the first column that is listed */
+    const int of_run = skip < run ? skip : run, of_list = skip > behind ? skip - behind : 0;
     to->first[row] = of_run;
     to->run[row] = run - of_run;
-    to->count[row] = run + listed - skip;
+    to->count[row] = run - of_run + listed - of_list;
     to->start[row] = start + of_list;
     return start + listed;
 }
@@ -190,7 +192,7 @@ static void survey_batch(const struct decoder *model, const struct batch *batch,
                 const int row = begin + node - fed;
                 order[row] = row;
                 sequence[row] = s;
-                end = note(view, &to, row, batch->past[s] - fed, parents, chain, node, end);
+                end = note(view, &to, row, batch->past[s], fed, parents, chain, node, end);
             }
             parents += nodes;
         }
@@ -258,7 +260,7 @@ static void embed(const struct decoder *model, const struct batch *batch, long r
     const long hidden = model->hidden;
     for (long row = 0; row < rows; row++) {
         const real *const from =
-            batch->inputs ? batch->inputs + row * hidden : model->embeddings + batch->tokens[row] * hidden;
+            batch->inputs ? batch->inputs + row * hidden : model->embeddings + (int64_t)batch->tokens[row] * hidden;
         if (model->embedding == 1.0f) memcpy(out + row * hidden, from, hidden * sizeof(real));
         else
             for (long i = 0; i < hidden; i += LANES)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 
 from outpace.native.build import compiled
+from outpace.native.forward import STRUCTS as FORWARD_STRUCTS
+from outpace.native.forward import BatchStruct, DecoderStruct, ForwardRoomStruct, ProductStruct
 from outpace.native.packaged import FOLDER
 from outpace.native.pointers import check, pointer
 
@@ -26,9 +28,10 @@ class RowsStruct(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("rows", "sequences", "heads", "shared", "size")),
+        *((name, c_int32) for name in ("rotary", "interleaved")),
         *((name, c_void_p) for name in ("order", "begin", "sequence", "place")),
         *((name, c_void_p) for name in ("first", "run", "count", "start", "columns")),
-        *((name, c_void_p) for name in ("cosine", "sine", "queries")),
+        *((name, c_void_p) for name in ("angle", "cosine", "sine", "queries")),
     ]
 
 
@@ -39,19 +42,11 @@ class HeadsStruct(Structure):
         *((name, c_void_p) for name in ("query", "key", "value")),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
         *((name, c_void_p) for name in ("query_norm", "key_norm")),
-        *((name, c_float) for name in ("epsilon", "scale")),
+        *((name, c_float) for name in ("epsilon", "scale", "cap")),
+        *((name, c_void_p) for name in ("each_query", "each_key")),
         *((name, c_void_p) for name in ("keys", "values")),
         *((name, c_int64) for name in ("sequence_stride", "head_stride")),
-        ("out", c_void_p),
-    ]
-
-
-class ProductStruct(Structure):
-    """``struct product`` of ``tiles.h``."""
-
-    _fields_ = [
-        *((name, c_long) for name in ("inputs", "outputs", "bits")),
-        *((name, c_void_p) for name in ("weights", "bias")),
+        *((name, c_void_p) for name in ("held", "out")),
     ]
 
 
@@ -77,6 +72,7 @@ STRUCTS: dict[str, type[Structure]] = {
     "heads": HeadsStruct,
     "block": BlockStruct,
     "room": RoomStruct,
+    **FORWARD_STRUCTS,
 }
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "panel_outputs": (c_int, []),
@@ -94,6 +90,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
             *(c_int, POINTER(POINTER(RowsStruct)), POINTER(HeadsStruct)),
         ],
     ),
+    "listed": (c_int64, [POINTER(DecoderStruct), POINTER(BatchStruct)]),
+    "forward": (c_int, [POINTER(DecoderStruct), POINTER(BatchStruct), POINTER(ForwardRoomStruct)]),
     "read_mask": (c_int64, [c_void_p, c_int32, c_int32, *[c_void_p] * 7]),
 }
 

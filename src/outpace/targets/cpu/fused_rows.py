@@ -157,6 +157,7 @@ class LayerRows:
             heads=heads.heads,
             shared=heads.shared,
             size=size,
+            rotary=size,
             order=address(order, _INT, count),
             begin=address(begin, _INT, batch + 1),
             sequence=address(sequence, _INT, count),
