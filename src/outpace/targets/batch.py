@@ -66,19 +66,23 @@ class Batch:
     def widths(self) -> IntArray:
         return np.diff(self.starts)
 
-    def in_order(self, slots: Sequence[Slot | None]) -> Batch:
-        """The same, with its sequences in the order in which ``slots`` has them."""
+    def in_order(self, slots: Sequence[Slot | None]) -> tuple[Batch, IntArray | None]:
+        """The same, with its sequences in the order in which ``slots`` has them.
+
+        Returns:
+            The batch, and its rows' numbers in this one, [N]; None if the order is the same.
+        """
         place = {slot: number for number, slot in enumerate(self.slots)}
         order = [place[slot] for slot in slots if slot in place]
         if order == list(range(len(self.slots))):
-            return self
+            return self, None
         widths, nodes = self.widths, np.concatenate([[0], np.cumsum(self.widths + self.fed)])
         starts = np.zeros_like(self.starts)
         np.cumsum(widths[order], out=starts[1:])
         rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in order])
         at = np.empty(len(rows), dtype=np.int32)
         at[rows] = np.arange(len(rows))
-        return replace(
+        batch = replace(
             self,
             slots=tuple(self.slots[i] for i in order),
             starts=starts,
@@ -88,6 +92,7 @@ class Batch:
             parents=np.concatenate([self.parents[nodes[i] : nodes[i + 1]] for i in order]),
             read=np.sort(at[self.read]),
         )
+        return batch, rows
 
     def output(self, logits: Tensor | None, hidden: Mapping[int, Tensor]) -> Output:
         """Outputs of a forward of this batch.

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-FUSED = "fused"
+NATIVE, FUSED = "native", "fused"
 
 
 class PassedOver(NamedTuple):
@@ -62,7 +62,7 @@ class StepPlan:
     @property
     def fused(self) -> bool:
         """True if the model's layers are fused."""
-        return self.name == FUSED
+        return self.name in (NATIVE, FUSED)
 
     def why_not(self, name: str) -> str:
         """The reason why a plan was passed over; empty if it was not."""

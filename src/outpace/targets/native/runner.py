@@ -128,15 +128,22 @@ class NativeRunner:
         self._head = weights.product([head], weights.hidden, self.vocabulary, head=True)
         self._cap = float(getattr(config, "final_logit_softcapping", None) or 0)
         self._logit = recipe.logit
-        self._lanes: WeakKeyDictionary[Any, _Buffers] = WeakKeyDictionary()
+        self._begin()
         self._library: Any = functions(weights.dtype)
+
+    def _begin(self) -> None:
+        """Start without what is kept between forwards."""
+        self._lanes: WeakKeyDictionary[Any, _Buffers] = WeakKeyDictionary()
+        self._struct: DecoderStruct | None = None
+        self._positions = 0
+        self._tables: dict[View, tuple[Tensor, Tensor]] = {}
 
     def some_layers(self, layers: Sequence[int], bare: bool) -> NativeRunner:
         """The same with a subset of the layers; with ``bare``, without norm and head."""
         part = copy.copy(self)
         part._layers = [self._layers[layer] for layer in layers]
         part.layers = [self.layers[layer] for layer in layers]
-        part._lanes = WeakKeyDictionary()
+        part._begin()
         if bare:
             part._norm, part._head, part._logit, part._cap = NormStruct(), ProductStruct(), 1.0, 0.0
             part.vocabulary = self.weights.hidden
@@ -146,6 +153,7 @@ class NativeRunner:
         """The same, attending to the first and the most recent committed rows alone."""
         part = copy.copy(self)
         part._window = (sinks, recent)
+        part._begin()
         return part
 
     @torch.inference_mode()
@@ -168,12 +176,14 @@ class NativeRunner:
             OutpaceError: a token has no embedding.
         """
         windows = cache.begin(dict(zip(batch.slots, batch.widths.tolist(), strict=True)))
-        batch = batch.in_order([slot for window in windows for slot in window.slots])
+        batch, moved = batch.in_order([slot for window in windows for slot in window.slots])
         weights, dtype, rows = self.weights, self.weights.dtype, len(batch.tokens)
         if inputs is None:
             check(0 <= batch.tokens.min(initial=0) <= batch.tokens.max(initial=0) < len(self._table), "known tokens")
-        decoder = self._decoder(int((batch.past + batch.widths).max(initial=1)))
-        states = inputs if inputs is None else (inputs * self._recipe.embedding).contiguous()
+        decoder = byref(self._decoder(int((batch.past + batch.widths).max(initial=1))))
+        states = None
+        if inputs is not None:
+            states = (inputs if moved is None else inputs[torch.from_numpy(moved)]) * self._recipe.embedding
         made, kept = self._batch(batch, windows, cache_layers, states)
         every = len(self._layers) + 1
         results = [torch.empty(rows, weights.hidden, dtype=dtype) for _ in range(every if hidden else min(every, 3))]
@@ -194,15 +204,16 @@ class NativeRunner:
         found = {layer: _state(outputs, normed, layer) for layer in hidden}
         return batch.output(logits if len(batch.read) or batch.reads else None, found)
 
-    def _decoder(self, positions: int) -> Any:
-        """The struct of the model, with angles for so many positions."""
-        if self._context is not None and positions > self._context:
-            positions = max(self._context, 1)  # rows beyond it are refused before, or are drafts that none reads
+    def _decoder(self, positions: int) -> DecoderStruct:
+        """The struct of the model, with angles for at least so many positions."""
+        if self._struct is not None and positions <= self._positions:
+            return self._struct
         sinks, recent = self._window
-        views = []
+        views, known = [], []
         for view, angles in zip(self._views, self._angles, strict=True):
             cosine, sine = angles.upto(positions, self._context)
             count, rotary = cosine.shape
+            known.append(count)
             views.append(
                 ViewStruct(
                     window=view.window,
@@ -214,24 +225,25 @@ class NativeRunner:
                     sine=pointer(sine, self.weights.dtype, count, rotary),
                 )
             )
+            self._tables[view] = cosine, sine  # whose addresses the struct has
         layers = (LayerStruct * len(self._layers))(*self._layers)
         for number, layer in enumerate(layers):
             layer.cached = number
-        return byref(
-            DecoderStruct(
-                layers=len(layers),
-                views=len(views),
-                hidden=self.weights.hidden,
-                layer=layers,
-                view=(ViewStruct * len(views))(*views),
-                embeddings=pointer(self._table, self.weights.dtype, *self._table.shape),
-                embedding=self._factor,
-                norm=self._norm,
-                head=self._head,
-                logit=self._logit,
-                cap=self._cap,
-            )
+        self._positions = min(known)
+        self._struct = DecoderStruct(
+            layers=len(layers),
+            views=len(views),
+            hidden=self.weights.hidden,
+            layer=layers,
+            view=(ViewStruct * len(views))(*views),
+            embeddings=pointer(self._table, self.weights.dtype, *self._table.shape),
+            embedding=self._factor,
+            norm=self._norm,
+            head=self._head,
+            logit=self._logit,
+            cap=self._cap,
         )
+        return self._struct
 
     def _batch(
         self, batch: Batch, windows: Sequence[Window], cache_layers: Mapping[int, int], states: Tensor | None
@@ -264,7 +276,7 @@ class NativeRunner:
             lanes=len(lanes),
             read=len(batch.read),
             lane=(LaneStruct * len(lanes))(*lanes),
-            inputs=pointer_or_null(states, self.weights.dtype, len(batch.tokens), self.weights.hidden),
+            inputs=pointer_or_null(None if states is None else states.contiguous(), self.weights.dtype, len(batch.tokens), self.weights.hidden),
             **{name: address(array, _INT, count) for name, (array, count) in arrays.items()},
         )
         return byref(struct), [*kept, batch, states]

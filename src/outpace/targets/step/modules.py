@@ -25,6 +25,7 @@ from outpace.targets.inputs.probe import Probe, probed
 from outpace.targets.inputs.refusals import attends
 from outpace.targets.inputs.states import Key, StateProbe, has_states
 from outpace.targets.inputs.surgery import keep_layers
+from outpace.targets.native.runner import NativeRunner
 from outpace.targets.rows import Rows
 from outpace.tree import is_chain
 
@@ -40,6 +41,7 @@ class Modules:
         row_step: the rows of a forward are padded to a multiple of this.
         chains: leave masks and positions to the model.
         fused: the layers are fused, and read no mask but a boolean one.
+        native: computes forwards instead of ``step``.
 
     Attributes:
         line: the module for rows in a line; None if there is none, or none was tried.
@@ -71,6 +73,7 @@ class Modules:
         row_step: int = 1,
         chains: bool = False,
         fused: bool = False,
+        native: NativeRunner | None = None,
     ) -> None:
         self.model = model
         self.step: Any = step
@@ -79,7 +82,10 @@ class Modules:
         self.states: dict[Key, StateShape] = {}
         self.grid = 0
         self.line_untried = self.mixes = False
+        self.native = native
         self.packed = {} if packer is None else dict(packer.kernels)
+        if native is not None:
+            held, self.packed = native.weights.held, dict(native.weights.kernels)
         self.row_step = row_step
         self.least_rows = packer.rows if packer is not None and fused else 1
         self.cache_argument = cache_argument(model)
@@ -120,7 +126,8 @@ class Modules:
             True if there were some.
         """
         head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
-        doubled = () if self._packer is None else self._packer.doubled
+        source = self._packer if self.native is None else self.native.weights
+        doubled = () if source is None else source.doubled
         found = [layer for layer in doubled if layer is not head]
         release(found)
         self._weights = Weights(self._held)
@@ -137,6 +144,7 @@ class Modules:
         part.model = keep_layers(self.model, layers, bare)
         part.step = part.model if self.step is self.model else keep_layers(self.step, layers, bare)
         part.trees = self.trees and self.trees.some_layers(layers, bare)
+        part.native = self.native and self.native.some_layers(layers, bare)
         probe, _ = part._first_token()
         if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
             raise UnsupportedModel(
@@ -150,6 +158,7 @@ class Modules:
         part = copy.copy(self)
         part.line, part.line_untried, part.trees = None, False, None
         part.masks = self.masks.over_window(sinks, recent)
+        part.native = self.native and self.native.over_window(sinks, recent)
         return part
 
     def with_trees(self) -> Modules:

@@ -19,15 +19,18 @@ from outpace.core import TargetOptions, UnsupportedModel
 from outpace.targets.cpu.exact_attention import EXACT
 from outpace.targets.cpu.fused import fuse_layers
 from outpace.targets.cpu.fusible import fused_linears, fusing_refused, norms_of
+from outpace.targets.cpu.kernels import COMPILED
 from outpace.targets.cpu.linear import Packer, piecewise, tail_step, unproven
-from outpace.targets.cpu.packing import packing_refused, packing_wanted
+from outpace.targets.cpu.packing import NO_MEMORY, copies_fit, packing_refused, packing_wanted
 from outpace.targets.gpu.invariant import TRITON, invariant_norm, unproven_norm
-from outpace.targets.inputs.config import family, runs_on_gpu
+from outpace.targets.inputs.config import context_of, family, runs_on_gpu
 from outpace.targets.inputs.masks import INVARIANT
 from outpace.targets.inputs.refusals import STOCK, why_not_exact
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
-from outpace.targets.plan import FUSED, PassedOver, StepPlan
+from outpace.targets.native.runner import NativeRunner
+from outpace.targets.native.weights import why_not_native
+from outpace.targets.plan import FUSED, NATIVE, PassedOver, StepPlan
 from outpace.targets.step.modules import Modules
 
 Replace = Callable[[nn.Module], nn.Module | None]
@@ -55,6 +58,21 @@ class Asked:
         """The reason why its layers are not to be fused; empty if they are."""
         of_step = self.options.of_step
         return self._fixed or self._alone or fusing_refused(self.model, of_step["pack"], of_step["fuse"])
+
+    @cached_property
+    def not_native(self) -> str | None:
+        """The reason why its forwards are not one call into C; None if they are."""
+        options = self.options.of_step
+        if self.on_gpu:
+            return "it is for CPUs"
+        for name in ("fuse", "pack"):
+            if options[name] is False:
+                return f"{name} is off"
+        if isinstance(pack := options["pack"], str) and pack not in ("auto", COMPILED.name):
+            return f"pack={pack!r} asks for another"
+        if why := self._fixed or self._alone or why_not_native(self.model):
+            return why
+        return None if options["pack"] is True or options["fuse"] is True or copies_fit(self.model) else NO_MEMORY
 
     @cached_property
     def inexact(self) -> str:
@@ -141,6 +159,26 @@ class Invariant(Plan):
         return unproven(step.step) or unproven_norm(step.step) or bits()
 
 
+class Native(Plan):
+    """The whole forward in C on a CPU (``native/runner.py``), bit-exact by the order of its sums."""
+
+    name = NATIVE
+    exact = True
+    serves = frozenset({"exact", "fuse", "pack"})
+
+    def refused(self, asked: Asked) -> str:
+        return asked.not_native or ""
+
+    def make(self, asked: Asked) -> Modules:
+        model = asked.model
+        context = context_of(model.config.get_text_config(decoder=True))
+        runner = NativeRunner(model, context, asked.options.of_step["quantise"] or "")
+        return Modules(model, model, native=runner)
+
+    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
+        return bits()
+
+
 class Fused(Plan):
     """Layers in C on a CPU (``cpu/fused.py``), bit-exact or not."""
 
@@ -222,7 +260,7 @@ class Stock(Plan):
         return Modules(asked.model, asked.model, chains=asked.chains)
 
 
-PLANS: tuple[Plan, ...] = (Invariant(), Fused(exact=True), Exact(), Fused(exact=False), Packed(), Stock())
+PLANS: tuple[Plan, ...] = (Invariant(), Native(), Fused(exact=True), Exact(), Fused(exact=False), Packed(), Stock())
 
 
 def choose(

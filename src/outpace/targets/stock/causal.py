@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
 from outpace.targets.base import check_chains, checked_cache
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.cpu.packing import check_pack, check_quantise
@@ -35,6 +36,7 @@ from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refus
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
+from outpace.targets.native.runner import NativeRunner
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output, Rows, extra_rows
 from outpace.targets.step.agreement import agree
@@ -197,7 +199,7 @@ class CausalTarget(FixedSteps):
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
-        return self._takes_lines and self._modules.mixes
+        return self._modules.native is not None or (self._takes_lines and self._modules.mixes)
 
     @property
     def _takes_lines(self) -> bool:
@@ -235,7 +237,8 @@ class CausalTarget(FixedSteps):
     @property
     def _runs_model(self) -> bool:
         """True if steps run the model itself, so that they follow its modules."""
-        return self._modules.step is self.model and self._fixed is None and not self._is_part
+        own = self._modules.step is self.model and self._modules.native is None
+        return own and self._fixed is None and not self._is_part
 
     def keep_modules(self) -> None:
         """Accept changes of the model's modules that change none of its outputs."""
@@ -318,6 +321,8 @@ class CausalTarget(FixedSteps):
         check_chains(self, feeds)
         kv = checked_cache(self, cache, KVCache)
         self._follow(begins=not all(map(kv.length, feeds)))
+        if self._modules.native is not None:
+            return self._run_native(self._modules.native, kv, feeds, logits_from, hidden_layers, states)
         modules = self._modules.over(feeds)
         alike = modules is self._modules and not logits_from and states is None
         lines = len(feeds) > 1 and alike and self._takes_lines
@@ -339,6 +344,22 @@ class CausalTarget(FixedSteps):
             self.plan.layouts[name] += 1
             windows = windows[taken.windows :]
         return Output.join(outputs)
+
+    def _run_native(
+        self,
+        runner: NativeRunner,
+        cache: KVCache,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None,
+        hidden_layers: Sequence[int],
+        states: Mapping[Slot, Tensor] | None,
+    ) -> Output:
+        """``run`` by one call into C."""
+        batch = Batch.of(cache, feeds, logits_from)
+        inputs = None if states is None else torch.cat([states[slot] for slot in batch.slots])
+        output = runner.run(cache, batch, self._modules.cache_layers, tuple(hidden_layers), inputs)
+        self.plan.layouts["flat"] += 1
+        return output
 
     def _windows(self, call: Call) -> Sequence[Window | FixedWindow]:
         """The windows of the cache that a forward writes."""
@@ -434,7 +455,7 @@ class CausalTarget(FixedSteps):
         packs = self._asked.packs(self.bit_exact) if self.plan.packed else False
         pack = packs.name if isinstance(packs, Kernel) else bool(self.plan.packed) and "auto"
         same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.fused)
-        unreplaced = step is self.model or bool(self.quantised)
+        unreplaced = self._runs_model or bool(self.quantised)
         parts, own = (self.model, step), None if unreplaced else same
         return Stock(model, _run, bare, self._embedded, parts, own, wider=self._modules.trees is None)
 
