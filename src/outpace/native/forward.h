@@ -261,7 +261,7 @@ static void embed(const struct decoder *model, const struct batch *batch, long r
     for (long row = 0; row < rows; row++) {
         const real *const from =
             batch->inputs ? batch->inputs + row * hidden : model->embeddings + (int64_t)batch->tokens[row] * hidden;
-        if (model->embedding == 1.0f) memcpy(out + row * hidden, from, hidden * sizeof(real));
+        if (batch->inputs || model->embedding == 1.0f) memcpy(out + row * hidden, from, hidden * sizeof(real));
         else
             for (long i = 0; i < hidden; i += LANES)
                 store(out + row * hidden + i, load(from + i) * model->embedding);

@@ -134,9 +134,7 @@ class NativeRunner:
     def _begin(self) -> None:
         """Start without what is kept between forwards."""
         self._lanes: WeakKeyDictionary[Any, _Buffers] = WeakKeyDictionary()
-        self._struct: DecoderStruct | None = None
-        self._positions = 0
-        self._tables: dict[View, tuple[Tensor, Tensor]] = {}
+        self._struct: tuple[DecoderStruct, int] | None = None  # with the number of positions that it has
 
     def some_layers(self, layers: Sequence[int], bare: bool) -> NativeRunner:
         """The same with a subset of the layers; with ``bare``, without norm and head."""
@@ -184,6 +182,7 @@ class NativeRunner:
         states = None
         if inputs is not None:
             states = (inputs if moved is None else inputs[torch.from_numpy(moved)]) * self._recipe.embedding
+            states = states.contiguous()
         made, kept = self._batch(batch, windows, cache_layers, states)
         every = len(self._layers) + 1
         results = [torch.empty(rows, weights.hidden, dtype=dtype) for _ in range(every if hidden else min(every, 3))]
@@ -206,14 +205,15 @@ class NativeRunner:
 
     def _decoder(self, positions: int) -> DecoderStruct:
         """The struct of the model, with angles for at least so many positions."""
-        if self._struct is not None and positions <= self._positions:
-            return self._struct
+        known = self._struct
+        if known is not None and positions <= known[1]:
+            return known[0]
         sinks, recent = self._window
-        views, known = [], []
+        views, counts, tables = [], [], []
         for view, angles in zip(self._views, self._angles, strict=True):
             cosine, sine = angles.upto(positions, self._context)
             count, rotary = cosine.shape
-            known.append(count)
+            counts.append(count)
             views.append(
                 ViewStruct(
                     window=view.window,
@@ -225,12 +225,11 @@ class NativeRunner:
                     sine=pointer(sine, self.weights.dtype, count, rotary),
                 )
             )
-            self._tables[view] = cosine, sine  # whose addresses the struct has
+            tables += [cosine, sine]
         layers = (LayerStruct * len(self._layers))(*self._layers)
         for number, layer in enumerate(layers):
             layer.cached = number
-        self._positions = min(known)
-        self._struct = DecoderStruct(
+        struct = DecoderStruct(
             layers=len(layers),
             views=len(views),
             hidden=self.weights.hidden,
@@ -243,7 +242,9 @@ class NativeRunner:
             logit=self._logit,
             cap=self._cap,
         )
-        return self._struct
+        struct.tables = tables  # whose addresses it has, in any thread that uses it
+        self._struct = struct, min(counts)
+        return struct
 
     def _batch(
         self, batch: Batch, windows: Sequence[Window], cache_layers: Mapping[int, int], states: Tensor | None
@@ -276,7 +277,7 @@ class NativeRunner:
             lanes=len(lanes),
             read=len(batch.read),
             lane=(LaneStruct * len(lanes))(*lanes),
-            inputs=pointer_or_null(None if states is None else states.contiguous(), self.weights.dtype, len(batch.tokens), self.weights.hidden),
+            inputs=pointer_or_null(states, self.weights.dtype, len(batch.tokens), self.weights.hidden),
             **{name: address(array, _INT, count) for name, (array, count) in arrays.items()},
         )
         return byref(struct), [*kept, batch, states]
