@@ -1159,9 +1159,9 @@ TARGETS = [
     ),
     Mutant(
         "rows that attend to all before them are taken for the first ones of a text",
-        "outpace/targets/cpu/fused_rows.py",
-        "        return [self.columns - self.width] * len(self.slots)\n",
-        "        return [0] * len(self.slots)\n",
+        "outpace/targets/cpu/compiled_attention.py",
+        "        place = np.tile(np.arange(columns - width, columns, dtype=np.int32), batch)\n",
+        "        place = np.tile(np.arange(0, width, dtype=np.int32), batch)\n",
         ("tests/unit/targets/test_exact.py::test_a_row_of_a_tree_has_the_bits_of_plain_decoding",),
     ),
     Mutant(

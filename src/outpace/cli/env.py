@@ -101,7 +101,7 @@ def served(loaded: Loaded) -> dict[str, Any]:
         "dtype_because": plan.dtype,
         "drafter": usual_drafter(target),
         "step": plan.name,
-        "fused": plan.fused,
+        "native": plan.native,
         "packed": dict(plan.packed),
         "bit_exact": target.bit_exact,
         "inexact": target.inexact,

@@ -74,7 +74,7 @@ struct decoder {
 
 /* Sequences of a batch whose keys and values lie in the same buffers. */
 struct lane {
-    int32_t from, to;
+    int32_t first, end;
     void *const *buffers;                         /* [layers, 2] */
     const int64_t *sequence_stride, *head_stride; /* [layers], in numbers */
 };
@@ -216,7 +216,7 @@ static int attend_layer(const struct layer *own, const struct batch *batch, cons
     for (int i = 0; i < batch->lanes; i++) {
         const struct lane *lane = batch->lane + i;
         real *const *buffers = (real *const *)lane->buffers + 2 * own->cached;
-        for (int s = lane->from; s < lane->to; s++) {
+        for (int s = lane->first; s < lane->end; s++) {
             const int64_t at = batch->seat[s] * lane->sequence_stride[own->cached];
             room->held[s] = (struct held){buffers[0] + at, buffers[1] + at, lane->head_stride[own->cached]};
         }

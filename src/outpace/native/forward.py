@@ -66,7 +66,7 @@ class LaneStruct(Structure):
     """``struct lane``."""
 
     _fields_ = [
-        *((name, c_int32) for name in ("from", "to")),
+        *((name, c_int32) for name in ("first", "end")),
         *((name, c_void_p) for name in ("buffers", "sequence_stride", "head_stride")),
     ]
 

@@ -1,7 +1,7 @@
-/* A Llama-like layer for a step of a few rows on a CPU; its matrix products and norms, and the best of logits, for any
-   model. One library: this file includes the parts, which are to be read in this order: numbers.h (vectors, rounding),
+/* A decoder's forward on a CPU, and its parts for other models: matrix products, norms, attention, the best of logits.
+   One library: this file includes the parts, which are to be read in this order: numbers.h (vectors, rounding),
    tiles.h, amx.h, rounded.h and products.h (matrix products), norms.h, rows.h (what a forward's rows are),
-   dots.h, attention.h and attention_amx.h, best.h.
+   dots.h, attention.h and attention_amx.h, forward.h (a model and a batch), best.h.
 
    Compiled for a wheel (packaged.py) or on the machine it runs on (build.py), once per dtype of the activations:
    REAL16 for bfloat16, float32 otherwise. Sums are in float32, and results are rounded where transformers rounds them.
@@ -22,53 +22,10 @@
 #include "forward.h"
 #include "best.h"
 
-/* A layer's products and norms. */
-struct block {
-    struct product joined, output, gates, down; /* queries, keys and values; gate and up */
-    const real *before, *between;               /* weights of the norms before attention and before the gate */
-    float epsilon;
-};
-
-/* Room for the intermediate results of a layer, [rows, ...]. */
-struct room {
-    real *state, *joined, *attended, *both, *inner;
-};
-
-/* A layer of rows [rows, hidden size], its attention per window. Rows of no window keep what ``attended`` has for
-   them. Returns 1 if out of memory. */
-static int layer(const struct block *own, const struct room *room, long rows, const real *given, real *result,
-                 int windows, const struct rows *const *parts, const struct heads *heads) {
-    const long hidden = own->joined.inputs, inner = own->down.inputs;
-    norm(rows, hidden, given, NULL, own->before, own->epsilon, NULL, room->state);
-    if (multiply(&own->joined, rows, room->state, room->joined)) return 1;
-    for (int window = 0; window < windows; window++)
-        if (attention(parts[window], heads + window)) return 1;
-    if (multiply(&own->output, rows, room->attended, room->state)) return 1;
-    norm(rows, hidden, given, room->state, own->between, own->epsilon, result, room->state);
-    if (multiply(&own->gates, rows, room->state, room->both)) return 1;
-    gated(rows, inner, room->both, room->both + inner, 2 * inner, room->inner);
-    if (multiply(&own->down, rows, room->inner, room->state)) return 1;
-    for (long i = 0; i < rows * hidden; i += LANES) store(result + i, load(result + i) + load(room->state + i));
-    return 0;
-}
-
-/* Run layers one after the other, each with its result and, per window, its rows and heads. Returns 1 if out of
-   memory. */
-int layers(int count, const struct block *const *blocks, const struct room *room, long rows, const real *given,
-           real *const *results, int windows, const struct rows *const *parts, const struct heads *heads) {
-    for (int i = 0; i < count; i++)
-        if (layer(blocks[i], room, rows, i ? results[i - 1] : given, results[i], windows, parts + i * windows,
-                  heads + i * windows))
-            return 1;
-    return 0;
-}
-
 /* Sizes of the structs that Python fills, which it compares with its own. */
 long size_of_product(void) { return sizeof(struct product); }
 long size_of_rows(void) { return sizeof(struct rows); }
 long size_of_heads(void) { return sizeof(struct heads); }
-long size_of_block(void) { return sizeof(struct block); }
-long size_of_room(void) { return sizeof(struct room); }
 long size_of_decoder(void) { return sizeof(struct decoder); }
 long size_of_batch(void) { return sizeof(struct batch); }
 long size_of_layer(void) { return sizeof(struct layer); }

@@ -27,18 +27,6 @@ void norm(long rows, long size, const real *given, const real *more, const real 
     }
 }
 
-/* SiLU of ``gate`` times ``up``, rows [rows, size] ``stride`` apart; ``size`` is at least 16. */
-void gated(long rows, long size, const real *gate, const real *up, long stride, real *out) {
-#pragma omp parallel for if (rows * size > SMALL)
-    for (long row = 0; row < rows; row++)
-        for (long next = 0; next < size; next += LANES) {
-            const long i = next < size - LANES ? next : size - LANES; /* the last ones may overlap */
-            lanes value = load(gate + row * stride + i);
-            value = narrow(value / (exponential(-value) + 1.0f));
-            store(out + row * size + i, value * load(up + row * stride + i));
-        }
-}
-
 enum norm_kind {
     NO_NORM,
     RMS_NORM,      /* root mean square; rounded before it is multiplied by the weight, as Llama's */

@@ -29,10 +29,9 @@ struct held {
 struct heads {
     const real *query, *key, *value;
     int64_t query_stride, key_stride, value_stride;
-    const real *query_norm, *key_norm; /* weights of the heads' norms, or NULL */
-    float epsilon, scale;
+    float scale;
     float cap;                        /* scores are bent below it; 0: none */
-    const struct norm *each_query, *each_key; /* norms of each head of another kind, or NULL */
+    const struct norm *each_query, *each_key; /* norms of each head, or NULL */
     real *keys, *values;
     int64_t sequence_stride, head_stride; /* of keys and values */
     const struct held *held;              /* [sequences]; NULL: as the strides say */
@@ -49,18 +48,12 @@ static inline int64_t angles_of(const struct rows *rows, long row) {
     return (int64_t)(rows->angle ? rows->angle[row] : row) * rows->rotary;
 }
 
-static inline lanes normed(const real *head, const real *weight, float scale, int at) {
-    return weight ? narrow(load(weight + at) * narrow(load(head + at) * scale)) : load(head + at);
-}
-
-/* Rotate a head's query or key, after its norm if it has one. To float32, scaled, or to ``real``. */
-static inline void rotate(const struct rows *rows, long row, const real *head, const real *weight,
-                          float epsilon, float factor, float *wide, real *out) {
+/* Rotate a head's query or key. To float32, scaled, or to ``real``. */
+static inline void rotate(const struct rows *rows, long row, const real *head, float factor, float *wide, real *out) {
     const int half = rows->size / 2;
     const real *cosine = rows->cosine + angles_of(rows, row), *sine = rows->sine + angles_of(rows, row);
-    const float scale = weight ? norm_scale(head, rows->size, epsilon) : 1.0f;
     for (int i = 0; i < half; i += LANES) {
-        lanes low = normed(head, weight, scale, i), high = normed(head, weight, scale, i + half);
+        lanes low = load(head + i), high = load(head + i + half);
         lanes first = low * load(cosine + i) - high * load(sine + i);
         lanes second = high * load(cosine + i + half) + low * load(sine + i + half);
         if (wide) {
@@ -91,7 +84,7 @@ static void rotate_part(const struct rows *rows, long row, const real *head, flo
         else store(out + i, *(lanes *)(line + i));
 }
 
-/* A head's query or key after its norm, in ``room`` if it has one that is no part of ``rotate``. */
+/* A head's query or key after its norm, in ``room`` if it has one. */
 static inline const real *own_norm(const struct norm *norm, long size, const real *head, real *room) {
     if (!norm || !norm->kind) return head;
     norm_row(norm, size, head, room);
@@ -121,8 +114,7 @@ static void enter(const struct rows *rows, const struct heads *heads, long row) 
             own_norm(heads->each_query, size, heads->query + row * heads->query_stride + head * size, room);
         real *const out = (real *)rows->queries + at;
         if (part) rotate_part(rows, row, query, heads->scale, wide, out);
-        else if (rows->cosine)
-            rotate(rows, row, query, heads->query_norm, heads->epsilon, heads->scale, wide, out);
+        else if (rows->cosine) rotate(rows, row, query, heads->scale, wide, out);
         else take(rows, query, heads->scale, wide, out);
     }
     if (!rows->cosine) return;
@@ -132,7 +124,7 @@ static void enter(const struct rows *rows, const struct heads *heads, long row) 
         const real *const key =
             own_norm(heads->each_key, size, heads->key + row * heads->key_stride + head * size, room);
         if (part) rotate_part(rows, row, key, 1.0f, NULL, held.keys + at);
-        else rotate(rows, row, key, heads->key_norm, heads->epsilon, 1.0f, NULL, held.keys + at);
+        else rotate(rows, row, key, 1.0f, NULL, held.keys + at);
         const real *value = heads->value + row * heads->value_stride + head * size;
         for (int i = 0; i < size; i += LANES) store(held.values + at + i, load(value + i));
     }

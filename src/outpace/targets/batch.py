@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import Cache, Slot
+from outpace.native.pointers import check
 from outpace.targets.rows import Output, Rows
 
 IntArray = NDArray[np.int32]
@@ -49,7 +50,9 @@ class Batch:
         np.cumsum(widths, out=starts[1:])
         read: list[int] = []
         if logits_from is not None:
-            for row, start, stop in zip(rows.values(), starts[:-1].tolist(), starts[1:].tolist(), strict=True):
+            for row, start, stop in zip(
+                rows.values(), starts[:-1].tolist(), starts[1:].tolist(), strict=True
+            ):
                 read.extend(range(start + logits_from + row.unread, stop))
         return cls(
             tuple(rows),
@@ -65,6 +68,20 @@ class Batch:
     @property
     def widths(self) -> IntArray:
         return np.diff(self.starts)
+
+    def check(self) -> None:
+        """Refuse what a function in C would follow out of its arrays.
+
+        Raises:
+            OutpaceError: a parent that is no earlier node of its tree; a row that is not there.
+        """
+        nodes = self.widths + self.fed
+        first = np.repeat(np.cumsum(nodes) - nodes, nodes)
+        own = np.arange(len(self.parents), dtype=np.int32) - first
+        trees = len(own) == nodes.sum() and bool(((self.parents >= -1) & (self.parents < own)).all())
+        check(trees, "parents that are earlier nodes of a tree")
+        rows = len(self.tokens)
+        check(bool((self.read >= 0).all() and (self.read < rows).all()), f"{rows} rows")
 
     def in_order(self, slots: Sequence[Slot | None]) -> tuple[Batch, IntArray | None]:
         """The same, with its sequences in the order in which ``slots`` has them.

@@ -1,7 +1,7 @@
 """How the layers of a family compute, for ``native/forward.h``: one recipe each, filled from the config.
 
-Module names are transformers'. What a recipe does not say is as in Llama. A new family is a function here, its
-entry in ``RECIPES``, and a row in the test that compares it with its stock layers.
+Module names are transformers'. What a recipe does not say is as in Llama. A new family is a function here,
+its entry in ``RECIPES``, and a row in the test that compares it with its stock layers.
 """
 
 from __future__ import annotations

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import ctypes
 from collections.abc import Mapping, Sequence
-
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -14,8 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.cache import KVCache, Slot, Window
-from outpace.core import OutpaceError
+from outpace.cache import KVCache, Window
+from outpace.cache.lanes import Lane
 from outpace.native.forward import (
     HELD_BYTES,
     PER_ROW,
@@ -29,7 +27,7 @@ from outpace.native.forward import (
     ViewStruct,
 )
 from outpace.native.layers import byref, functions
-from outpace.native.pointers import address, check, pointer, pointer_or_null
+from outpace.native.pointers import address, addresses, check, pointer, pointer_or_null, rows_pointer
 from outpace.targets.batch import Batch
 from outpace.targets.native.recipe import Recipe
 from outpace.targets.native.weights import Weights, recipe_of
@@ -176,8 +174,12 @@ class NativeRunner:
         windows = cache.begin(dict(zip(batch.slots, batch.widths.tolist(), strict=True)))
         batch, moved = batch.in_order([slot for window in windows for slot in window.slots])
         weights, dtype, rows = self.weights, self.weights.dtype, len(batch.tokens)
+        batch.check()
         if inputs is None:
-            check(0 <= batch.tokens.min(initial=0) <= batch.tokens.max(initial=0) < len(self._table), "known tokens")
+            check(
+                0 <= batch.tokens.min(initial=0) <= batch.tokens.max(initial=0) < len(self._table),
+                "known tokens",
+            )
         decoder = byref(self._decoder(int((batch.past + batch.widths).max(initial=1))))
         states = None
         if inputs is not None:
@@ -185,7 +187,9 @@ class NativeRunner:
             states = states.contiguous()
         made, kept = self._batch(batch, windows, cache_layers, states)
         every = len(self._layers) + 1
-        results = [torch.empty(rows, weights.hidden, dtype=dtype) for _ in range(every if hidden else min(every, 3))]
+        results = [
+            torch.empty(rows, weights.hidden, dtype=dtype) for _ in range(every if hidden else min(every, 3))
+        ]
         # Without states to keep, each layer but the first writes over what the one before it read.
         outputs = [results[0], *(results[1 + layer % (len(results) - 1)] for layer in range(every - 1))]
         outputs = results if hidden else outputs
@@ -193,8 +197,8 @@ class NativeRunner:
         logits = torch.empty(len(batch.read), width, dtype=dtype)
         normed = torch.empty(rows, weights.hidden, dtype=dtype) if hidden else None
         room, more = self._room(rows, len(batch.slots), len(batch.read), self._library.listed(decoder, made))
-        pointers = (ctypes.c_void_p * every)(*(pointer(each, dtype, rows, weights.hidden) for each in outputs))
-        room.states = ctypes.addressof(pointers)
+        pointers = addresses([pointer(each, dtype, rows, weights.hidden) for each in outputs])
+        room.states = address(pointers, np.uint64, every)
         room.normed = pointer_or_null(normed, dtype, rows, weights.hidden)
         room.logits = pointer(logits, dtype, len(batch.read), width)
         if self._library.forward(decoder, made, byref(room)):
@@ -250,7 +254,9 @@ class NativeRunner:
         self, batch: Batch, windows: Sequence[Window], cache_layers: Mapping[int, int], states: Tensor | None
     ) -> tuple[Any, list[Any]]:
         """The struct of a batch, and what has to live as long."""
-        seats = {slot: (window.start + i) for window in windows for i, slot in enumerate(window.slots) if slot}
+        seats = {
+            slot: (window.start + i) for window in windows for i, slot in enumerate(window.slots) if slot
+        }
         seat = np.array([seats[slot] for slot in batch.slots], dtype=_INT)
         order = [cache_layers[layer] for layer in self.layers]
         lanes, start, kept = [], 0, [seat]
@@ -319,30 +325,26 @@ def _state(outputs: Sequence[Tensor], normed: Tensor | None, layer: int) -> Tens
 class _Buffers:
     """Addresses of the keys and values of a lane, as long as its memory stays."""
 
-    def __init__(self, runner: NativeRunner, lane: Any, order: Sequence[int]) -> None:
+    def __init__(self, runner: NativeRunner, lane: Lane, order: Sequence[int]) -> None:
         weights = runner.weights
         shape = lane.places, weights.shared, lane.room + 1, weights.size
         both = lane.by_layer(slice(None), slice(None))
-        addresses, strides = [], []
-        for layer in order:
-            for tensor in both[layer]:
-                head, rows = tensor.stride(1), tensor.stride(2)
-                fits = tensor.shape == shape and tensor.dtype == weights.dtype and tensor.is_cpu
-                if not fits or (rows, tensor.stride(3)) != (weights.size, 1):
-                    raise OutpaceError(f"a cache of rows {list(shape)} in {weights.dtype} on a CPU is needed")
-                addresses.append(tensor.data_ptr())
-            strides.append((both[layer][0].stride(0), head))
-        self._addresses = (ctypes.c_void_p * len(addresses))(*addresses)
+        strides = [both[layer][0].stride()[:2] for layer in order]
+        pointers = [
+            rows_pointer(tensor, weights.dtype, shape, own)
+            for layer, own in zip(order, strides, strict=True)
+            for tensor in both[layer]
+        ]
+        self._count, self._addresses = len(order), addresses(pointers)
         self._strides: NDArray[np.int64] = np.ascontiguousarray(np.array(strides, dtype=np.int64).T)
 
     def lane(self, start: int, stop: int) -> LaneStruct:
-        count = self._strides.shape[1]
-        at = address(self._strides, np.int64, 2, count)
-        struct = LaneStruct(
-            buffers=ctypes.addressof(self._addresses), sequence_stride=at, head_stride=at + count * 8
+        """The struct of sequences ``start`` .. ``stop - 1`` of a batch."""
+        strides = address(self._strides, np.int64, 2, self._count)
+        return LaneStruct(
+            first=start,
+            end=stop,
+            buffers=address(self._addresses, np.uint64, 2 * self._count),
+            sequence_stride=strides,
+            head_stride=strides + self._count * self._strides.itemsize,
         )
-        setattr(struct, "from", start)
-        struct.to = stop
-        return struct
-
-

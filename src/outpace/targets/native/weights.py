@@ -1,9 +1,9 @@
-"""The weights of a decoder as ``native/forward.h`` reads them, and the reasons why a model has no such form."""
+"""The weights of a decoder as ``native/forward.h`` reads them, and the reasons why a model has none."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from outpace.core import UnsupportedModel
 from outpace.native.forward import ACTIVATIONS, NORMS, LayerStruct, NormStruct, ProductStruct
 from outpace.native.layers import DTYPES, LANES, functions
 from outpace.native.pointers import pointer, pointer_or_null
+from outpace.targets.cpu.compiled_attention import HEAD_SIZE
 from outpace.targets.cpu.kernels import COMPILED, QUANTISED, Blocks, Panels, rounded_panel
 from outpace.targets.cpu.linear import Rounded, has_hooks
 from outpace.targets.inputs.changes import hooks_of
@@ -22,8 +23,6 @@ from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.kernel import Kernel
 from outpace.targets.native.recipe import RECIPES, Recipe
-
-HEAD_SIZE = 32  # the size of heads is a multiple of this
 
 
 def why_not_native(model: Any) -> str | None:
@@ -118,7 +117,12 @@ def head_size(config: Any, attention: Any) -> int:
 def linears_of_layer(layer: Any, recipe: Recipe) -> list[list[Any]]:
     """A layer's linear layers, grouped by their input: joined, output, up, down."""
     attention, feed = getattr(layer, recipe.attention), getattr(layer, recipe.feed)
-    parts = ((attention, recipe.joined), (attention, (recipe.output,)), (feed, recipe.up), (feed, (recipe.down,)))
+    parts = (
+        (attention, recipe.joined),
+        (attention, (recipe.output,)),
+        (feed, recipe.up),
+        (feed, (recipe.down,)),
+    )
     return [[getattr(part, name) for name in names] for part, names in parts]
 
 
@@ -161,7 +165,9 @@ class Weights:
         whole = recipe.whole and all(pair)
         each = all(pair) and not whole
         q, k = (queries, keys) if whole else (self.size, self.size)
-        of_heads = [self.norm(attention, name if all(pair) else "", n) for name, n in (("q_norm", q), ("k_norm", k))]
+        of_heads = [
+            self.norm(attention, name if all(pair) else "", n) for name, n in (("q_norm", q), ("k_norm", k))
+        ]
         none = NormStruct()
         return LayerStruct(
             joined=self.product(joined, self.hidden, queries + 2 * keys, partial(self._by_part)),
@@ -186,7 +192,7 @@ class Weights:
         )
 
     def _by_part(self, matrix: Tensor) -> Tensor:
-        """Outputs of queries, keys and values of a head side by side, as all queries, all keys, all values."""
+        """All queries, all keys, all values, of outputs that have those of a head side by side."""
         if not self.recipe.by_head:
             return matrix
         return matrix.unflatten(0, (self.heads, 3, self.size)).transpose(0, 1).flatten(0, 2)
@@ -207,13 +213,15 @@ class Weights:
         bias = None
         if any(linear.bias is not None for linear in linears):
             parts = [
-                torch.zeros(linear.out_features, dtype=self.dtype) if linear.bias is None else linear.bias.detach()
+                torch.zeros(linear.out_features, dtype=self.dtype)
+                if linear.bias is None
+                else linear.bias.detach()
                 for linear in linears
             ]
             bias = order(torch.cat(parts)).contiguous()
         if (packed.inputs, packed.outputs) != (inputs, outputs) or packed.dtype != self.dtype:
             raise UnsupportedModel(
-                f"its linear layers are [{packed.outputs}, {packed.inputs}] where [{outputs}, {inputs}] are expected"
+                f"a product is [{packed.outputs}, {packed.inputs}] where [{outputs}, {inputs}] is expected"
             )
         self._kept += [packed, bias]
         return packed.product(bias)

@@ -40,7 +40,6 @@ class Modules:
         packer: what packed its linear layers, if anything did.
         row_step: the rows of a forward are padded to a multiple of this.
         chains: leave masks and positions to the model.
-        fused: the layers are fused, and read no mask but a boolean one.
         native: computes forwards instead of ``step``.
 
     Attributes:
@@ -50,7 +49,6 @@ class Modules:
             is none.
         mixes: it takes the rows of several windows.
         packed: name of a kernel -> number of layers that use it.
-        least_rows: forwards of fewer rows take no less time than this number.
         masks, model_masks: makers of the masks of ``step`` and of ``model``.
         cache_layers: layer of the model -> layer of the cache.
         shapes: shapes of the rows of the cache's layers.
@@ -72,7 +70,6 @@ class Modules:
         packer: Packer | None = None,
         row_step: int = 1,
         chains: bool = False,
-        fused: bool = False,
         native: NativeRunner | None = None,
     ) -> None:
         self.model = model
@@ -87,7 +84,6 @@ class Modules:
         if native is not None:
             held, self.packed = native.weights.held, dict(native.weights.kernels)
         self.row_step = row_step
-        self.least_rows = packer.rows if packer is not None and fused else 1
         self.cache_argument = cache_argument(model)
         self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._packer = packer
@@ -100,9 +96,7 @@ class Modules:
         self.masks, self.model_masks = (
             NoMasks()
             if self._unmasked
-            else MaskMaker(
-                owner.config.get_text_config(decoder=True), owner.dtype, fused and owner is step, stateful
-            )
+            else MaskMaker(owner.config.get_text_config(decoder=True), owner.dtype, stateful)
             for owner in (step, model)
         )
         self._probe()

@@ -33,7 +33,6 @@ from outpace.targets.inputs.config import context_of, end_tokens, family, size_i
 from outpace.targets.inputs.forward import CacheAdapter, device_of
 from outpace.targets.inputs.line import apart
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refuse_training, why_chains_only
-from outpace.targets.inputs.surgery import exchange
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
 from outpace.targets.native.runner import NativeRunner
@@ -285,8 +284,8 @@ class CausalTarget(FixedSteps):
             f"{kernel} weights" if kernel in QUANTISED else f"packed by {kernel}"
             for kernel in self.plan.packed
         ]
-        if self.plan.fused:
-            layouts.append("fused")
+        if self.plan.native:
+            layouts.append("native")
         return ", ".join([super().identity, *layouts, *(["bit-exact"] if self.bit_exact else [])])
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
@@ -374,7 +373,7 @@ class CausalTarget(FixedSteps):
             alone = widths
         elif call.lines and self._modules.mixes:
             alone = apart(widths)
-        return call.cache.begin(widths, self._modules.row_step, self._modules.least_rows, alone)
+        return call.cache.begin(widths, self._modules.row_step, alone)
 
     def _adapter(self, window: Window, call: Call) -> CacheAdapter:
         """A window as the model's cache."""
@@ -450,11 +449,11 @@ class CausalTarget(FixedSteps):
         step = self._modules.step
         model: Any = self.model
         if self.quantised:  # the rounded weights, with the model's own attention
-            model = exchange(step, lambda _: None, self._attention)
+            model = self._asked.rounded_model(self._attention)
         bare = partial(self._unchecked, exact=False, pack=False, fuse=False)
         packs = self._asked.packs(self.bit_exact) if self.plan.packed else False
         pack = packs.name if isinstance(packs, Kernel) else bool(self.plan.packed) and "auto"
-        same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.fused)
+        same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.native)
         unreplaced = self._runs_model or bool(self.quantised)
         parts, own = (self.model, step), None if unreplaced else same
         return Stock(model, _run, bare, self._embedded, parts, own, wider=self._modules.trees is None)
