@@ -16,7 +16,7 @@ from outpace.native.forward import ACTIVATIONS, NORMS, LayerStruct, NormStruct, 
 from outpace.native.layers import DTYPES, LANES, functions
 from outpace.native.pointers import pointer, pointer_or_null
 from outpace.targets.cpu.compiled_attention import HEAD_SIZE
-from outpace.targets.cpu.kernels import COMPILED, QUANTISED, Blocks, Panels, rounded_panel
+from outpace.targets.cpu.kernels import COMPILED, QUANTISED, Blocks, Panels, multiply, rounded_panel
 from outpace.targets.cpu.linear import Rounded, has_hooks
 from outpace.targets.inputs.changes import hooks_of
 from outpace.targets.inputs.config import is_multimodal
@@ -224,7 +224,28 @@ class Weights:
                 f"a product is [{packed.outputs}, {packed.inputs}] where [{outputs}, {inputs}] is expected"
             )
         self._kept += [packed, bias]
+        self._compare(packed, linears, order)
         return packed.product(bias)
+
+    def _compare(
+        self, packed: Panels | Blocks, linears: Sequence[Any], order: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Compare the product of a row of random numbers with torch's.
+
+        So that a mistake in the weights of a layer is seen whichever layers the self-test looks at.
+
+        Raises:
+            UnsupportedModel: it is another one.
+        """
+        if isinstance(linears[0], Rounded):
+            return  # read from a checkpoint, whose floats are not there
+        row = torch.randn(1, packed.inputs, generator=torch.Generator().manual_seed(0)).to(self.dtype)
+        found = multiply(row, packed, None).float()
+        parts = [nn.functional.linear(row, linear.weight.detach()) for linear in linears]
+        right = order(torch.cat(parts, dim=1).T).T.float()
+        limit = _ROUNDED if isinstance(packed, Blocks) else _PACKED
+        if not float((found - right).norm()) <= limit * float(right.norm()):
+            raise UnsupportedModel("the product of a linear layer differs from torch's")
 
     def _packed(
         self, linears: Sequence[Any], order: Callable[[Tensor], Tensor], head: bool
@@ -278,4 +299,6 @@ class Weights:
         return own * self.recipe.embedding
 
 
+# Share of a product by which rounded weights and rows, or the order of its sums alone, may change it.
+_ROUNDED, _PACKED = 0.5, 0.05
 _AROUND = ("before", "after", "between", "last")
