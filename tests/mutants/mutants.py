@@ -34,6 +34,7 @@ _PLANS = "tests/unit/targets/test_plans.py"
 _ON_DEVICE = "tests/lossless/test_graphs.py::test_learned_drafts_on_the_device_are_those_of_the_host"
 _ASSISTANT = "tests/unit/drafters/test_assistant.py"
 _MUSE = "tests/unit/drafters/test_muse.py"
+_NATIVE = "tests/unit/targets/test_native.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
 _TREES_ON_GPU = "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
@@ -1147,6 +1148,48 @@ TARGETS = [
         (
             "tests/unit/targets/test_exact.py::test_activations_have_the_same_bits_among_any_rows_with_any_number_of_threads",
         ),
+    ),
+    Mutant(
+        "a sliding window of a native step is one column too long",
+        "outpace/native/forward.h",
+        "all > view->window ? all - view->window : 0;",
+        "all > view->window ? all - view->window - 1 : 0;",
+        (f"{_NATIVE}::test_logits_are_those_of_the_stock_model",),
+    ),
+    Mutant(
+        "a node of a native step sees the row before it, not the one it hangs under",
+        "outpace/native/forward.h",
+        "for (int i = depth - 1; i >= 0; i--, at = parents[at])",
+        "for (int i = depth - 1; i >= 0; i--, at--)",
+        (f"{_NATIVE}::test_nodes_of_a_tree_have_the_bits_of_plain_decoding",),
+    ),
+    Mutant(
+        "soft caps are left out of native attention",
+        "outpace/targets/native/weights.py",
+        '            cap=float(getattr(self.config, "attn_logit_softcapping", None) or 0),\n',
+        "            cap=0.0,\n",
+        (f"{_NATIVE}::test_logits_are_those_of_the_stock_model",),
+    ),
+    Mutant(
+        "sequences of another lane are read from the first one's memory",
+        "outpace/targets/native/runner.py",
+        "buffers = self._lanes.get(window.lane.memory)",
+        "buffers = next(iter(self._lanes.values()), None)",
+        (f"{_NATIVE}::test_nodes_of_a_tree_have_the_bits_of_plain_decoding",),
+    ),
+    Mutant(
+        "angles are those of the first positions alone",
+        "outpace/targets/native/runner.py",
+        "if known is not None and positions <= known[1]:",
+        "if known is not None:",
+        (f"{_NATIVE}::test_positions_beyond_the_first_table_have_angles_of_their_own",),
+    ),
+    Mutant(
+        "given inputs are not put in the order of the lanes",
+        "outpace/targets/native/runner.py",
+        "inputs if moved is None else inputs[torch.from_numpy(moved)]",
+        "inputs",
+        (f"{_NATIVE}::test_inputs_follow_their_sequences_into_the_order_of_a_lane",),
     ),
     Mutant(
         "keys and values with other strides are read as if they had the same",

@@ -14,7 +14,7 @@ from changing import WRITES, by_adding, by_fused_optimiser, by_load_state_dict, 
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows, Target
-from outpace.targets.cpu.kernels import KERNELS, QUANTISED
+from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED
 from outpace.targets.cpu.trials import unavailable
 from outpace.targets.gpu.graphs import Eager
 from outpace.targets.inputs.changes import Addresses, Structure, Weights, sample

@@ -118,7 +118,7 @@ def test_each_recipe_is_tested() -> None:
 def tree_logits(of: CausalTarget, context: int, size: int) -> Iterator[tuple[list[int], Tensor]]:
     """Paths of a tree after a text, beside another sequence of another length, and the logits along each."""
     cache = of.new_cache(slots=2, length=64)
-    slots, beside = [cache.allocate(), cache.allocate(600)], text(21, seed=2)
+    slots, beside = [cache.allocate(), cache.allocate(3000)], text(21, seed=2)
     prompt = text(context)
     for start in range(0, context, 33):
         feeds = {slots[0]: Rows(prompt[start : start + 33])}
@@ -194,6 +194,32 @@ def test_hidden_states_inputs_and_subsets_of_layers_are_the_models(family: str) 
     found = bare.forward(own_cache, {own_cache.allocate(): Rows(tokens)}).logits
     states = of.forward(cache, {slot: Rows(tokens)}, hidden_layers=[0, 1, 2]).hidden[slot]
     assert found is not None and found.shape == states[0].shape
+
+
+def test_positions_beyond_the_first_table_have_angles_of_their_own() -> None:
+    of, tokens = target("llama", torch.float32), text(700)
+    with torch.inference_mode():
+        expected = of.model(input_ids=torch.tensor([tokens])).logits[0, -1]
+    cache = of.new_cache()
+    slot = cache.allocate()
+    of.forward(cache, {slot: Rows(tokens[:5])}, logits_from=None)
+    cache.keep({slot: range(5)})
+    found = of.forward(cache, {slot: Rows(tokens[5:])}).logits_of(slot)[-1]
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.std()))
+
+
+def test_inputs_follow_their_sequences_into_the_order_of_a_lane() -> None:
+    of = target("llama", torch.float32)
+    cache = of.new_cache(slots=2, length=64)
+    first, second = cache.allocate(), cache.allocate()
+    texts = {second: text(7), first: text(4, seed=1)}
+    embed = of.model.get_input_embeddings()
+    states = {slot: embed(torch.tensor(tokens)).detach() for slot, tokens in texts.items()}
+    feeds = {slot: Rows(tokens) for slot, tokens in texts.items()}
+    expected = of.forward(cache, feeds)
+    logits = [expected.logits_of(slot).clone() for slot in texts]
+    found = of.run(cache, feeds, states=states)
+    assert all(torch.equal(found.logits_of(slot), own) for slot, own in zip(texts, logits, strict=True))
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "gemma3_text"])
