@@ -12,6 +12,7 @@ import torch
 import transformers
 
 from outpace._version import __version__
+from outpace.native.pool import follow_torch
 from outpace.targets.hardware import processor
 
 
@@ -24,7 +25,7 @@ def machine(device: str) -> dict[str, object]:
     found: dict[str, object] = {
         "processor": processor(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": follow_torch(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "outpace": __version__,

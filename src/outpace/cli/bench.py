@@ -96,6 +96,7 @@ def bench(
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
+    threads: o.Threads = None,
     max_new_tokens: o.MaxNewTokens = 64,
     temperature: o.Temperature = 0.0,
     top_p: o.TopP = 1.0,

@@ -37,6 +37,7 @@ def chat(
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
+    threads: o.Threads = None,
     max_new_tokens: o.MaxNewTokens = 256,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,

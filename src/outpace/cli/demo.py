@@ -65,6 +65,7 @@ def demo(
     real: Real = False,
     model: o.ModelName = None,
     device: o.Device = None,
+    threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",

@@ -34,6 +34,7 @@ def env(
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
+    threads: o.Threads = None,
     as_json: o.AsJson = False,
 ) -> None:
     """Print versions, device, instruction sets, compiler, caches and extras.
@@ -52,9 +53,10 @@ def environment() -> dict[str, Any]:
 
     from outpace.native.build import compiler_command
     from outpace.native.instructions import chosen, instructions, limits
+    from outpace.targets.cpu.trials import settled_threads
     from outpace.targets.hardware import processor
 
-    limit, command = chosen(), compiler_command()
+    limit, command, threads = chosen(), compiler_command(), settled_threads()
     gpus = range(torch.cuda.device_count())
     return {
         "outpace": __version__,
@@ -63,7 +65,8 @@ def environment() -> dict[str, Any]:
         **{name: _version(name) for name in _PACKAGES},
         "processor": processor(),
         "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
+        "threads": threads.count,
+        "threads_because": threads.because,
         "instructions": limits(platform.machine(), instructions()),
         "limited_to": None if limit is None else limit.march,
         "gpus": [torch.cuda.get_device_name(place) for place in gpus],
@@ -143,6 +146,7 @@ def _table(found: dict[str, Any]) -> RenderableType:
     rows = {**found}
     extras, model = rows.pop("extras"), rows.pop("model", None)
     compiled = rows.pop("compiled")
+    rows["threads"] = f"{rows['threads']}: {rows.pop('threads_because')}"
     rows["functions in C"] = compiled or "compiled"
     blocks: list[RenderableType] = [_grid(rows), Text("")]
     installs = {

@@ -137,6 +137,7 @@ def generate(
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
+    threads: o.Threads = None,
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: o.Temperature = 0.0,
     top_k: o.TopK = 0,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -11,6 +13,7 @@ import typer
 from outpace.cli import completing
 from outpace.cli.layout import RARE
 from outpace.core import DEFAULT_DRAFTER
+from outpace.native.processors import MOST, VARIABLE
 
 # An option in one of the panels of --help.
 model_option = partial(typer.Option, rich_help_panel="Model")
@@ -110,6 +113,28 @@ Stock = Annotated[
     rare_option(
         "--stock",
         help="Slower: steps run on transformers' own modules, and plain decoding has its tokens.",
+    ),
+]
+
+
+def _use_threads(count: int | None) -> int | None:
+    """Let functions in C, torch and llama.cpp use a number of threads; torch reads it when it is imported."""
+    if count is not None:
+        os.environ |= {VARIABLE: str(count), "OMP_NUM_THREADS": str(count)}
+        if (torch := sys.modules.get("torch")) is not None:
+            torch.set_num_threads(count)
+    return count
+
+
+Threads = Annotated[
+    int | None,
+    rare_option(
+        "--threads",
+        metavar="N",
+        min=1,
+        max=MOST,
+        callback=_use_threads,
+        help="Threads of steps on a CPU. Default: one per core, as `outpace env` explains.",
     ),
 ]
 LlamaCpp = Annotated[

@@ -163,6 +163,7 @@ def serve(
     llamacpp: o.LlamaCpp = "",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
+    threads: o.Threads = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     served_model_name: Names = None,

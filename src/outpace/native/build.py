@@ -1,7 +1,7 @@
 """Functions in C: those that the wheel carries for the processor, or compiled with its compiler on first use.
 
 ``OUTPACE_CPU`` limits the instructions that they use (``instructions``). What is compiled here is kept in the
-user's cache folder. The functions run in torch's threads.
+user's cache folder.
 
 A library is code, so it is loaded only if nobody else can have written it: from a folder and a file of this
 user that are not open to others, with the digest that it was written with. The folder is read through its
@@ -26,13 +26,11 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from ctypes import CDLL, RTLD_GLOBAL, Structure, c_long, sizeof
+from ctypes import CDLL, Structure, c_long, sizeof
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
-
-import torch
 
 from outpace.core import OutpaceError, first_line
 from outpace.embedded import CACHE, NoHome, cache_path
@@ -77,14 +75,6 @@ def compiled(
     return found
 
 
-def _threads() -> list[Path]:
-    """torch's own OpenMP library, so that its threads run the functions; empty if it uses the system's."""
-    return (
-        sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
-        or sorted((Path(torch.__file__).parent.parent / "torch.libs").glob("libgomp*"))
-    )[:1]
-
-
 def _carried(source: Path, flags: Sequence[str]) -> CDLL | None:
     """The library that the wheel carries; None if none fits, or it is not as the wheel was built."""
     limit = packaged.fitting(platform.machine(), instructions(), chosen())
@@ -94,7 +84,6 @@ def _carried(source: Path, flags: Sequence[str]) -> CDLL | None:
     why = _untrusted(path, foreign(Path(__file__).stat()))
     if not why:
         try:
-            CDLL(str((_threads() or [Path("libgomp.so.1")])[0]), mode=RTLD_GLOBAL)
             return CDLL(str(path))
         except OSError as error:
             why = first_line(error)
@@ -131,7 +120,7 @@ def _made(source: Path, flags: Sequence[str]) -> CDLL | str:
     # Tuned for a processor (AMD's Zen), gcc does not fuse some products with sums, and their bits are others
     # than those of a wheel's functions.
     tune = ["-mtune=generic"] if platform.machine() == "x86_64" else []
-    options = [f"-march={march}", *tune, *FLAGS, *flags, str(source), *map(str, _threads())]
+    options = [f"-march={march}", *tune, *FLAGS, *flags, str(source)]
     about = "\n".join([*compiler.command, *options, text_of(source), platform.machine(), _processor()])
     name = f"{hashlib.sha256(about.encode()).hexdigest()[:32]}.so"
     try:
@@ -296,7 +285,7 @@ class _Compiler:
         with tempfile.TemporaryDirectory(prefix="outpace-compiled-") as folder:
             made, messages = Path(folder) / "made.so", Path(folder) / "messages"
             try:
-                status = self._status([*options, "-o", str(made), "-lm"], messages)
+                status = self._status([*options, "-o", str(made), *packaged.LIBRARIES_OF_C], messages)
             except OSError as error:
                 raise OutpaceError(f"{self} could not compile them: {first_line(error)}") from None
             if status is None:

@@ -10,13 +10,15 @@
 #include <stdint.h>
 #include <stdlib.h>
 
+#include "pool.h"
+
 #define UNDECIDED -2
 #define BLOCK 64   /* tokens whose noise is bounded together */
 #define GROUP 32   /* tokens of which top-k looks at the best one first */
 #define CLOSE 1e-9 /* rounding of a logarithm may swap noisy scores that differ by less */
 #define LOWEST 42  /* above the lowest noise of the best token, as a factor: exp(3.7) */
 #define SLACK 1.0001f
-#define SMALL 65536 /* scores below which one thread is faster than several */
+#define LANES 16 /* numbers that a compiler takes together: sums of every sixteenth, as it may not reorder one sum */
 
 struct draw {
     uint64_t key;
@@ -68,6 +70,31 @@ static float *workspace(size_t numbers) {
     return room;
 }
 
+/* The highest of some numbers, none of them NaN. */
+static inline float highest(const float *numbers, long count) {
+    float peaks[LANES], peak = -INFINITY;
+    const long whole = count / LANES * LANES;
+    for (int lane = 0; lane < LANES; lane++) peaks[lane] = -INFINITY;
+    for (long at = 0; at < whole; at += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            peaks[lane] = numbers[at + lane] > peaks[lane] ? numbers[at + lane] : peaks[lane];
+    for (int lane = 0; lane < LANES; lane++) peak = peaks[lane] > peak ? peaks[lane] : peak;
+    for (long at = whole; at < count; at++) peak = numbers[at] > peak ? numbers[at] : peak;
+    return peak;
+}
+
+/* The sum of the weights of scores that are above a floor. */
+static double weight_above(float floor, const float *scores, const float *weights, long count) {
+    double sums[LANES] = {0}, sum = 0;
+    const long whole = count / LANES * LANES;
+    for (long at = 0; at < whole; at += LANES)
+        for (int lane = 0; lane < LANES; lane++)
+            sums[lane] += scores[at + lane] > floor ? weights[at + lane] : 0.0f;
+    for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
+    for (long at = whole; at < count; at++) sum += scores[at] > floor ? weights[at] : 0.0f;
+    return sum;
+}
+
 /* The k-th largest of some numbers, 1 being the first, which are reordered. */
 static float ranked(float *numbers, long count, long k) {
     long low = 0, high = count - 1, place = k - 1;
@@ -96,10 +123,7 @@ static float kth(const float *scores, long size, long k, float *room) {
     float *best = room + size, least = -INFINITY;
     for (long group = 0; group < groups; group++) {
         long end = (group + 1) * GROUP < size ? (group + 1) * GROUP : size;
-        float peak = -INFINITY;
-#pragma omp simd reduction(max : peak)
-        for (long token = group * GROUP; token < end; token++) peak = scores[token] > peak ? scores[token] : peak;
-        best[group] = peak;
+        best[group] = highest(scores + group * GROUP, end - group * GROUP);
     }
     if (k <= groups) {
         for (long group = 0; group < groups; group++) room[group] = best[group];
@@ -123,8 +147,8 @@ static long best_above(float floor, const float *scores, const float *weights, l
     float bound = LOWEST;
     for (long start = 0; start < size; start += BLOCK) {
         long end = start + BLOCK < size ? start + BLOCK : size;
-        float slack[BLOCK], least = INFINITY;
-#pragma omp simd reduction(min : least)
+        float slack[BLOCK];
+        int any = 0;
         for (long token = start; token < end; token++) {
             /* 1 - u from below, from the highest 24 bits of the hash. */
             uint32_t high = (uint32_t)(mixed(words[token] ^ key) >> 40);
@@ -132,9 +156,9 @@ static long best_above(float floor, const float *scores, const float *weights, l
             float weight = scores[token] > floor ? weights[token] : 0.0f;
             float own = rest - weight * bound;
             slack[token - start] = own;
-            least = own < least ? own : least;
+            any |= own < 0;
         }
-        if (!(least < 0)) continue;
+        if (!any) continue;
         for (long token = start; token < end; token++) {
             if (!(slack[token - start] < 0)) continue;
             double noisy = (double)scores[token] + noise(words[token] ^ key);
@@ -157,11 +181,8 @@ static int keeps(long token, const float *scores, const float *weights, long siz
     float value = scores[token];
     double weight = weights[token], from = 0, above = 0;
     if (own->top_p < 1) {
-#pragma omp simd reduction(+ : from, above)
-        for (long other = 0; other < size; other++) {
-            from += scores[other] >= value ? weights[other] : 0.0f;
-            above += scores[other] > value ? weights[other] : 0.0f;
-        }
+        from = weight_above(nextafterf(value, -INFINITY), scores, weights, size);
+        above = weight_above(value, scores, weights, size);
     }
     /* The order of ties is up to the reference's sort: all but the token itself may come before it. */
     double before = from - weight;
@@ -173,25 +194,23 @@ static int keeps(long token, const float *scores, const float *weights, long siz
 static long drawn(const float *given, long size, const uint64_t *words, const struct draw *own) {
     float *scores = workspace(3 * size + size / GROUP + 1);
     if (!scores) return UNDECIDED;
-    float *weights = scores + size, peak = -INFINITY, least = -INFINITY, temperature = (float)own->temperature;
+    float *weights = scores + size, peak, least = -INFINITY, temperature = (float)own->temperature;
     int wrong = 0;
-#pragma omp simd reduction(max : peak) reduction(| : wrong)
     for (long token = 0; token < size; token++) {
         float score = given[token] / temperature;
-        peak = score > peak ? score : peak;
         wrong |= score != score;
         scores[token] = score;
     }
-    if (wrong || !isfinite(peak)) return UNDECIDED;
+    if (wrong) return UNDECIDED;
+    peak = highest(scores, size);
+    if (!isfinite(peak)) return UNDECIDED;
     if (own->top_k < size) least = kth(scores, size, own->top_k, weights + size);
     /* Two loops: the compiler vectorises neither the exponential nor the sum in a common one. */
     for (long token = 0; token < size; token++) {
         float weight = exponential(scores[token] - peak);
         weights[token] = scores[token] < least ? 0.0f : weight;
     }
-    double total = 0;
-#pragma omp simd reduction(+ : total)
-    for (long token = 0; token < size; token++) total += weights[token];
+    const double total = weight_above(-INFINITY, scores, weights, size);
     float floor = -INFINITY;
     for (;;) {
         long token = best_above(floor, scores, weights, size, peak, words, own->key);
@@ -203,10 +222,21 @@ static long drawn(const float *given, long size, const uint64_t *words, const st
     }
 }
 
+struct drawing {
+    long size;
+    const float *scores;
+    const uint64_t *words;
+    struct draw *draws;
+};
+
+static void draw_row(void *given, long row) {
+    const struct drawing *const job = given;
+    job->draws[row].token = drawn(job->scores + row * job->size, job->size, job->words, job->draws + row);
+}
+
 /* Draw a token from each of some rows of scores, [rows, size]; UNDECIDED if rounding decides, or a row has no finite
    best score. */
 void draw_rows(long rows, long size, const float *scores, const uint64_t *words, struct draw *draws) {
-#pragma omp parallel for schedule(dynamic) if (rows > 1 && rows * size > SMALL)
-    for (long row = 0; row < rows; row++)
-        draws[row].token = drawn(scores + row * size, size, words, draws + row);
+    struct drawing job = {size, scores, words, draws};
+    share(rows, draw_row, &job);
 }

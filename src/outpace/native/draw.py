@@ -5,8 +5,8 @@ from __future__ import annotations
 from ctypes import CDLL, POINTER, Structure, c_double, c_int64, c_long, c_uint64, c_void_p
 from functools import lru_cache
 
-from outpace.native.build import compiled
 from outpace.native.packaged import FOLDER
+from outpace.native.pool import pooled
 
 
 class DrawStruct(Structure):
@@ -24,4 +24,4 @@ class DrawStruct(Structure):
 def functions() -> CDLL | str:
     """The function of ``draw.c``; the reason why there is none here."""
     arguments = [c_long, c_long, c_void_p, c_void_p, POINTER(DrawStruct)]
-    return compiled(FOLDER / "draw.c", {"draw_rows": (None, arguments)}, structs={"draw": DrawStruct})
+    return pooled(FOLDER / "draw.c", {"draw_rows": (None, arguments)}, structs={"draw": DrawStruct})

@@ -7,35 +7,51 @@
 #include "attention_amx.h"
 #include "products.h"
 
+typedef int attending(const struct rows *, const struct heads *, int, int, int, int);
+
+struct entering {
+    const struct rows *rows;
+    const struct heads *heads;
+    attending *form;
+    int tiles, failed; /* ``tiles``: of a sequence and a head, at most */
+};
+
+static void enter_row(void *given, long row) {
+    const struct entering *const job = given;
+    enter(job->rows, job->heads, row);
+}
+
+static void attend_tile(void *given, long item) {
+    struct entering *const job = given;
+    const struct rows *const rows = job->rows;
+    const int part = (int)(item / job->tiles), sequence = part / rows->shared, from = (int)(item % job->tiles) * TILE;
+    const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * (rows->heads / rows->shared);
+    if (from < queries && job->form(rows, job->heads, sequence, part % rows->shared, from,
+                                    from + TILE < queries ? from + TILE : queries))
+        __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
+}
+
 /* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
 int attention(const struct rows *rows, const struct heads *heads) {
-    const int group = rows->heads / rows->shared;
     int64_t work = 0;
-    int failed = 0, most = 0;
+    int most = 0;
     for (int row = 0; row < rows->rows; row++) work += (int64_t)rows->count[row] * rows->heads * rows->size;
     for (int i = 0; i < rows->sequences; i++)
         most = rows->begin[i + 1] - rows->begin[i] > most ? rows->begin[i + 1] - rows->begin[i] : most;
+    const int tiles = (most * (rows->heads / rows->shared) + TILE - 1) / TILE;
+    struct entering job = {rows, heads, attend, tiles, 0};
 #ifdef SQUARED
-    int (*const form)(const struct rows *, const struct heads *, int, int, int, int) =
-        squared() ? attend_squared : attend;
-#else
-    int (*const form)(const struct rows *, const struct heads *, int, int, int, int) = attend;
+    if (squared()) job.form = attend_squared;
 #endif
-    const int tiles = (most * group + TILE - 1) / TILE, items = rows->sequences * rows->shared * tiles;
-#pragma omp parallel if (work > 8 * SMALL) reduction(| : failed)
-    {
-#pragma omp for
-        for (int row = 0; row < rows->rows; row++) enter(rows, heads, row);
-#pragma omp for schedule(dynamic)
-        for (int item = 0; item < items; item++) {
-            const int sequence = item / tiles / rows->shared, from = item % tiles * TILE;
-            const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * group;
-            if (from < queries)
-                failed |= form(rows, heads, sequence, item / tiles % rows->shared, from,
-                                 from + TILE < queries ? from + TILE : queries);
-        }
+    const long items = (long)rows->sequences * rows->shared * tiles;
+    if (work > 4 * CHUNK) {
+        share(rows->rows, enter_row, &job);
+        share(items, attend_tile, &job);
+    } else {
+        for (int row = 0; row < rows->rows; row++) enter_row(&job, row);
+        for (long item = 0; item < items; item++) attend_tile(&job, item);
     }
-    return failed;
+    return job.failed;
 }
 
 /* A layer. Attention and the feed-forward part read the norm of its input (``before``, ``between``) and add the norm of
@@ -229,11 +245,26 @@ static int attend_layer(const struct layer *own, const struct batch *batch, cons
     return attention(&rows, &heads);
 }
 
-/* ``given`` plus ``more`` times a factor, [count]. */
+struct adding {
+    long count, each;
+    const real *given, *more;
+    float factor;
+    real *out;
+};
+
+static void add_some(void *given, long chunk) {
+    const struct adding *const job = given;
+    const long end = (chunk + 1) * job->each < job->count ? (chunk + 1) * job->each : job->count;
+    for (long i = chunk * job->each; i < end; i += LANES) {
+        const lanes more = load(job->more + i);
+        store(job->out + i, load(job->given + i) + (job->factor == 1.0f ? more : narrow(more * job->factor)));
+    }
+}
+
+/* ``given`` plus ``more`` times a factor, [count], a multiple of LANES. */
 static void add(long count, const real *given, const real *more, float factor, real *out) {
-#pragma omp parallel for if (count > SMALL)
-    for (long i = 0; i < count; i += LANES)
-        store(out + i, load(given + i) + (factor == 1.0f ? load(more + i) : narrow(load(more + i) * factor)));
+    struct adding job = {count, CHUNK, given, more, factor, out};
+    share(chunks_of(count, job.each), add_some, &job);
 }
 
 /* Run a layer on rows [rows, hidden]. Returns 1 if out of memory. */
@@ -268,6 +299,19 @@ static void embed(const struct decoder *model, const struct batch *batch, long r
     }
 }
 
+/* Scale a row of logits, and bend it below the cap. */
+static void bend_logits(const struct decoder *model, real *row) {
+    for (long next = 0; next < model->head.outputs; next += LANES) {
+        const long left = model->head.outputs - next < LANES ? model->head.outputs - next : LANES;
+        real some[LANES] = {0};
+        memcpy(some, row + next, left * sizeof(real));
+        lanes value = narrow(load(some) * model->logit);
+        if (model->cap) value = narrow(bent(narrow(value / model->cap))) * model->cap;
+        store(some, value);
+        memcpy(row + next, some, left * sizeof(real));
+    }
+}
+
 /* The logits of the rows that are read. Returns 1 if out of memory. */
 static int read_rows(const struct decoder *model, const struct batch *batch, const struct forward_room *room,
                      const real *last) {
@@ -281,18 +325,7 @@ static int read_rows(const struct decoder *model, const struct batch *batch, con
     if (!outputs || !count) return 0;
     if (multiply(&model->head, count, picked, room->logits)) return 1;
     if (model->logit == 1.0f && !model->cap) return 0;
-    const long numbers = count * outputs;
-#pragma omp parallel for if (numbers > SMALL)
-    for (long row = 0; row < count; row++)
-        for (long next = 0; next < outputs; next += LANES) {
-            real some[LANES] = {0}, *const at = room->logits + row * outputs + next;
-            const long left = outputs - next < LANES ? outputs - next : LANES;
-            memcpy(some, at, left * sizeof(real));
-            lanes value = narrow(load(some) * model->logit);
-            if (model->cap) value = narrow(bent(narrow(value / model->cap))) * model->cap;
-            store(some, value);
-            memcpy(at, some, left * sizeof(real));
-        }
+    for (long row = 0; row < count; row++) bend_logits(model, room->logits + row * outputs);
     return 0;
 }
 

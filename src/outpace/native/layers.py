@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace.native.build import compiled
 from outpace.native.forward import STRUCTS as FORWARD_STRUCTS
-from outpace.native.forward import BatchStruct, DecoderStruct, ForwardRoomStruct, ProductStruct
+from outpace.native.forward import BatchStruct, DecoderStruct, ForwardRoomStruct, NormStruct, ProductStruct
 from outpace.native.packaged import FOLDER
 from outpace.native.pointers import check, pointer
+from outpace.native.pool import pooled
 
 _DEFINED = {torch.bfloat16: ("-DREAL16",), torch.float32: ()}
 
@@ -60,7 +60,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rounded_outputs": (c_int, []),
     "pair_inputs": (c_int, []),
     "multiply": (c_int, [POINTER(ProductStruct), c_long, *[c_void_p] * 2]),
-    "norm": (None, [c_long, c_long, *[c_void_p] * 3, c_float, *[c_void_p] * 2]),
+    "norm": (None, [POINTER(NormStruct), c_long, c_long, *[c_void_p] * 2]),
     "best": (None, [*[c_long] * 3, *[c_void_p] * 4]),
     "attention": (c_int, [POINTER(RowsStruct), POINTER(HeadsStruct)]),
     "listed": (c_int64, [POINTER(DecoderStruct), POINTER(BatchStruct)]),
@@ -72,7 +72,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
 @lru_cache(maxsize=4)
 def functions(dtype: torch.dtype) -> CDLL | str:
     """The functions for activations of a dtype, one of ``DTYPES``; the reason why there are none here."""
-    return compiled(FOLDER / "layers.c", _SIGNATURES, *_DEFINED[dtype], structs=STRUCTS)
+    return pooled(FOLDER / "layers.c", _SIGNATURES, *_DEFINED[dtype], structs=STRUCTS)
 
 
 def best(rows: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -3,29 +3,7 @@
 #pragma once
 
 #include "numbers.h"
-
-static inline float norm_scale(const real *row, long size, float epsilon) {
-    lanes sum = {0};
-    for (long i = 0; i < size; i += LANES) sum += load(row + i) * load(row + i);
-    return 1.0f / sqrtf(total(sum) / (float)size + epsilon);
-}
-
-/* Root mean square norm of rows [rows, size]; with ``more``, of their sum with it, which goes to ``sum``. */
-void norm(long rows, long size, const real *given, const real *more, const real *weight, float epsilon,
-          real *sum, real *out) {
-#pragma omp parallel for if (rows * size > SMALL)
-    for (long row = 0; row < rows; row++) {
-        const real *own = given + row * size;
-        if (more) {
-            for (long i = 0; i < size; i += LANES)
-                store(sum + row * size + i, load(own + i) + load(more + row * size + i));
-            own = sum + row * size;
-        }
-        const float scale = norm_scale(own, size, epsilon);
-        for (long i = 0; i < size; i += LANES)
-            store(out + row * size + i, load(weight + i) * narrow(load(own + i) * scale));
-    }
-}
+#include "pool.h"
 
 enum norm_kind {
     NO_NORM,
@@ -61,14 +39,29 @@ static inline void norm_row(const struct norm *own, long size, const real *row, 
     }
 }
 
+struct norming {
+    const struct norm *own;
+    long rows, size, each, stride, out_stride; /* ``each``: rows of a chunk */
+    const real *given;
+    real *out;
+};
+
+static void norm_some(void *given, long chunk) {
+    const struct norming *const job = given;
+    const long end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
+    for (long row = chunk * job->each; row < end; row++) {
+        const real *const from = job->given + row * job->stride;
+        real *const to = job->out + row * job->out_stride;
+        if (job->own->kind != NO_NORM) norm_row(job->own, job->size, from, to);
+        else if (from != to) memcpy(to, from, job->size * sizeof(real));
+    }
+}
+
 /* Norms of rows [rows, size], ``stride`` apart; without a norm, the rows. */
 static void norm_rows(const struct norm *own, long rows, long size, const real *given, long stride, real *out,
                       long out_stride) {
-#pragma omp parallel for if (rows * size > SMALL)
-    for (long row = 0; row < rows; row++) {
-        if (own->kind != NO_NORM) norm_row(own, size, given + row * stride, out + row * out_stride);
-        else if (out != given) memcpy(out + row * out_stride, given + row * stride, size * sizeof(real));
-    }
+    struct norming job = {own, rows, size, items_of_chunk(rows, size), stride, out_stride, given, out};
+    share(chunks_of(rows, job.each), norm_some, &job);
 }
 
 enum activation { SILU, GELU_TANH, GELU };
@@ -87,14 +80,33 @@ static inline lanes activated(enum activation kind, lanes value) {
     return narrow(pick(value < 0.0f, sum, zero + 2.0f - sum) * value * 0.5f);
 }
 
-/* The activation of rows [rows, size], times the second half of [rows, 2 * size] where they are gated. */
-static void activate(enum activation kind, int gated, long rows, long size, const real *given, real *out) {
-    const long stride = gated ? 2 * size : size;
-#pragma omp parallel for if (rows * size > SMALL)
-    for (long row = 0; row < rows; row++)
+struct activating {
+    enum activation kind;
+    int gated;
+    long rows, size, each;
+    const real *given;
+    real *out;
+};
+
+static void activate_some(void *given, long chunk) {
+    const struct activating *const job = given;
+    const long size = job->size, stride = job->gated ? 2 * size : size;
+    const long end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
+    for (long row = chunk * job->each; row < end; row++)
         for (long next = 0; next < size; next += LANES) {
             const long i = next < size - LANES ? next : size - LANES; /* the last ones may overlap */
-            const lanes value = activated(kind, load(given + row * stride + i));
-            store(out + row * size + i, gated ? value * load(given + row * stride + size + i) : value);
+            const lanes value = activated(job->kind, load(job->given + row * stride + i));
+            store(job->out + row * size + i, job->gated ? value * load(job->given + row * stride + size + i) : value);
         }
+}
+
+/* The activation of rows [rows, size], times the second half of [rows, 2 * size] where they are gated. */
+static void activate(enum activation kind, int gated, long rows, long size, const real *given, real *out) {
+    struct activating job = {kind, gated, rows, size, items_of_chunk(rows, 4 * size), given, out};
+    share(chunks_of(rows, job.each), activate_some, &job);
+}
+
+/* ``norm_rows`` for Python. */
+void norm(const struct norm *own, long rows, long size, const real *given, real *out) {
+    norm_rows(own, rows, size, given, size, out, size);
 }

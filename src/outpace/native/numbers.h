@@ -43,8 +43,6 @@
 #define HIGH 2, 6, 3, 7
 #endif
 
-#define SMALL 32768 /* numbers below which one thread is faster than several */
-
 typedef float lanes __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef int32_t ints __attribute__((vector_size(4 * LANES), aligned(4)));
 typedef uint32_t bits __attribute__((vector_size(4 * LANES), aligned(4)));

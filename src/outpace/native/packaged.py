@@ -20,12 +20,14 @@ from outpace.native.instructions import LIMITS, Limit
 
 FOLDER = Path(__file__).parent  # of the sources
 LIBRARIES = FOLDER / "libraries"
-FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared", "-fopenmp")
+FLAGS = ("-std=gnu11", "-O3", "-fno-math-errno", "-fPIC", "-shared")
+LIBRARIES_OF_C = ("-lm", "-lpthread")
 GCC = 11  # the first version that has every set
 _INCLUDED = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 DIGEST = 32  # bytes at the end of a file, behind the library
 # Sources, with the flags of each form: those that the modules beside them ask for.
 FORMS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("pool.c", ()),
     ("draw.c", ()),
     ("move.c", ()),
     ("layers.c", ()),
@@ -92,9 +94,7 @@ def complaint(messages: str) -> str:
 
 
 def make_libraries(folder: Path, compiler: str = "cc") -> Iterator[Path]:
-    """Compile each form for each set of this kind of processor; needs gcc 11, whose OpenMP is torch's.
-
-    They do not name an OpenMP library: that of the torch that runs them is loaded before.
+    """Compile each form for each set of this kind of processor; needs gcc 11.
 
     Raises:
         OutpaceError: there are no sets for this processor, or the compiler fails or is not gcc.
@@ -106,14 +106,9 @@ def make_libraries(folder: Path, compiler: str = "cc") -> Iterator[Path]:
     for limit in SETS[machine]:
         for source, flags in FORMS:
             path = folder / name_of(FOLDER / source, limit.march, (*FLAGS, *flags))
-            part = path.with_suffix(".o")
-            options = [flag for flag in (*FLAGS, *flags) if flag != "-shared"]
-            _run(compiler, f"-march={limit.march}", *options, "-c", str(FOLDER / source), "-o", str(part))
-            _run(compiler, "-shared", str(part), "-o", str(path), "-lm")
-            part.unlink()
+            options = [f"-march={limit.march}", *FLAGS, *flags, str(FOLDER / source)]
+            _run(compiler, *options, "-o", str(path), *LIBRARIES_OF_C)
             library = path.read_bytes()
-            if b"__kmpc" in library:
-                raise OutpaceError(f"{compiler} calls another OpenMP than torch's; compile with gcc")
             path.write_bytes(sealed(library))
             yield path
 

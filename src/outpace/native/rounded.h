@@ -240,39 +240,59 @@ static inline void finish(const struct product *product, long first, long count,
     if (!whole) memcpy(out + first, line, count * sizeof(real));
 }
 
+struct multiplying_blocks {
+    const struct product *product;
+    long rows, each, blocks, size; /* ``each``: panels of a chunk; ``size``: bytes of a panel */
+    const real *given;
+    real *out;
+    struct rounded_row *rounded;
+};
+
+static void round_given(void *given, long row) {
+    const struct multiplying_blocks *const job = given;
+    round_row(job->given + row * job->product->inputs, job->product->inputs, job->rounded + row);
+}
+
+static void multiply_panels_of_blocks(void *given, long chunk) {
+    const struct multiplying_blocks *const job = given;
+    const struct product *const product = job->product;
+    const long rows = job->rows, outputs = product->outputs, panels = chunks_of(outputs, ACROSS);
+    const long end = (chunk + 1) * job->each < panels ? (chunk + 1) * job->each : panels;
+    panel_form *const *forms = product->bits == 8 ? forms_of_8 : forms_of_4;
+    for (long panel = chunk * job->each; panel < end; panel++) {
+        const long first = panel * ACROSS, count = outputs - first < ACROSS ? outputs - first : ACROSS;
+        for (long row = 0; row < rows; row += TOGETHER) {
+            const long some = rows - row < TOGETHER ? rows - row : TOGETHER;
+            across sums[TOGETHER];
+            forms[some - 1]((const char *)product->weights + panel * job->size, job->blocks, job->rounded + row, sums);
+            for (long i = 0; i < some; i++) finish(product, first, count, sums + i, job->out + (row + i) * outputs);
+        }
+    }
+}
+
 /* ``multiply`` for weights in blocks. Returns 1 if out of memory. */
 static int multiply_blocks(const struct product *product, long rows, const real *given, real *out) {
-    const long inputs = product->inputs, outputs = product->outputs, blocks = (inputs + SHARE - 1) / SHARE;
-    const long panels = (outputs + ACROSS - 1) / ACROSS, each = blocks * (SHARE / 4 + 3); /* numbers of a row */
+    const long inputs = product->inputs, blocks = (inputs + SHARE - 1) / SHARE;
+    const long panels = chunks_of(product->outputs, ACROSS), own = blocks * (SHARE / 4 + 3); /* numbers of a row */
     const long size = blocks * ((product->bits == 8 ? 2 : 4) * ACROSS + SHARE * ACROSS * product->bits / 8);
-    panel_form *const *forms = product->bits == 8 ? forms_of_8 : forms_of_4;
-    float *const room = workspace(rows * each + rows * (sizeof(struct rounded_row) / 4));
+    float *const room = workspace(rows * own + rows * (sizeof(struct rounded_row) / 4));
     if (!room) return 1;
     struct rounded_row *const rounded = (struct rounded_row *)room;
     float *const scales = (float *)(rounded + rows);
     for (long row = 0; row < rows; row++) {
-        float *const own = scales + row * each;
+        float *const at = scales + row * own;
         rounded[row] = (struct rounded_row){
-            .numbers = (int8_t *)(own + 3 * blocks),
-            .scales = own,
-            .sums = own + blocks,
-            .starts = (int32_t *)(own + 2 * blocks),
+            .numbers = (int8_t *)(at + 3 * blocks),
+            .scales = at,
+            .sums = at + blocks,
+            .starts = (int32_t *)(at + 2 * blocks),
         };
     }
-#pragma omp parallel if (rows * inputs * outputs > SMALL)
-    {
-#pragma omp for
-        for (long row = 0; row < rows; row++) round_row(given + row * inputs, inputs, rounded + row);
-#pragma omp for
-        for (long panel = 0; panel < panels; panel++) {
-            const long first = panel * ACROSS, count = outputs - first < ACROSS ? outputs - first : ACROSS;
-            for (long row = 0; row < rows; row += TOGETHER) {
-                const long some = rows - row < TOGETHER ? rows - row : TOGETHER;
-                across sums[TOGETHER];
-                forms[some - 1]((const char *)product->weights + panel * size, blocks, rounded + row, sums);
-                for (long i = 0; i < some; i++) finish(product, first, count, sums + i, out + (row + i) * outputs);
-            }
-        }
-    }
+    const long each = items_of_chunk(panels, work_of_panel(inputs, ACROSS, rows));
+    struct multiplying_blocks job = {product, rows, each, blocks, size, given, out, rounded};
+    if (rows * inputs > CHUNK) share(rows, round_given, &job);
+    else
+        for (long row = 0; row < rows; row++) round_given(&job, row);
+    share(chunks_of(panels, each), multiply_panels_of_blocks, &job);
     return 0;
 }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "numbers.h"
+#include "pool.h"
 
 /* Weights in panels (below), or in blocks of ``bits`` 8 or 4 (rounded.h), and a bias [outputs] or NULL. */
 struct product {
@@ -27,6 +28,9 @@ struct product {
 #define LINE 64       /* bytes of a cache line */
 #define DISTANCE 4096 /* bytes that a single tile fetches ahead */
 #define DEEP 512      /* inputs that are summed together; their part of a panel stays in the cache */
+
+/* What a panel costs, in weights that are read once: the first tile waits for memory, others for the processor. */
+static inline int64_t work_of_panel(long inputs, long outputs, long rows) { return inputs * outputs * ((rows + 7) / 8); }
 
 #ifdef REAL16
 #define PAIR 2

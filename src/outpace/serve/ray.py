@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Annotated, Any
 
 import torch
@@ -31,6 +32,7 @@ from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
 from outpace.engine.parts import usual_drafter
 from outpace.loading import Loaded, load
+from outpace.loading.apart import loaded_apart
 from outpace.serve.admission import Limits
 from outpace.serve.auth import OPEN, Keys
 from outpace.serve.engine import make_engine, rooms
@@ -283,7 +285,7 @@ class Replica:
     async def hosted(self, name: str) -> Hosted:
         """The model of this name; ``build`` keeps what this returns, up to ``loaded`` models."""
         config = self._config
-        model, engine = await asyncio.to_thread(self._load, self._models[name])
+        model, engine = await loaded_apart(partial(self._load, self._models[name]))
         hosted = Hosted(model, engine, config.limits, [name], config.keys)
 
         async def unload() -> None:

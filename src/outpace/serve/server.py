@@ -20,6 +20,7 @@ from uvicorn.server import HANDLED_SIGNALS
 from outpace.core import OutpaceError
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded
+from outpace.loading.apart import loaded_apart
 from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
 from outpace.serve.protocol import Guarded
@@ -99,7 +100,7 @@ class Server(uvicorn.Server):
     async def _open(self) -> Service | None:
         self._loop = asyncio.get_running_loop()
         try:
-            model, engine = await asyncio.to_thread(self._load)
+            model, engine = await loaded_apart(self._load)
             if self._options.store is not None:
                 engine.check_prefix_store()
         except Exception as error:

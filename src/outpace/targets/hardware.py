@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from outpace.native.instructions import chosen
+from outpace.native.pool import follow_torch
 
 _PROCESSORS = Path("/proc/cpuinfo")
 _MEMINFO = Path("/proc/meminfo")
@@ -24,10 +25,10 @@ def processor() -> str:
 
 
 def hardware(devices: Iterable[torch.device]) -> list[str]:
-    """The names of the GPUs among these devices; without any, the processor, its limit, torch's threads."""
+    """The names of the GPUs among these devices; without any, the processor, its limit, threads."""
     names = sorted({torch.cuda.get_device_name(device) for device in devices if device.type == "cuda"})
     limit = [] if (found := chosen()) is None else [f"limited to {found.march}"]
-    return names or [processor(), *limit, f"{torch.get_num_threads()} threads"]
+    return names or [processor(), *limit, f"{follow_torch()} threads"]
 
 
 def free_bytes(device: torch.device) -> int | None:

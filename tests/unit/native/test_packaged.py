@@ -19,7 +19,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from outpace.core import OutpaceError, SamplingParams
 from outpace.draws import many_rows
 from outpace.embedded import cache_path
-from outpace.native import build, draw, layers, move, packaged
+from outpace.native import build, draw, layers, move, packaged, pool
 from outpace.native.instructions import LIMITS, NATIVE, VARIABLE, instructions
 from outpace.targets import CausalTarget, Rows
 from outpace.targets.cpu.kernels import Int4, Int8
@@ -74,6 +74,7 @@ def test_every_form_that_the_modules_ask_for_is_packaged(monkeypatch: pytest.Mon
     for module, arguments in MODULES.items():
         for argument in arguments or (None,):
             module.functions.__wrapped__(*[argument] * bool(arguments))
+    pool.pool.__wrapped__()
     assert sorted(asked) == sorted(packaged.FORMS)
     sources = {packaged.FOLDER / name for name, _ in packaged.FORMS}
     assert set(packaged.FOLDER.glob("*.c")) == sources

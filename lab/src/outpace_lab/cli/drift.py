@@ -46,6 +46,7 @@ def drift_of(
     drafter: o.DefaultDrafterSpec = "",
     verifier: o.VerifierName = "typical",
     device: o.Device = None,
+    threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     max_new_tokens: o.MaxNewTokens = 128,

@@ -50,6 +50,7 @@ def scaling_law(
     batch: ScalingBatch = 1,
     model: o.ModelName = None,
     device: o.Device = None,
+    threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     max_new_tokens: o.MaxNewTokens = 64,

@@ -61,6 +61,7 @@ def search(
     temperature: o.Temperature = 0.0,
     seed: SearchSeed = 0,
     device: o.Device = None,
+    threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     as_json: o.AsJson = False,

@@ -134,6 +134,7 @@ def train_drafter(
     seed: TrainingSeed = 0,
     bf16: Bf16 = False,
     device: o.Device = None,
+    threads: o.Threads = None,
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     as_json: o.AsJson = False,

@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from transformers.activations import ACT2CLS
 
 from outpace.core import UnsupportedModel
-from outpace.native.layers import LANES, functions
+from outpace.native.forward import NORMS, NormStruct
+from outpace.native.layers import LANES, byref, functions
 from outpace.native.pointers import check, pointer
 from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Blocks, Compiled
 from outpace.targets.cpu.trials import UNAVAILABLE, best_kernel, row_step
@@ -116,11 +117,13 @@ class Norm(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         inputs, out = states.contiguous(), torch.empty_like(states, memory_format=torch.contiguous_format)
         dtype, shape, size = self.weight.dtype, states.shape, self.weight.numel()
-        read, weight = pointer(inputs, dtype, *shape[:-1], size), pointer(self.weight, dtype, size)
-        library: Any = functions(dtype)
-        library.norm(
-            inputs.numel() // size, size, read, None, weight, self.epsilon, None, pointer(out, dtype, *shape)
+        read = pointer(inputs, dtype, *shape[:-1], size)
+        wide = self.weight.detach().float()
+        struct = NormStruct(
+            weight=pointer(wide, torch.float32, size), epsilon=self.epsilon, kind=NORMS["rms"]
         )
+        library: Any = functions(dtype)
+        library.norm(byref(struct), inputs.numel() // size, size, read, pointer(out, dtype, *shape))
         return out
 
 

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel, first_line
-from outpace.native.layers import SHARE
-from outpace.targets.cpu.kernels import KERNELS
+from outpace.native.layers import SHARE, functions
+from outpace.native.pool import Pool, follow_torch, pool
+from outpace.native.processors import Threads, usual_threads
+from outpace.targets.cpu.kernels import KERNELS, Compiled
 from outpace.targets.kernel import Kernel
 
 # Outputs of the layers that rows are tried on: of kernels that sum all outputs alike, and of the others.
@@ -26,6 +28,8 @@ _CPU = torch.device("cpu")
 _TRIED = (2048, 1024)  # outputs and inputs of the layers of a trial: larger than a processor's nearest cache
 _LAYERS = 4
 _ROWS = (1, 4, 8)
+_ROUNDS = 5
+_LOSES = 1.2  # a number of threads is not taken if it needs this share of the time that fewer need
 _WINS = 0.9  # a kernel is chosen if it needs at most this share of the stock layer's time
 # The same against an earlier one of KERNELS: the choice between two similarly fast ones must not depend on
 # chance, since their bits differ.
@@ -101,13 +105,62 @@ def _same(
 
 @contextmanager
 def using_threads(count: int) -> Iterator[None]:
-    """Run torch with a number of threads."""
+    """Run torch, and functions in C, with a number of threads."""
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(count)
+        follow_torch()
         yield
     finally:
         torch.set_num_threads(before)
+        follow_torch()
+
+
+@lru_cache(maxsize=1)
+def settled_threads() -> Threads:
+    """Let steps use fewer threads than there are cores, if more make products slower: the number, and why.
+
+    A short trial, whose result is kept. Other programs that are busy meanwhile may slow any number, so only
+    one that is clearly slower is not taken.
+    """
+    shared, usual = pool(), usual_threads()
+    if isinstance(shared, str):
+        return Threads(torch.get_num_threads(), f"torch's, since there are no functions in C: {shared}")
+    if usual.forced:
+        return usual
+    count = int(shared.library.pool_usual_threads())
+    if count < usual.count:
+        usual = Threads(count, "torch's number")
+    if count == 1 or isinstance(functions(torch.float32), str):
+        return usual
+    seconds = _seconds_of_threads(shared, count)
+    best = not_slower(seconds)
+    shared.library.pool_usual(best)
+    if best == count:
+        share = seconds[count] / seconds[1]
+        return Threads(count, f"{usual.because}; products take {share:.2f} of one thread's time")
+    return Threads(best, f"with {count} products take {seconds[count] / seconds[best]:.2f} of the time")
+
+
+def not_slower(seconds: Mapping[int, float]) -> int:
+    """The largest number of threads that is not clearly slower than a smaller one."""
+    return max(n for n in seconds if seconds[n] <= _LOSES * min(seconds[m] for m in seconds if m <= n))
+
+
+def _seconds_of_threads(shared: Pool, most: int) -> dict[int, float]:
+    """Seconds of a few products with some numbers of threads, the best of interleaved rounds."""
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(*_TRIED, generator=generator) for _ in range(_LAYERS)]
+    run, rows = _call(Compiled(), weights), torch.ones(1, _TRIED[1])
+    seconds = dict.fromkeys(sorted({most >> halved for halved in range(most.bit_length())}), math.inf)
+    for _ in range(_ROUNDS):
+        for number in seconds:
+            shared.library.pool_wish(number)
+            began = time.perf_counter()
+            run(rows)
+            seconds[number] = min(seconds[number], time.perf_counter() - began)
+    follow_torch()
+    return seconds
 
 
 def _cancelling(inputs: int, outputs: int, share: int = 1) -> tuple[Tensor, Tensor]:
@@ -198,7 +251,7 @@ def _race(
     clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     # Kernels in turn, so that each finds its weights in the same caches, for any input.
     best = {(kernel, number): math.inf for number in range(len(inputs)) for kernel in calls}
-    for _ in range(5):
+    for _ in range(_ROUNDS):
         for kernel, number in best:
             began = clock()
             calls[kernel](inputs[number])

@@ -20,11 +20,13 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
+from outpace.native.pool import follow_torch
 from outpace.targets.base import check_chains, checked_cache
 from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.cpu.packing import check_pack, check_quantise
+from outpace.targets.cpu.trials import settled_threads
 from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, width_of
 from outpace.targets.gpu.graphs import NotCaptured, runner_for
 from outpace.targets.gpu.tree_attention import with_trees
@@ -133,6 +135,8 @@ class CausalTarget(FixedSteps):
 
     def _choose(self) -> None:
         """Choose the modules that steps run on, and test them."""
+        if self.device.type == "cpu":
+            settled_threads()
         asked, check = self.options, self.options.check
         about = {**asked.of_step, "static": asked.static, "compiled": asked.compiled}
         record = Record.of_model(self.model, about) if check == "auto" else None
@@ -319,6 +323,7 @@ class CausalTarget(FixedSteps):
         refuse_training(self.model)
         check_chains(self, feeds)
         kv = checked_cache(self, cache, KVCache)
+        follow_torch()
         self._follow(begins=not all(map(kv.length, feeds)))
         if self._modules.native is not None:
             return self._run_native(self._modules.native, kv, feeds, logits_from, hidden_layers, states)

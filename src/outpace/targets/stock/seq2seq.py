@@ -18,6 +18,7 @@ from transformers import EncoderDecoderCache, PreTrainedModel
 
 from outpace.cache import Cache, Slot, Window
 from outpace.core import OutpaceError, Source, UnsupportedModel
+from outpace.native.pool import follow_torch
 from outpace.targets.base import TargetModel, check_chains, checked_cache
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family
@@ -269,6 +270,7 @@ class Seq2SeqTarget(TargetModel):
         refuse_training(self.model)
         check_chains(self, feeds)
         kv = checked_cache(self, cache, Seq2SeqCache)
+        follow_torch()
         widths = {slot: len(row.tokens) for slot, row in feeds.items()}
         windows = kv.begin(widths, apart=widths if self.chains_only else ())
         return Output.join([self._pass(kv, window, feeds, logits_from, hidden_layers) for window in windows])
