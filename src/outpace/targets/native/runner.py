@@ -259,7 +259,8 @@ class NativeRunner:
         }
         seat = np.array([seats[slot] for slot in batch.slots], dtype=_INT)
         order = [cache_layers[layer] for layer in self.layers]
-        lanes, start, kept = [], 0, [seat]
+        kept: list[Any] = [seat]
+        lanes, start = [], 0
         for window in windows:
             fed = sum(1 for width in window.widths if width)
             buffers = self._lanes.get(window.lane.memory)

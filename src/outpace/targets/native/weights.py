@@ -195,7 +195,8 @@ class Weights:
         """All queries, all keys, all values, of outputs that have those of a head side by side."""
         if not self.recipe.by_head:
             return matrix
-        return matrix.unflatten(0, (self.heads, 3, self.size)).transpose(0, 1).flatten(0, 2)
+        parts: Tensor = matrix.unflatten(0, (self.heads, 3, self.size)).transpose(0, 1).flatten(0, 2)
+        return parts
 
     def product(
         self,
@@ -275,7 +276,7 @@ class Weights:
         weight = module.weight.detach().float() + self.recipe.plus_one
         bias = None if getattr(module, "bias", None) is None else module.bias.detach().float()
         self._kept += [weight, bias]
-        epsilon = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        epsilon: Any = getattr(module, "variance_epsilon", getattr(module, "eps", None))
         return NormStruct(
             weight=pointer(weight, torch.float32, size),
             bias=pointer_or_null(bias, torch.float32, size),
