@@ -356,7 +356,7 @@ def test_drafted_tokens_are_those_of_plain_decoding() -> None:
 
 def test_what_is_not_native_is_refused_with_the_reason() -> None:
     for made, reason in (
-        (tiny().double(), "no compiled steps in torch.float64"),
+        (tiny().double(), "no compiled steps in float64"),
         (tiny_llama(dtype=torch.float32), "multiple of 16"),
         (tiny(hidden_act="relu"), "its activation is relu"),
         (

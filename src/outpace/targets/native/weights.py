@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from transformers.activations import ACT2FN
 
 from outpace.core import UnsupportedModel
 from outpace.native.forward import ACTIVATIONS, NORMS, LayerStruct, NormStruct, ProductStruct
@@ -42,22 +43,15 @@ def why_not_native(model: Any) -> str | None:
     if isinstance(library, str):
         return library
     base = stack_base(model)
-    modules = [model, *base.modules(), model.get_output_embeddings()]
-    known = tuple(f"transformers.models.{kind}." for kind in _packages(model.config.model_type))
-    for module in modules:
+    package = f"transformers.models.{model.config.model_type.removesuffix('_text')}."
+    plain = {*_PLAIN, type(ACT2FN[activation_of(base.config)])} | ({nn.LayerNorm} & _NORMS[recipe.norm])
+    for module in [model, *base.modules(), model.get_output_embeddings()]:
         if hooks_of(module):
             return "modules in it have hooks"
-        ours = type(module).__module__.startswith(("torch.nn.", "transformers.activations", *known))
-        if not (ours or isinstance(module, Rounded)):
-            return f"there are no compiled steps for a {type(module).__name__}"
-        if "forward" in vars(module):
-            return "the forward of one of its modules was replaced"
+        kind = type(module)
+        if kind not in plain and not kind.__module__.startswith(package) and not isinstance(module, Rounded):
+            return f"there are no compiled steps for a {kind.__name__}"
     return _why_no_sizes(base, recipe) or _why_no_linears(base, recipe)
-
-
-def _packages(kind: str) -> tuple[str, ...]:
-    """The packages of transformers whose classes a type of model is made of."""
-    return (kind.removesuffix("_text"), kind)
 
 
 def _why_no_sizes(base: Any, recipe: Recipe) -> str | None:
@@ -300,6 +294,8 @@ class Weights:
         return own * self.recipe.embedding
 
 
+_PLAIN = frozenset((nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout))
+_NORMS: dict[str, set[type]] = {"rms": set(), "wide rms": set(), "layer": {nn.LayerNorm}}
 # Share of a product by which rounded weights and rows, or the order of its sums alone, may change it.
 _ROUNDED, _PACKED = 0.5, 0.05
 _AROUND = ("before", "after", "between", "last")
