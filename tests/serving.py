@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import re
 import subprocess
@@ -72,7 +73,15 @@ class Exchange:
         reads: cleared, the client accepts no more chunks.
     """
 
-    def __init__(self, app: FastAPI, method: str, path: str, body: bytes, headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        app: FastAPI,
+        method: str,
+        path: str,
+        body: bytes,
+        headers: dict[str, str],
+        address: str = "testclient",
+    ) -> None:
         self.status: int | None = None
         self.headers: dict[str, str] = {}
         self.reads = asyncio.Event()
@@ -93,7 +102,7 @@ class Exchange:
             "scheme": "http",
             "headers": pairs,
             "server": ("testserver", 80),
-            "client": ("testclient", 50000),
+            "client": (address, 50000),
         }
         self._body = body
         self.task = asyncio.ensure_future(self._run(app))
@@ -149,10 +158,21 @@ class Exchange:
 
 
 class Client:
-    """Sends requests to an application in this event loop."""
+    """Sends requests to an application in this event loop.
+
+    Attributes:
+        address: from which they come.
+    """
 
     def __init__(self, app: FastAPI, service: Service, engine: Engine) -> None:
         self.app, self.service, self._engine = app, service, engine
+        self.address = "testclient"
+
+    def at(self, address: str) -> Client:
+        """The same client at another address."""
+        other = copy.copy(self)
+        other.address = address
+        return other
 
     @contextmanager
     def paced(self) -> Iterator[None]:
@@ -183,6 +203,7 @@ class Client:
             path,
             raw,
             {"content-type": "application/json", "content-length": str(len(raw)), **given},
+            self.address,
         )
 
     def chat(self, **more: Any) -> Exchange:

@@ -22,7 +22,7 @@ from pathlib import Path
 TESTS = [
     "tests/unit/targets",
     "tests/unit/draws",
-    *(f"tests/unit/native/test_{name}.py" for name in ("build", "layers", "pointers")),
+    *(f"tests/unit/native/test_{name}.py" for name in ("build", "layers", "pointers", "shared")),
     "tests/unit/test_cache.py",
 ]
 FLAGS = "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined"

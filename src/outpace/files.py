@@ -1,10 +1,17 @@
-"""Files: JSON lines that a user wrote, files replaced as a whole, whose files are. Imports no torch."""
+"""Files: JSON lines that a user wrote, files replaced as a whole and read as written, whose files are.
+
+Imports no torch.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import stat
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +24,7 @@ _KINDS = [
     (stat.S_ISCHR, "a device"),
     (stat.S_ISBLK, "a device"),
 ]
+_DIGEST = "digest"
 JSON_BYTES = 1 << 22  # of a file that describes something: configs have a few thousand
 
 
@@ -110,19 +118,78 @@ def foreign(status: os.stat_result) -> str:
 
 
 def beside(path: Path) -> Path:
-    """The path that a file is first written to, in the same folder."""
-    return path.with_name(path.name + ".part")
+    """The path that a file is first written to, in the same folder: another in each process and thread."""
+    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
 
 
-def replace_text(path: Path, text: str) -> None:
-    """Write a file beside its path and move it there, so that a reader never sees a partial file.
+@contextmanager
+def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
+    """The path to write a file to, which then replaces another as a whole, or is removed after an error.
+
+    A reader never sees a part of it, also if a disk is full.
+
+    Args:
+        mode: what others may do with it, as far as the process's mask lets them.
 
     Raises:
         OutpaceError: it cannot be written.
     """
     part = beside(path)
     try:
-        part.write_text(text, encoding="utf-8")
+        part.unlink(missing_ok=True)
+        os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
+        yield part
         part.replace(path)
     except OSError as error:
+        if error.filename not in (None, part, str(part)):  # another file, which its writer has read
+            raise
         raise OutpaceError(f"cannot write {path}: {error.strerror or error}") from None
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text to a file, as a whole.
+
+    Raises:
+        OutpaceError: it cannot be written.
+    """
+    with replacing(path) as part:
+        part.write_text(text, encoding="utf-8")
+
+
+# -- digests: what is read back is what was written ------------------------------------------------------
+
+
+def digest_of(*parts: Any) -> str:
+    """A digest of bytes, or of buffers of them."""
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def sealed(value: Mapping[str, Any], *more: Any) -> dict[str, Any]:
+    """A JSON object with a digest of its other fields, and of further parts that are not in it."""
+    return {**value, _DIGEST: digest_of(_canonical(value), *more)}
+
+
+def unsealed(path: Path, value: Any, *more: Any) -> dict[str, Any]:
+    """An object that ``sealed`` made, without its digest.
+
+    Args:
+        path: where it was read, for the error.
+
+    Raises:
+        OutpaceError: it is not what was written.
+    """
+    if not isinstance(value, dict) or not isinstance(value.get(_DIGEST), str):
+        raise OutpaceError(f"{path} is damaged: it has no digest")
+    rest = {name: one for name, one in value.items() if name != _DIGEST}
+    if digest_of(_canonical(rest), *more) != value[_DIGEST]:
+        raise OutpaceError(f"{path} is damaged: it is not what was written")
+    return rest
+
+
+def _canonical(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode("utf-8", "surrogatepass")

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from outpace.core import ContextOverflow, OutpaceError, first_line
 from outpace.files import check_text
 
+_TEMPLATE = "<template>"  # the file name of what Jinja compiles from a text
+_LINES = 1 << 21  # of a compiled template: a conversation takes a few dozen per message
 _LETTERS = 6  # per token that there is room for: few texts have more
 
 
@@ -43,14 +48,41 @@ def render(tokenizer: Any, name: str, messages: Sequence[dict[str, Any]], **opti
         messages, options: as for ``Loaded.render``.
 
     Raises:
-        OutpaceError: the template rejects the messages.
+        OutpaceError: the template rejects the messages, or does not end.
     """
     try:
-        text: str = tokenizer.apply_chat_template(
-            list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
-        )
+        with _bounded():
+            text: str = tokenizer.apply_chat_template(
+                list(messages), tokenize=False, **{"add_generation_prompt": True, **options}
+            )
     except MemoryError:
         raise
     except Exception as error:  # a template may raise anything
         raise OutpaceError(f"the chat template of {name} failed: {first_line(error)}") from error
     return text
+
+
+@contextmanager
+def _bounded() -> Iterator[None]:
+    """A limit on the lines that a template runs through, since loops in loops may not end in a lifetime.
+
+    Python counts them. A debugger is not told of what runs in the meantime.
+    """
+    left = _LINES
+
+    def count(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal left
+        left -= event == "line"
+        if left < 0:
+            raise OutpaceError(f"it runs through more than {_LINES} lines; correct its loops")
+        return count
+
+    def enter(frame: FrameType, event: str, argument: Any) -> Any:
+        return count if frame.f_code.co_filename == _TEMPLATE else None
+
+    before = sys.gettrace()
+    sys.settrace(enter)
+    try:
+        yield
+    finally:
+        sys.settrace(before)

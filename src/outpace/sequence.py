@@ -52,6 +52,7 @@ class Sequence:
             vocabulary, they are the first of ``references``: a correction or a summary repeats its source.
         priority: sequences with higher priority join first and are preempted last.
         salt: it shares cached rows only with sequences that have the same salt.
+        client: whose it is.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Sequence:
         source: Source | None = None,
         priority: int = 0,
         salt: str | None = None,
+        client: str = "",
     ) -> None:
         self.prompt_length = len(prompt)
         self.tokens = [*prompt, *output]
@@ -80,6 +82,7 @@ class Sequence:
         self.source = source
         self.priority = priority
         self.salt = salt
+        self.client = client
         self.references = (source.tokens, *references) if source is not None and source.tokens else references
         # Maximum number of nodes of the next draft, if known, so that a drafter need not make more.
         self.budget: int | None = None

@@ -4,82 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from typing import Any
 
 import pytest
 
 from outpace.serve.admission import Limits
-from outpace.serve.auth import Keys
-from outpace.serve.engine import make_engine
 from outpace.serve.protocol import Guarded
-from outpace.serve.server import Options, Server, listen
-from serving import STORY, model, run
-
-Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n"
-
-
-@asynccontextmanager
-async def listening(keys: tuple[str, ...] = (), **limits: Any) -> AsyncIterator[tuple[Server, int]]:
-    """A server of the embedded model on a port of its own."""
-    ready = asyncio.Event()
-    listener = listen("127.0.0.1", 0)
-    chosen = Limits(**limits)
-    server = Server(
-        Options(drain=0, names=["nano"], limits=chosen, keys=Keys(keys)),
-        lambda: (model(), make_engine(model(), "none", chosen, memory=0.2)),
-        lambda service: ready.set(),
-    )
-    serving = asyncio.ensure_future(server.serve([listener]))
-    await ready.wait()
-    try:
-        yield server, listener.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await serving
-
-
-def limit_buffers(server: Server) -> None:
-    """Let the system keep little of what is sent and not read."""
-    for listening in server.servers:
-        for one in listening.sockets:
-            one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
-
-
-async def opened(port: int, data: bytes = b"", buffer: int | None = None) -> Streams:
-    """A connection on which this is sent; ``buffer`` is the size of the buffer for what it receives."""
-    client = socket.create_connection(("127.0.0.1", port)) if buffer is None else socket.socket()
-    if buffer is not None:
-        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, buffer)
-        client.connect(("127.0.0.1", port))
-    client.setblocking(False)
-    streams = await asyncio.open_connection(sock=client)
-    streams[1].write(data)
-    return streams
-
-
-async def answered(streams: Streams) -> tuple[int, Any]:
-    """The status and the body of the next response."""
-    reader, _ = streams
-    head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
-    size = int(head.partition("content-length: ")[2].split()[0])
-    return int(head.split()[1]), json.loads(await reader.readexactly(size))
-
-
-async def sent(streams: Streams, pieces: int, piece: bytes) -> None:
-    """Send as much as the server takes."""
-    for _ in range(pieces):
-        streams[1].write(piece)
-        await streams[1].drain()
-
-
-def chat(**more: Any) -> bytes:
-    body = json.dumps({"messages": STORY, "max_tokens": 1, **more}).encode()
-    head = b"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n"
-    return head + b"content-length: %d\r\n\r\n" % len(body) + body
+from serving import model, run
+from wires import HEALTH, answered, chat, limit_buffers, listening, opened, sent
 
 
 @pytest.mark.parametrize(
@@ -129,7 +60,7 @@ def test_a_request_that_does_not_end_is_refused(part: bytes) -> None:
             assert await streams[0].read() == b"" == await silent[0].read()  # both are closed
             streams[1].close()
             assert (await answered(await opened(port, chat())))[0] == 200
-            assert server.app.state.service.admission.inside == 0 == server.app.state.bodies
+            assert server.app.state.service.admission.inside == 0 == server.app.state.bodies.all
 
     run(main)
 
@@ -151,6 +82,7 @@ def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest
 
     async def main() -> None:
         async with listening() as (server, port):
+            server.places.share = 1
             busy = await opened(port, chat(max_tokens=1900, ignore_eos=True, stream=True))
             await busy[0].readuntil(b"data:")
             idle = []
@@ -167,7 +99,7 @@ def test_the_connection_that_was_idle_for_longest_makes_room(monkeypatch: pytest
                 streams[1].close()
             while len(server.server_state.connections) > 1:
                 await asyncio.sleep(0)
-            monkeypatch.setattr(Limits, "connections", 1)
+            server.places.most = server.places.share = 1
             status, found = await answered(await opened(port, HEALTH))
             assert status == 503 and found["error"]["code"] == "overloaded"
             await busy[0].readuntil(b"data:")  # which goes on
@@ -192,27 +124,36 @@ def test_the_answer_to_a_body_that_is_too_long_arrives(closes: bytes, framed: by
             await sent(streams, 200, chunk)
             status, found = await answered(streams)
             assert status == (413 if key else 401) and found["error"]["message"]
-            assert server.app.state.bodies == 0
+            assert server.app.state.bodies.all == 0
             streams[1].close()
 
     run(main)
 
 
-def test_bodies_of_all_requests_have_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Limits, "bodies", 2**20)
+def test_bodies_count_by_what_has_arrived() -> None:
+    """What is declared takes no room, and a small body waits for none."""
+    head = (
+        b"POST /tokenize HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+    )
+    long = json.dumps({"prompt": "a " * 40_000}).encode()
 
     async def main() -> None:
         async with listening(body=2**20) as (server, port):
-            head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: %d\r\n\r\n" % 2**20
-            slow = await opened(port, head)
-            while not server.app.state.bodies:
-                await asyncio.sleep(0)
-            status, found = await answered(await opened(port, chat()))
-            assert status == 503 and found["error"]["code"] == "overloaded"
-            slow[1].close()
-            while server.app.state.bodies:
+            bodies = server.app.state.bodies
+            bodies.most = bodies.share = bodies.reserve = 2**17
+            declared = [await opened(port, head % 2**20 + b"{") for _ in range(40)]
+            chunked = await opened(port, head.replace(b"content-length: %d", b"transfer-encoding: chunked"))
+            chunked[1].write(b"20000\r\n" + b" " * 2**17 + b"\r\n")
+            while bodies.all < 2**17:
                 await asyncio.sleep(0)
             assert (await answered(await opened(port, chat())))[0] == 200
+            status, found = await answered(await opened(port, head % len(long) + long))
+            assert status == 503 and found["error"]["code"] == "overloaded"
+            for streams in (*declared, chunked):
+                streams[1].close()
+            while bodies.all:
+                await asyncio.sleep(0)
+            assert (await answered(await opened(port, head % len(long) + long)))[0] == 400  # many tokens
 
     run(main)
 
@@ -243,7 +184,7 @@ def test_a_connection_whose_answer_is_not_read_ends(asked: bytes) -> None:
             while server.server_state.connections:
                 await asyncio.sleep(0.01)
             await server.app.state.service.admission.empty.wait()
-            assert server.app.state.bodies == 0
+            assert server.app.state.bodies.all == 0
             silent[1].close()
 
     run(main)

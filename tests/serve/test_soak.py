@@ -13,6 +13,7 @@ import ctypes
 import gc
 import os
 import random
+import re
 import resource
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,13 +21,17 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.serve.chat import Chat, toolbox
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.grammar import Grammar, Grammars
 from outpace.serve.tools import answer_to, whole
+from outpace.serve.totals import Turns
 from serving import Client, model, run, serving
+from wires import listening, opened
 
 COUNT = int(os.environ.get("SOAK", "12"))
 STREAMS = 32
@@ -65,6 +70,8 @@ HOSTILE: list[tuple[str, bytes | dict[str, Any], int]] = [
     (CHAT, {**ASK, "chat_template_kwargs": {"messages": [], "self": 1}}, 400),
     (CHAT, {**ASK, "tools": [BROKEN], "tool_choice": "required"}, 400),
     (CHAT, {**ASK, "response_format": FORM}, 400),
+    (TEXT, {"prompt": [[5] * 300] * 8, "max_tokens": 0, "echo": True, "logprobs": 5}, 200),
+    (TEXT, {"prompt": [[5 + place % 90 for place in range(1500)]] * 16, "max_tokens": 1}, 200),  # cached rows
 ]
 OTHERS = {"copy": "prompt_lookup:branches=1", "jacobi": "jacobi", "look": "lookahead:window=3,guesses=3"}
 
@@ -89,7 +96,7 @@ def expected(asked: dict[str, Any]) -> str:
     if "tools" not in asked:
         return engine.generate([model().encode_chat(asked["messages"])], params)[0].text or ""
     target, dialogue = model().target, Dialogue(model())
-    grammars = Grammars(model().tokenizer, target.vocabulary, target.eos_token_ids)
+    grammars = Grammars(model().tokenizer, target.vocabulary, target.eos_token_ids, Turns(1))
     box = toolbox(Chat(messages=asked["messages"], tools=asked["tools"], tool_choice="required"))
     turns, options = dialogue.prepared(asked["messages"], box.shown)
     prompt = model().plain_tokens(model().render(turns, **options))
@@ -124,7 +131,8 @@ async def one(client: Client, number: int, texts: dict[int, tuple[dict[str, Any]
     kind = number % 12  # so that the shortest soak has each
     if kind == 0:
         place, body, status = HOSTILE[number // 12 % len(HOSTILE)]
-        exchange = client.send(place, body, method="POST")
+        attacker = client.at(f"attacker {number % 3}")
+        exchange = attacker.send(place, body, method="POST")
         assert ("error" in await exchange.json()) == (status != 200)
         assert exchange.status == status, place
     elif kind == 1:
@@ -183,3 +191,51 @@ def test_soak() -> None:
         if key not in known:
             known[key] = expected(asked)
         assert text == known[key], asked
+
+
+def wired() -> list[tuple[bytes, bool, list[int]]]:
+    """What is sent on a connection, whether it is then half-closed, and the statuses of the answers."""
+    body = b'{"prompt": "a"}'
+    head = b"POST /tokenize HTTP/1.1\r\ncontent-type: application/json\r\n"
+    size = b"content-length: %d\r\n" % len(body)
+    ends = b"connection: close\r\n"
+    good = head + b"host: a\r\n" + size + b"\r\n" + body
+    return [
+        (head + b"host: a\r\nconnection: upgrade\r\nupgrade: h2c\r\n" + size + b"\r\n" + body, True, [200]),
+        (
+            head + b"host: a\r\nconnection: upgrade\r\nupgrade: websocket\r\n" + size + b"\r\n" + body,
+            True,
+            [200],
+        ),
+        (good * 40, True, [200] * 40),
+        (good * 3 + b"nonsense\r\n\r\n", False, [200, 200, 200, 400]),
+        (good[:-1], True, [400]),
+        (head + size + b"\r\n" + body, False, [400]),
+        (head + b"host: a\r\nhost: b\r\n" + size + b"\r\n" + body, False, [400]),
+        (head + b"host: a\r\ntransfer-encoding: gzip, chunked\r\n\r\n0\r\n\r\n", False, [501]),
+        (head + b"host: a\r\ncontent-encoding: gzip\r\n" + ends + size + b"\r\n" + body, False, [415]),
+    ]
+
+
+def test_soak_of_connections(caplog: pytest.LogCaptureFixture) -> None:
+    """Beside connections that declare long bodies and send one byte, small requests are answered."""
+    declared = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 4000000\r\n\r\n{"
+
+    async def main() -> None:
+        async with listening() as (server, port):
+            for number in range(max(1, COUNT // 50)):
+                held = [await opened(port, declared) for _ in range(64)]
+                for sent, half, wanted in wired():
+                    streams = await opened(port, sent)
+                    if half:
+                        streams[1].write_eof()
+                    found = re.findall(rb"HTTP/1\.1 (\d+)", await streams[0].read())
+                    assert [int(one) for one in found] == wanted, (number, sent[:200])
+                for streams in held:
+                    streams[1].close()
+            while server.server_state.connections:
+                await asyncio.sleep(0)
+            assert server.app.state.bodies.all == 0
+
+    run(main, 3600)
+    assert not [one for one in caplog.records if one.exc_info]

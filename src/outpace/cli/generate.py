@@ -163,12 +163,11 @@ def generate(
     check_together(given)
     watching = observer_of(observer, parallel)
     params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
-    step = steps(quantise, stock, bool(observer))
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     found = [] if audio else prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(audio or found))
     read: Encoders = "audio" if audio else True
-    how = model, place, dtype, trust_remote_code, llamacpp, read, step
+    how = model, place, dtype, trust_remote_code, llamacpp, read, steps(quantise, stock, bool(observer))
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
         loaded, spec = profiled(Source(*how), drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)

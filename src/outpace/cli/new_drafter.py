@@ -11,6 +11,7 @@ import typer
 from outpace.cli import screen
 from outpace.cli.app import app, guarded
 from outpace.core import OutpaceError
+from outpace.files import replace_text
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="Its name, as in my_drafter.", show_default=False)]
 
@@ -30,7 +31,7 @@ def new_drafter(name: Name) -> None:
     if find_spec(name) is not None:
         raise OutpaceError(f"Python has a module {name!r} already, which would hide it; give another name")
     title = "".join(part.capitalize() for part in name.split("_"))
-    file.write_text(_TEMPLATE.replace("NAME", name).replace("TITLE", title), "utf-8")
+    replace_text(file, _TEMPLATE.replace("NAME", name).replace("TITLE", title))
     screen.note(f"wrote {file}")
     screen.note(f"  check it  python {file}")
     screen.note(f'  use it    outpace generate --prompt "one two one two" --drafter {name}:{title}:length=4')

@@ -134,7 +134,7 @@ Threads = Annotated[
         min=1,
         max=MOST,
         callback=_use_threads,
-        help="Threads of steps on a CPU. Default: one per core, as `outpace env` explains.",
+        help="Threads of steps on a CPU (see `outpace env`).",
     ),
 ]
 LlamaCpp = Annotated[

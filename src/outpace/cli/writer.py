@@ -9,6 +9,7 @@ from typing import Any, TextIO
 
 from outpace.cli import screen
 from outpace.core import OutpaceError
+from outpace.files import replace_text
 
 STANDARD_OUTPUT = "-"
 
@@ -50,7 +51,11 @@ def write_json(text: str, to_json: str | None) -> None:
     if to_json == STANDARD_OUTPUT:
         screen.write(text + "\n")
     elif to_json is not None:
-        Path(to_json).write_text(text + "\n", encoding="utf-8")
+        path = Path(to_json)
+        if path.exists() and not path.is_file():  # a device or a pipe
+            path.write_text(text + "\n", encoding="utf-8")
+        else:
+            replace_text(path, text + "\n")
 
 
 class Writer:
@@ -79,11 +84,17 @@ class Writer:
         if self._file is None:
             screen.write(text)
             return
-        if self._opened is None:
-            # Opened at the first write, so that an earlier error leaves the old file intact.
-            self._opened = self._file.open("w", encoding="utf-8")
-        self._opened.write(text)
-        self._opened.flush()
+        try:
+            if self._opened is None:
+                # Opened at the first write, so that an earlier error leaves the old file intact.
+                self._opened = self._file.open("w", encoding="utf-8")
+            self._opened.write(text)
+            self._opened.flush()
+        except BrokenPipeError:
+            raise  # the reader of a pipe has closed it
+        except OSError as error:
+            self._opened = None  # or closing it would try again
+            raise OutpaceError(f"cannot write {self._file}: {error.strerror or error}") from None
 
     def json(self, value: dict[str, Any]) -> None:
         """Write a JSON object on one line."""

@@ -6,7 +6,7 @@ import operator
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import OutpaceError
 
@@ -24,6 +24,7 @@ _NUMBERS = (
     "frequency_penalty",
 )
 _OPTIONAL = ("seed", "logprobs")
+_BOOLEANS = ("bool", "torch.bool")  # dtypes of NumPy's and torch's numbers
 _LARGE = 1e30  # with which float32 can still be multiplied and divided
 
 
@@ -56,6 +57,20 @@ class Speculation:
             )
         if self.memory is not None and (not isinstance(self.memory, str) or not self.memory):
             raise OutpaceError(f"memory must be None, 'off' or a name, not {self.memory!r}")
+
+
+def token_id(given: Any) -> int:
+    """A token id as Python's integer; True and False, which Python counts among these, are none.
+
+    Raises:
+        TypeError: it is none.
+    """
+    if isinstance(given, bool) or str(getattr(given, "dtype", "")) in _BOOLEANS:
+        raise TypeError(f"{given!r} is no token id, which is an integer")
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise TypeError(f"{given!r} is no token id, which is an integer") from None
 
 
 @dataclass(frozen=True)
@@ -131,6 +146,8 @@ class SamplingParams:
         self._check(
             "stop", all(isinstance(text, str) and text for text in stop), "strings that are not empty"
         )
+        called = all(map(callable, self.logits_processors))
+        self._check("logits_processors", called, "functions of input_ids and scores")
         self._check("logprobs", self.logprobs is None or self.logprobs >= 0, "None or at least 0")
 
     def _convert(self) -> None:
@@ -144,7 +161,10 @@ class SamplingParams:
             }
             values |= {name: float(getattr(self, name)) for name in _NUMBERS}
             values["stop"] = tuple(stop or ())
-            values["stop_token_ids"] = tuple(operator.index(token) for token in self.stop_token_ids or ())
+            values["stop_token_ids"] = tuple(map(token_id, self.stop_token_ids or ()))
+            if self.logit_bias is not None:
+                bias = dict(self.logit_bias)
+                values["logit_bias"] = {token_id(token): float(value) for token, value in bias.items()}
             values["logits_processors"] = tuple(self.logits_processors or ())
             if not isinstance(self.speculation, Speculation):
                 values["speculation"] = Speculation(self.speculation)

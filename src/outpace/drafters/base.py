@@ -194,6 +194,14 @@ class Drafter(ABC, Generic[State]):
         """
         del states, hidden
 
+    def catch_up(self, state: State) -> bool:
+        """Prepare a piece of what the first ``propose`` of a long prompt needs; return False if more is left.
+
+        Called after ``start``, until it returns True, between the steps of others. It need not be called.
+        """
+        del state
+        return True
+
     @abstractmethod
     def propose(self, states: Seq[State]) -> list[Draft]:
         """Return one draft per sequence, possibly empty.

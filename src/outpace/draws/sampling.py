@@ -9,13 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.core import LogitsProcessor, NoTokenLeft, SamplingParams
+from outpace.core import LogitsProcessor, NoTokenLeft, OutpaceError, SamplingParams
 from outpace.draws.noise import NO_TOKEN_LEFT
 from outpace.transfer import upload
 
@@ -232,5 +233,22 @@ class NoEnd:
 def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) -> Tensor:
     rows = scores[None]
     for processor in processors:
-        rows = processor(input_ids, rows)
+        rows = processed(processor, input_ids, rows)
     return rows[0]
+
+
+def processed(processor: LogitsProcessor, input_ids: Tensor, scores: Tensor) -> Tensor:
+    """What a logits processor makes of scores, [1, vocabulary].
+
+    Raises:
+        OutpaceError: it returns something else than scores of this shape.
+    """
+    found: Any = processor(input_ids, scores)
+    if isinstance(found, Tensor) and found.shape == scores.shape and found.is_floating_point():
+        return found
+    name = getattr(processor, "__qualname__", type(processor).__qualname__)
+    what = f"{found.dtype} {list(found.shape)}" if isinstance(found, Tensor) else type(found).__name__
+    raise OutpaceError(
+        f"the logits processor {name} returned {what}; it must return scores like those that it was given, "
+        f"{scores.dtype} {list(scores.shape)}"
+    )

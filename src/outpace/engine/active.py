@@ -24,6 +24,10 @@ class Drafts(Protocol):
     reads: bool
     waits: bool
 
+    @property
+    def drafts(self) -> bool:
+        """True if the latest plan was to draft."""
+
     def decide(self, members: Seq[Active]) -> None:
         """Plan a step for these sequences."""
 
@@ -55,6 +59,7 @@ class Active:
         started: whether the drafter has a state for it.
         observed: whether the observer knows of it.
         told: whether the observer has been told once that it has left.
+        debt: seconds of its own work in steps (masks, for example) by which it is ahead of its share.
         doubt: whether an error of its own may have left the cache or the drafter in disorder.
     """
 
@@ -69,6 +74,7 @@ class Active:
     observed: bool = False
     told: bool = False
     doubt: bool = False
+    debt: float = 0.0
 
     @property
     def rank(self) -> tuple[int, int]:

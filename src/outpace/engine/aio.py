@@ -8,17 +8,17 @@ import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from outpace.core import Generation, OutpaceError, SamplingParams, TokenLogprobs
+from outpace.core import Generation, OutpaceError, SamplingParams, Source, TokenLogprobs
 from outpace.engine.engine import Engine
 from outpace.engine.guards import whole_number
 from outpace.engine.handles import Add, Cancel, Handle, News, QueueFull, Stop, call_in, deliver_all, wake
 from outpace.engine.reader import Reader
-from outpace.engine.scoring import Score, Scores
+from outpace.engine.works import Encoding, Score, Works
 from outpace.sequence import Sequence
 
 
@@ -81,7 +81,7 @@ class AsyncEngine:
         self._failed: BaseException | None = None
         self._waiters: list[tuple[asyncio.AbstractEventLoop, asyncio.Future[None]]] = []
         self._running: dict[object, _Running] = {}  # by their handle's key; the engine's thread only
-        self._scores = Scores()  # the engine's thread only
+        self._works = Works()  # the engine's thread only
         self._memory_use: float | None = None
         self._news: list[tuple[asyncio.AbstractEventLoop, News]] = []
         self._stop: Stop | None = None
@@ -181,8 +181,11 @@ class AsyncEngine:
             self._waiters.append((loop, room))
             return room
 
-    async def score(self, tokens: Seq[int], top: int = 0) -> list[TokenLogprobs]:
-        """Log probabilities of a text's tokens after the first: ``Engine.score``, a chunk between two steps.
+    async def score(self, tokens: Seq[int], top: int = 0, client: str = "") -> list[TokenLogprobs]:
+        """Log probabilities of a text's tokens after the first: ``Engine.score``, in chunks between steps.
+
+        Args:
+            client: whose text it is: clients take turns.
 
         Raises:
             OutpaceError: as for ``Engine.score``, or the engine has been shut down or has failed.
@@ -202,7 +205,7 @@ class AsyncEngine:
             call_in(loop, settle, found)
             self._asked.pop(score, None)
 
-        score = Score(deliver, future.cancelled, tokens, top)
+        score = Score(deliver, future.cancelled, tokens, top, client)
         with self._lock:
             self._check_open()
             self._asked[score] = None
@@ -268,7 +271,7 @@ class AsyncEngine:
 
     def _serve(self, engine: Engine) -> bool:
         """Handle the messages that have arrived, and run one step; return False once shut down and done."""
-        idle = not self._running and not self._scores and self._stop is None
+        idle = not self._running and not self._works and self._stop is None
         while idle or not self._inbox.empty():
             self._take(engine, self._inbox.get())
             idle = False
@@ -276,22 +279,22 @@ class AsyncEngine:
         if self._stop is not None and not self._stop.drain:
             for key in list(self._running):
                 self._remove(engine, key)
-            self._scores.end(OutpaceError("the engine was shut down"))
+            self._works.end(OutpaceError("the engine was shut down"))
         if self._running:
             engine.step()
             self._memory_use = engine.memory_use
             for key, running in list(self._running.items()):
                 self._report(engine, key, running)
-        self._scores.advance(engine)
+        self._works.advance(engine)
         self._publish()
-        return bool(self._running or self._scores) or self._stop is None
+        return bool(self._running or self._works) or self._stop is None
 
     def _take(self, engine: Engine, message: Add | Cancel | Score | Stop) -> None:
         if isinstance(message, Stop):
             self._stop = message
         elif isinstance(message, Score):
             if message in self._asked:
-                self._scores.add(message)
+                self._works.add(message)
         elif isinstance(message, Cancel):
             if message.key in self._running:
                 self._remove(engine, message.key)
@@ -299,16 +302,38 @@ class AsyncEngine:
                 self._leave_queue(message.key)
                 self._requests.pop(message.key, None)
         elif message.key in self._requests:
-            news = News(message.handle, message.key)
-            try:
-                sequence = engine.add(**message.arguments)
-            except Exception as error:
-                self._leave_queue(message.key)
-                news.error = news.refusal = error
-                self._news.append((message.loop, news))
-                return
-            self._running[message.key] = _Running(message.handle, message.loop, sequence, Reader(sequence))
-            self._news.append((message.loop, news))
+            source = message.arguments.get("source")
+            if source is None or isinstance(source, Source):
+                self._add_to(engine, message)
+            else:
+                self._works.add(self._encoding(engine, message, source))
+
+    def _encoding(self, engine: Engine, message: Add, source: Any) -> Encoding:
+        """The source of a request as work between steps, after which the request is added."""
+
+        def answer(found: Any) -> None:
+            if isinstance(found, Exception):
+                self._refuse(message, found)
+            else:
+                self._add_to(engine, replace(message, arguments={**message.arguments, "source": found}))
+
+        def cancelled() -> bool:
+            return message.key not in self._requests
+
+        return Encoding(answer, cancelled, source, message.arguments.get("client", ""))
+
+    def _add_to(self, engine: Engine, message: Add) -> None:
+        try:
+            sequence = engine.add(**message.arguments)
+        except Exception as error:
+            self._refuse(message, error)
+            return
+        self._running[message.key] = _Running(message.handle, message.loop, sequence, Reader(sequence))
+        self._news.append((message.loop, News(message.handle, message.key)))
+
+    def _refuse(self, message: Add, error: Exception) -> None:
+        self._leave_queue(message.key)
+        self._news.append((message.loop, News(message.handle, message.key, error=error, refusal=error)))
 
     def _remove(self, engine: Engine, key: object) -> None:
         engine.remove(self._running[key].sequence)
@@ -383,7 +408,7 @@ class AsyncEngine:
             for key, request in requests.items()
         ]
         self._publish()
-        self._scores.end(cause, close)
+        self._works.end(cause, close)
         for score in asked:
             score.answer(cause)
 

@@ -21,6 +21,8 @@ from outpace.targets.base import TargetModel
 from outpace.targets.rows import Output, Rows
 from outpace.transfer import finish, last_device
 
+_LONG = 512  # tokens of a text that a drafter first looks at between steps, as they allow
+
 
 class Batch:
     """The sequences that an engine decodes together, and those that wait to join them.
@@ -85,12 +87,7 @@ class Batch:
         if not self.scheduler.joining:
             return Share()
         began = self._clock()
-        for active in self.scheduler.admit(self.cache, self._draftings):
-            if not self._layers:
-                try:
-                    self.memory.fill(active.slot, active.sequence)
-                except Exception as error:
-                    fail([active], error)
+        self._admit()
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
         share = self.scheduler.share(self.cache, self.memory.prefixes is not None)
         self._prefill({a: rows for a, rows in share.alone.items() if rows})
@@ -100,6 +97,22 @@ class Batch:
             active.sequence.stats.seconds_prefill += seconds
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
         return share
+
+    def _admit(self) -> None:
+        """Admit sequences; where rows are copied or written for them, no more than there is time for."""
+        allowance = self.scheduler.allowance
+        plain = self.memory.prefixes is None and not self._target.has_encoder
+        admitted = self.scheduler.admit(self.cache, self._draftings)
+        while plain or allowance.open:
+            with allowance.piece():
+                active = next(admitted, None)
+                if active is None:
+                    break
+                if not self._layers:
+                    try:
+                        self.memory.fill(active.slot, active.sequence)
+                    except Exception as error:
+                        fail([active], error)
 
     def _rows_left(self, active: Active) -> int:
         """The number of a sequence's rows that remain to be fed before its root."""
@@ -117,7 +130,9 @@ class Batch:
         self.cache.keep({a.slot: range(rows) for a, rows in fed.items()})
         self._take(fed, output)
         finish(self._target.device, self._last)
-        self.scheduler.pace.measured(0, 0, sum(fed.values()), self._clock() - began)
+        seconds = self._clock() - began
+        self.scheduler.pace.measured(0, 0, sum(fed.values()), seconds)
+        self.scheduler.allowance.spend(seconds)
 
     def next_rows(self, active: Active, rows: int, unread: int = 0) -> Rows:
         """A number of next rows before a sequence's root."""
@@ -162,15 +177,30 @@ class Batch:
             share: the rows of prompts that the step's forward feeds before the roots. If hidden states are
                 read, these are passed on after it.
         """
-        joined = [a for a in self.active if not a.ready and self._rows_left(a) == share.ahead(a)]
-        for active in joined:
-            active.ready = True
-            try:
-                active.state = active.drafting.drafter.start(active.sequence, active.drafting.shared)
-                active.started = True
-            except Exception as error:
-                fail([active], error)
+        fed = [a for a in self.active if not a.ready and self._rows_left(a) == share.ahead(a)]
+        joined = [active for active in fed if self._starts(active)]
         self._read([a for a in joined if not (self._layers and share.ahead(a))])
+
+    def _starts(self, active: Active) -> bool:
+        """Start the drafter for a sequence; False if that goes on later, beside the steps of others.
+
+        The sequence is then fed as if this were not its prompt's end.
+        """
+        allowance, drafting = self.scheduler.allowance, active.drafting
+        waits = len(active.sequence.tokens) > _LONG and any(other.ready for other in self.active)
+        while not active.ready and (allowance.open or not waits):
+            with allowance.piece():
+                try:
+                    if not active.started:
+                        active.state = drafting.drafter.start(active.sequence, drafting.shared)
+                        active.started = True
+                        active.ready = not (waits and drafting.drafts)
+                    else:
+                        active.ready = drafting.drafter.catch_up(active.state)
+                except Exception as error:
+                    active.ready = True
+                    fail([active], error)
+        return active.ready
 
     def _read(self, joined: Seq[Active]) -> None:
         """Pass the hidden states of prompts to the drafter and the observer."""

@@ -48,8 +48,9 @@ class Share:
         return ahead.pop() if len(ahead) == 1 and all(active.ready for active in self.riding) else 0
 
     def within(self, batch: Collection[Active]) -> Share:
-        """The share without the riding rows of sequences that have left the batch."""
-        return Share(self.alone, {a: rows for a, rows in self.riding.items() if a in batch})
+        """The share without the riding rows of sequences that have left the batch, or that only wait."""
+        riding = {a: rows for a, rows in self.riding.items() if a in batch and (rows or a.ready)}
+        return Share(self.alone, riding)
 
 
 def share_of(

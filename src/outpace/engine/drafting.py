@@ -48,6 +48,11 @@ class Drafting:
         cls = type(self.drafter)
         self._alone = cls.propose is SequenceDrafter.propose and cls.observe is SequenceDrafter.observe
 
+    @property
+    def drafts(self) -> bool:
+        """True if the latest plan was to draft: a drafter that does not need not read a prompt."""
+        return self.plan is None or self.plan.nodes > 0
+
     def renew(self) -> None:
         """Replace the prepared data, which an interrupt may have left half changed."""
         self.shared, self.plan = self.drafter.renew(self.shared, self.target), None

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from outpace.cache import CacheFull
-from outpace.core import Generation, OutpaceError, SamplingParams, StreamedToken, TokenLogprobs
+from outpace.core import Generation, OutpaceError, SamplingParams, Source, StreamedToken, TokenLogprobs
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.batch import Batch
 from outpace.engine.clock import Clock
 from outpace.engine.drafting import Drafting
+from outpace.engine.errand import Errand, stopping
 from outpace.engine.guards import Turn, whole_number
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
@@ -136,7 +137,8 @@ class Engine:
         layers = tuple(dict.fromkeys((*read, *watched)))
         most = None if max_running is None else whole_number("max_running", max_running, 1)
         check_told(self.target, self.verifier, layers)
-        scheduler = Scheduler(self.target, self.prefill_chunk, most)
+        scheduler = Scheduler(self.target, self.prefill_chunk, most, self._clock)
+        self.allowance = scheduler.allowance
         self._batch = Batch(self.target, rows, scheduler, self._draftings, layers, observer, self._clock)
         self._stepper = Stepper(self.target, self.verifier, self._batch, observer, self._clock)
         self._requests = Requests(
@@ -291,6 +293,15 @@ class Engine:
                     held.clear()
                     self._turn.broken = False
 
+    def encoding(self, source: Any) -> Errand[Source | None]:
+        """The encoding of a source, as ``add`` does it, in pieces between the modules of the encoder."""
+
+        def work(stop: Callable[[], None]) -> Source | None:
+            with stopping(self.target.encoding_modules, stop):
+                return self.target.encode(source)
+
+        return Errand(work, self._clock)
+
     # -- a batch that changes ----------------------------------------------------------------------------
 
     def add(
@@ -303,6 +314,7 @@ class Engine:
         source: Any = None,
         priority: int = 0,
         salt: str | None = None,
+        client: str = "",
     ) -> Sequence:
         """Add a sequence, which joins the batch at the next step if there is room.
 
@@ -315,10 +327,20 @@ class Engine:
                 ``MultimodalTarget``), encoded now.
             priority: higher priorities join first, and are preempted last if memory is short.
             salt: prefix-cache rows are shared only among requests with the same salt, one per tenant.
+            client: whose request it is: clients whose requests wait join in turns.
         """
         with self._turn:
             sequence = self._requests.sequence(
-                self._batch.cache, prompt, params, criteria, references, output, source, priority, salt
+                self._batch.cache,
+                prompt,
+                params,
+                criteria,
+                references,
+                output,
+                source,
+                priority,
+                salt,
+                client,
             )
             self._batch.scheduler.add(sequence)
             return sequence
@@ -386,7 +408,7 @@ class Engine:
                 self._refresh()
             share = self._batch.join()
             self._batch.make_room()
-            decoding = self._batch.scheduler.ready
+            decoding = self._batch.scheduler.decoding()
             if decoding:
                 self._stepper.advance(decoding, share.within(self._batch.active))
             return [active.sequence for active in decoding]

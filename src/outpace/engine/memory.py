@@ -98,7 +98,8 @@ class Memory:
         if self.prefixes is not None and self._began.get(slot) == self._revision:
             keys = self._keys(sequence)
             assert keys is not None  # since fill() has found some
-            self.prefixes.keep(self.cache, slot, keys[: self._shared(sequence)], sequence.salt)
+            shared = keys[: self._shared(sequence)]
+            self.prefixes.keep(self.cache, slot, shared, sequence.salt, sequence.client)
 
     def _keys(self, sequence: Sequence) -> Seq[Hashable] | None:
         """The keys of a sequence's rows; None if they are not shared."""

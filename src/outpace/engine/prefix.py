@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Hashable, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from outpace.cache import Cache, Slot
 
 BLOCK = 32  # rows
+_CLIENTS = 8  # that used their blocks last, of which none evicts those of another that has fewer
+_Key = tuple[Any, tuple[Hashable, ...]]
 
 
 @dataclass
@@ -21,12 +23,14 @@ class _Block:
         number: identifies it in the keys of the blocks that follow.
         rows: as ``Cache.read_rows`` returned them.
         bytes: of what is held here.
+        owner: the client whose request they were computed for.
         state: the slot's state after them, if it has one and its rows have ended here.
     """
 
     number: int
     rows: Any
     bytes: int
+    owner: str = ""
     state: Any = None
 
 
@@ -52,7 +56,8 @@ class PrefixCache:
     A key contains the tokens themselves, so hashes of texts cannot collide; for a row of an image it has a
     digest of what the model is given there, too (``TargetModel.row_keys``). The least recently used blocks
     are evicted first, and the last block of a text before its earlier ones, since a block is useless without
-    those.
+    those. One client cannot evict the blocks of all others: of the 8 clients that used theirs last, the one
+    that has most gives way.
 
     Where slots have a state beside their rows, a text can only be taken up to a block with a state: that is
     where a chunk of a prompt has ended. A state may need far more memory than its block's rows.
@@ -63,9 +68,10 @@ class PrefixCache:
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
-        self._bytes = 0
+        self._bytes: Counter[str] = Counter()  # by owner
         # (preceding block, or the salt if none; tokens) -> block; the least recently used first.
-        self._blocks: OrderedDict[tuple[Any, tuple[Hashable, ...]], _Block] = OrderedDict()
+        self._blocks: OrderedDict[_Key, _Block] = OrderedDict()
+        self._owned: OrderedDict[str, OrderedDict[_Key, None]] = OrderedDict()  # the same by owner
         self._made = 0
 
     def __len__(self) -> int:
@@ -74,7 +80,8 @@ class PrefixCache:
     def clear(self) -> None:
         """Drop all blocks."""
         self._blocks.clear()
-        self._bytes = 0
+        self._owned.clear()
+        self._bytes.clear()
 
     def entries(self) -> Iterator[Entry]:
         """All blocks, the least recently used first."""
@@ -109,8 +116,10 @@ class PrefixCache:
         self._touch([key for key, _ in found])
         return BLOCK * len(found)
 
-    def keep(self, cache: Cache, slot: Slot, tokens: Seq[Hashable], salt: str | None = None) -> None:
-        """Cache a slot's committed rows, which were computed from these tokens."""
+    def keep(
+        self, cache: Cache, slot: Slot, tokens: Seq[Hashable], salt: str | None = None, owner: str = ""
+    ) -> None:
+        """Cache a slot's committed rows, which were computed from these tokens, for a client."""
         length = min(cache.length(slot), len(tokens))
         if cache.state_bytes and (length % BLOCK or length != cache.length(slot)):
             return
@@ -123,7 +132,7 @@ class PrefixCache:
                 break
             self._made += 1
             rows = cache.read_rows(slot, BLOCK * len(keys), BLOCK * (len(keys) + 1))
-            self._add((before, key), _Block(self._made, rows, size))
+            self._add((before, key), _Block(self._made, rows, size, owner))
             keys.append((before, key))
             before = self._made
         if cache.state_bytes and keys and BLOCK * len(keys) == length:
@@ -131,18 +140,22 @@ class PrefixCache:
             if last.state is None:
                 last.state = cache.read_state(slot)
                 last.bytes += cache.state_bytes
-                self._bytes += cache.state_bytes
+                self._bytes[last.owner] += cache.state_bytes
         self._touch(keys)
         self._evict()
 
     def _evict(self) -> None:
-        """Drop the least recently used blocks until the others are within the limit."""
-        while self._bytes > self.limit:
-            self._bytes -= self._blocks.popitem(last=False)[1].bytes
+        """Drop blocks until the others are within the limit."""
+        while self._bytes.total() > self.limit:
+            owner = next(iter(self._owned))
+            if len(self._owned) <= _CLIENTS:
+                owner = max(self._owned, key=self._bytes.__getitem__)
+            key, _ = self._owned[owner].popitem(last=False)
+            self._bytes[owner] -= self._blocks.pop(key).bytes
+            if not self._owned[owner]:
+                del self._owned[owner], self._bytes[owner]
 
-    def _found(
-        self, tokens: Seq[Hashable], salt: str | None
-    ) -> list[tuple[tuple[Any, tuple[Hashable, ...]], _Block]]:
+    def _found(self, tokens: Seq[Hashable], salt: str | None) -> list[tuple[_Key, _Block]]:
         """The cached blocks that a text begins with, by their keys."""
         found = []
         before: Any = (salt,)
@@ -154,14 +167,18 @@ class PrefixCache:
             before = block.number
         return found
 
-    def _add(self, key: tuple[Any, tuple[Hashable, ...]], block: _Block) -> None:
+    def _add(self, key: _Key, block: _Block) -> None:
         self._blocks[key] = block
-        self._bytes += block.bytes
+        self._owned.setdefault(block.owner, OrderedDict())[key] = None
+        self._bytes[block.owner] += block.bytes
 
-    def _touch(self, keys: Seq[tuple[Any, tuple[Hashable, ...]]]) -> None:
+    def _touch(self, keys: Seq[_Key]) -> None:
         """Mark blocks as used, a text's first block as the most recent, so that it is evicted last."""
         for key in reversed(keys):
             self._blocks.move_to_end(key)
+            owner = self._blocks[key].owner
+            self._owned[owner].move_to_end(key)
+            self._owned.move_to_end(owner)
 
 
 def _keys(tokens: Seq[Hashable]) -> list[tuple[Hashable, ...]]:

@@ -1,7 +1,7 @@
 """A prefix cache in a file, from which another process of the same model goes on.
 
-Rows depend on weights, dtype, kernels and the processor. So what is read is compared with rows that the model
-computes here, and used only if they agree.
+Rows depend on weights, dtype, kernels and the processor. So the first rows are compared with those that the
+model computes here; all are compared with digests of what was written. They are used only if both agree.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from torch import Tensor
 from outpace.cache import Cache
 from outpace.core import OutpaceError, first_line
 from outpace.engine.prefix import BLOCK, Entry
-from outpace.files import beside, foreign
+from outpace.files import digest_of, foreign, replacing, sealed, unsealed
 from outpace.targets import Rows, TargetModel
 
 NAME = "prefixes.safetensors"
-_LISTED, _ABOUT = "blocks", "about"  # the names of the list of blocks and of what they depend on, in the file
+# The names, in the file, of the list of blocks, of what is said of them, of what they depend on, of digests.
+_LISTED, _WRITTEN, _ABOUT, _PARTS = "blocks", "written", "about", "tensors"
 _CHECKED = 512  # rows that are computed again
 _CLOSE = 1e-3  # relative; of steps that are not bit-exact
 
@@ -56,16 +57,14 @@ def write(folder: Path, entries: Iterable[Entry], about: Mapping[str, str]) -> N
         listed.append([number, _shown(before), [_shown(token) for token in tokens]])
         tensors |= {f"{number}.{place}": one.cpu() for place, one in enumerate(rows)}
     tensors[_LISTED] = torch.frombuffer(bytearray(json.dumps(listed).encode()), dtype=torch.uint8)
+    described = sealed({_ABOUT: dict(about), _PARTS: {name: _digest(one) for name, one in tensors.items()}})
     path = private(folder) / NAME
-    part = beside(path)
-    try:
-        part.unlink(missing_ok=True)
-        part.touch(0o600)  # before there is anything in it
-        save_file(tensors, part, {_ABOUT: json.dumps(about, sort_keys=True)})
+    with replacing(path, 0o600) as part:
+        try:
+            save_file(tensors, part, {_WRITTEN: json.dumps(described)})
+        except SafetensorError as error:  # of a full disk too
+            raise OutpaceError(f"cannot write {path}: {first_line(error)}") from error
         part.chmod(0o600)
-        part.replace(path)
-    except (OSError, SafetensorError) as error:
-        raise OutpaceError(f"cannot write {path}: {first_line(error)}") from error
 
 
 def read(folder: Path, about: Mapping[str, str], target: TargetModel, cache: Cache) -> list[Entry]:
@@ -79,17 +78,27 @@ def read(folder: Path, about: Mapping[str, str], target: TargetModel, cache: Cac
         return []
     try:
         with safe_open(path, "pt") as file:
-            written = json.loads((file.metadata() or {}).get(_ABOUT, "{}"))
+            described = unsealed(path, json.loads((file.metadata() or {}).get(_WRITTEN, "{}")))
+            written, parts = described[_ABOUT], described[_PARTS]
             if other := sorted(name for name in {*about, *written} if about.get(name) != written.get(name)):
                 raise OutpaceError(f"{path} was written with another {' and another '.join(other)}")
-            listed = json.loads(file.get_tensor(_LISTED).numpy().tobytes())
+            if damaged := sorted(parts.keys() ^ set(file.keys())):
+                raise OutpaceError(f"{path} is damaged: it has other tensors than were written, {damaged[0]}")
+
+            def tensor(name: str) -> Tensor:
+                found: Tensor = file.get_tensor(name)
+                if _digest(found) != parts[name]:
+                    raise OutpaceError(f"{path} is damaged: {name} is not what was written")
+                return found
+
+            listed = json.loads(tensor(_LISTED).numpy().tobytes())
             places = sorted({name.partition(".")[2] for name in file.keys() if name != _LISTED}, key=int)  # noqa: SIM118
             entries = [
                 Entry(
                     number,
                     _key(before),
                     tuple(map(_key, tokens)),
-                    [file.get_tensor(f"{number}.{place}").to(target.device) for place in places],
+                    [tensor(f"{number}.{place}").to(target.device) for place in places],
                 )
                 for number, before, tokens in listed
             ]
@@ -145,6 +154,12 @@ def _agree(one: Tensor, other: Tensor, exactly: bool) -> bool:
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one, other) if exactly else torch.allclose(one, other, rtol=_CLOSE, atol=_CLOSE)
+
+
+def _digest(tensor: Tensor) -> str:
+    """A digest of a tensor's form and numbers, whose bytes are hashed where they are."""
+    flat = tensor.contiguous().reshape(-1).view(torch.uint8)
+    return digest_of(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), flat.numpy())
 
 
 def _shown(key: Any) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
-from outpace.files import check_plain, replace_text
+from outpace.files import check_plain, replace_text, sealed
 from outpace.targets.base import TargetModel
 
 FORMAT, VERSION = "outpace-profile", 2
@@ -85,7 +85,9 @@ def _save(path: Path, target: TargetModel, entry: Mapping[str, Any]) -> None:
     document = tomlkit.document()
     document.add(tomlkit.comment(_HEAD))
     document.update({"format": FORMAT, "version": VERSION})
-    document["profiles"] = {**known, key_of(target): {**old, **entry, "costs": costs}}
+    profiles = {**known, key_of(target): {**old, **entry, "costs": costs}}
+    document["digest"] = sealed(tomlkit.parse(tomlkit.dumps(profiles)).unwrap())["digest"]
+    document["profiles"] = profiles
     replace_text(path, tomlkit.dumps(document))
 
 
@@ -166,6 +168,12 @@ def read_profiles(path: Path) -> dict[str, dict[str, Any]]:
     profiles = found.get("profiles")
     if not isinstance(profiles, dict) or not all(isinstance(one, dict) for one in profiles.values()):
         raise OutpaceError(f"{path} is a broken profile: it has no table of profiles; tune again")
+    # None in files of earlier versions, and in those that a user has written.
+    if "digest" in found and sealed(profiles)["digest"] != found["digest"]:
+        raise OutpaceError(
+            f"{path} is not what was written: tune again; or, if you have changed it yourself, delete its "
+            "line with the digest"
+        )
     return profiles
 
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import operator
 import secrets
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from outpace.cache import Cache
 from outpace.core import ContextOverflow, OutpaceError, PromptStates, SamplingParams
+from outpace.core.parameters import token_id
 from outpace.draws.noise import Key
 from outpace.draws.sampling import NoEnd
 from outpace.engine.drafting import Drafting
@@ -54,6 +54,7 @@ class Requests:
         source: Any = None,
         priority: int = 0,
         salt: str | None = None,
+        client: str = "",
     ) -> Sequence:
         """Check a request and return its sequence, which is not in the batch yet.
 
@@ -99,6 +100,7 @@ class Requests:
             source=encoded,
             priority=priority,
             salt=salt,
+            client=client,
         )
         sequence.stats.slow = reasons(target, drafting.drafter, drafting.policy, self.verifier)
         sequence.stats.lossy = self.verifier.lossy
@@ -189,15 +191,20 @@ def output_ids(output: Seq[int], target: TargetModel) -> list[int]:
     return tokens
 
 
+# They can be iterated over, but have no tokens in an order that someone meant.
+_NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
+
+
 def token_ids(prompt: Any) -> list[int]:
     """A prompt as plain integers, since elements of tensors and arrays hash and compare differently."""
-    if isinstance(prompt, str) or not hasattr(prompt, "__iter__"):
+    if isinstance(prompt, _NO_LISTS) or not hasattr(prompt, "__iter__"):
         raise OutpaceError(
             f"a prompt must be a list of token ids, not a {type(prompt).__name__}; "
             "generate() takes a list of prompts"
         )
     try:
-        return [operator.index(token) for token in prompt]
+        tokens = list(prompt)
+        return tokens if set(map(type, tokens)) <= {int} else list(map(token_id, tokens))
     except TypeError as error:
         raise OutpaceError(f"a prompt must be a list of token ids: {error}") from error
 

@@ -71,19 +71,29 @@ class Stepper:
         drafts = self._draft(decoding, early)
         clock.end("draft")
         output = self._forward(drafts, share)
-        steps = self._verify(drafts, output, share)
+        steps, own = self._verify(drafts, output, share)
         clock.end("verify")
+        self._batch.scheduler.charge(own, clock.seconds["verify"])
         fed = self._keep(steps, output, share)
         clock.end("keep")
         rows, prompts = sum(len(cut.draft) + 1 for cut in drafts.values()), sum(fed.values())
         if output is not None:
-            self._batch.scheduler.pace.measured(len(drafts), rows, prompts, clock.forward)
+            self._measure(len(drafts), rows, prompts, clock.forward)
         self._observe(steps)
         clock.end("observe")
         self._learn(steps, early, rows, prompts, clock)
         self._finish(fed, output)
         clock.end("learn")
         _charge(decoding, share, clock)
+
+    def _measure(self, decoding: int, rows: int, prompts: int, seconds: float) -> None:
+        """Note what a forward took, and what it leaves for work beside steps."""
+        scheduler = self._batch.scheduler
+        scheduler.pace.measured(decoding, rows, prompts, seconds)
+        own = scheduler.pace.without(prompts, seconds)
+        if own is None:
+            own = seconds * rows / (rows + prompts)
+        scheduler.allowance.earn(own, seconds - own)
 
     # -- draft -------------------------------------------------------------------------------------------
 
@@ -159,14 +169,20 @@ class Stepper:
 
     def _verify(
         self, drafts: Mapping[Active, Cut], output: Output | None, share: Share
-    ) -> dict[Active, Step]:
-        """Verify each sequence's draft and emit its tokens; a sequence that fails has no entry."""
+    ) -> tuple[dict[Active, Step], dict[Active, float]]:
+        """Verify each sequence's draft and emit its tokens; a sequence that fails has no entry.
+
+        Returns:
+            The steps, and the seconds of those with processors of logits.
+        """
+        steps: dict[Active, Step] = {}
+        seconds: dict[Active, float] = {}
         if output is None:
-            return {}
-        steps = {}
+            return steps, seconds
         for active, (logits, own) in self._logits(output, drafts).items():
             sequence, root = active.sequence, active.sequence.output_length
-            draft = drafts[active].draft
+            draft, timed = drafts[active].draft, bool(sequence.params.logits_processors)
+            began = self._clock() if timed else 0.0
             try:
                 hidden = output.hidden_of(active.slot, share.ahead(active), 1 + len(draft))
                 steps[active] = self._verdict(sequence, drafts[active], logits, hidden, own)
@@ -174,7 +190,9 @@ class Stepper:
                 sequence.fail(error)
                 emitted = sequence.output_length - root
                 sequence.stats.record(len(draft), max(emitted - 1, 0), emitted)
-        return steps
+            if timed:
+                seconds[active] = self._clock() - began
+        return steps, seconds
 
     def _logits(
         self, output: Output, drafts: Mapping[Active, Cut]

@@ -81,10 +81,10 @@ def accelerate(
 
     Several threads may call generate() at the same time.
 
-    The model may be trained, edited, wrapped or converted between calls: each call looks whether its modules
-    or weights have changed, however they were written. Of large weights it compares one number in 8,192, so
-    a write that torch does not count (through ``.data`` or NumPy) to a few rows alone may be missed:
-    accelerate the model again after it.
+    The model may be trained, edited, wrapped or converted between calls: each call looks whether its modules,
+    what they keep, or weights have changed, however they were written. Of large weights it compares one
+    number in 8,192, so a write that torch does not count (through ``.data`` or NumPy) to a few rows alone may
+    be missed: accelerate the model again after it.
 
     Args:
         model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder.

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from outpace.cache import Cache, KVCache, Slot
-from outpace.core import USUAL, OutpaceError, TargetOptions
+from outpace.core import USUAL, OutpaceError, TargetOptions, UnsupportedModel
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
@@ -25,6 +25,7 @@ from outpace.engine.slow import reasons, tell
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
+from outpace.targets.inputs.attributes import fingerprint
 from outpace.targets.stock.seq2seq_cache import Seq2SeqCache
 from outpace.verify import Verifier, load_verifier
 
@@ -49,7 +50,7 @@ class Kept(NamedTuple):
 
 # The state and options with which each model passed its target's self-test, so that decode() need not
 # repeat it. Other options make other steps.
-_passed: WeakKeyDictionary[Any, tuple[Any, TargetOptions]] = WeakKeyDictionary()
+_passed: WeakKeyDictionary[Any, tuple[Any, int, TargetOptions]] = WeakKeyDictionary()
 
 
 def _state(model: Any, quantise: str | None) -> tuple[Any, ...]:
@@ -62,6 +63,14 @@ def _state(model: Any, quantise: str | None) -> tuple[Any, ...]:
     attention = getattr(model.config.get_text_config(decoder=True), "_attn_implementation", None)
     kinds = hash(tuple(map(type, model.modules())))
     return (model.dtype, attention, quantise, *places, kinds)
+
+
+def _made(model: Any, options: TargetOptions, changed: str | None) -> TargetModel:
+    """A target of a model; an error names what was changed in it since the one before, if there was one."""
+    try:
+        return Target(model, **vars(options))
+    except UnsupportedModel as error:
+        raise error if changed is None else UnsupportedModel(f"{changed}, which fails: {error}") from error
 
 
 class RowEngine(Engine):
@@ -154,18 +163,19 @@ class Engines:
         """
         with self._lock:
             state = _state(model, self._options.quantise)
-            if self._target is None or self._made_for != state or self._target.replaced():
+            changed = None if self._target is None else self._target.replaced()
+            if self._target is None or self._made_for != state or changed:
                 if self.learner is not None:
                     if self._target is not None or self.learner.target.model is not model:
                         raise OutpaceError(_ANOTHER)
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
-                    tested = _passed.get(model) == (state, self._options)
-                    options = replace(self._options, check=False) if tested else self._options
-                    self._target = Target(model, **vars(options))
+                    passed = _passed.get(model) == (state, fingerprint(model), self._options)
+                    options = replace(self._options, check=False) if passed else self._options
+                    self._target = _made(model, options, changed)
                 self._warn_if_inexact(self._target)
-                self._made_for, _passed[model] = state, (state, self._options)
+                self._made_for, _passed[model] = state, (state, fingerprint(model), self._options)
                 self._revision = self._target.revision()
             elif (revision := self._target.revision()) != self._revision:
                 if self.learner is not None:

@@ -17,7 +17,7 @@ from transformers.generation import logits_process as stock
 from transformers.generation.stopping_criteria import EosTokenCriteria, MaxLengthCriteria
 
 from outpace.core import LogitsProcessor, SamplingParams
-from outpace.draws.sampling import warp
+from outpace.draws.sampling import processed, warp
 
 
 @dataclasses.dataclass
@@ -55,7 +55,7 @@ class RowProcessor:
         if self._record.logits is not None:
             self._record.logits.append(rows.clone())
         for processor in self._processors:
-            rows = processor(input_ids, rows)
+            rows = processed(processor, input_ids, rows)
         if self._record.scores is not None:
             self._record.scores.append(warp(rows, self._warping).clone())
         return rows.to(here)

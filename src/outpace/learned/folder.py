@@ -7,16 +7,18 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from outpace.core import OutpaceError
-from outpace.files import check_plain, read_json
+from outpace.core import OutpaceError, first_line
+from outpace.files import check_plain, read_json, replacing, sealed, unsealed
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
-FORMAT = 1
+FORMAT = 2
+_UNSEALED = 1  # the format of folders that were written without a digest
 
 # Former names of options, in "config" of folders saved before they were renamed.
 _RENAMED = {
@@ -27,15 +29,29 @@ _RENAMED = {
 
 
 def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write both files; create the folder if needed."""
+    """Write both files, and into ``config.json`` a digest of both; create the folder if needed.
+
+    Raises:
+        OutpaceError: they cannot be written.
+    """
     place = Path(folder)
-    place.mkdir(parents=True, exist_ok=True)
-    (place / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    save_file(
-        {name: tensor.detach().contiguous() for name, tensor in tensors.items()},
-        place / WEIGHTS,
-        {"format": "pt"},
-    )
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutpaceError(f"cannot write {place}: {error.strerror or error}") from None
+    own = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+    with replacing(place / WEIGHTS) as weights, replacing(place / CONFIG) as described:
+        try:
+            save_file(own, weights, {"format": "pt"})
+        except SafetensorError as error:  # of a full disk too
+            raise OutpaceError(f"cannot write {place / WEIGHTS}: {first_line(error)}") from error
+        text = json.dumps(sealed(config, _mapped(weights)), indent=2)
+        described.write_text(f"{text}\n", encoding="utf-8")
+
+
+def _mapped(path: Path) -> Any:
+    """The bytes of a file, without reading them all into memory."""
+    return np.memmap(path, np.uint8, "r") if path.stat().st_size else b""
 
 
 def read_config(folder: str | Path, method: str) -> dict[str, Any]:
@@ -51,12 +67,17 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
             f"--data FILE --out {folder}"
         )
     described: Any = read_json(path)
+    if isinstance(described, dict) and ("digest" in described or described.get("format") == FORMAT):
+        weights = path.with_name(WEIGHTS)
+        check_plain(weights)
+        if weights.is_file():  # otherwise ``read_weights`` says so
+            described = unsealed(path.parent, described, _mapped(weights))
     found = described.get("method") if isinstance(described, dict) else None
     if found is None:
         raise OutpaceError(f"{path} names no method; train it again")
     if found != method:
         raise OutpaceError(f"{path} is of the method {found!r}, not {method!r}; use the drafter {found}")
-    if described.get("format") != FORMAT:
+    if described.get("format") not in (FORMAT, _UNSEALED):
         raise OutpaceError(
             f"{path} has format {described.get('format')!r}, and this version reads {FORMAT}; train it again"
         )

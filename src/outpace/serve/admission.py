@@ -10,7 +10,9 @@ from typing import Any
 
 from outpace.serve.errors import Refused, later
 from outpace.serve.metrics import Metrics
+from outpace.serve.totals import CLIENT, Total
 
+_SHARE = 16  # of all choices, the part that a client may have in any case
 _RECENT = 64  # number of recent ends of choices from which the rate is measured
 
 
@@ -68,7 +70,7 @@ class Ticket:
 
     def __init__(self, admission: Admission, choices: int) -> None:
         self._admission = admission
-        self._choices = choices
+        self._choices, self._client = choices, CLIENT.get()
         self._work: asyncio.Future[Any] | None = None
 
     def hold(self, work: asyncio.Future[Any]) -> None:
@@ -80,7 +82,7 @@ class Ticket:
         if self._work is not None and not self._work.done():
             self._work.add_done_callback(lambda _: self.close())
             return
-        self._admission.leave(self._choices)
+        self._admission.leave(self._client, self._choices)
         self._choices = 0
 
 
@@ -91,18 +93,23 @@ class Admission:
         clock: function that returns the time in seconds.
 
     Attributes:
-        inside: number of choices that hold a ticket.
+        total: the choices that hold a ticket, by their clients.
         empty: set while there are none.
     """
 
     def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float]) -> None:
         self.limits = limits
         self.clock = clock
-        self.inside = 0
+        self.total = Total(limits.choices, max(1, limits.choices // _SHARE))
         self.empty = asyncio.Event()
         self.empty.set()
         self._metrics = metrics
         self._ends: deque[float] = deque(maxlen=_RECENT)
+
+    @property
+    def inside(self) -> int:
+        """Number of choices that hold a ticket."""
+        return self.total.all
 
     def admit(self, choices: int) -> Ticket:
         """Reserve room for choices.
@@ -113,17 +120,16 @@ class Admission:
         most = self.limits.choices
         if choices > most:
             raise Refused(400, f"{choices} choices exceed the maximum of {most}", "n")
-        if self.inside + choices > most:
+        if not self.total.take(CLIENT.get(), choices):
             self._metrics.refused("overload")
             message = f"the server is full: {self.inside} of {most} choices are running or waiting"
             raise later(429, message, "overloaded", self.seconds_for(choices))
-        self.inside += choices
         self.empty.clear()
         return Ticket(self, choices)
 
-    def leave(self, choices: int) -> None:
+    def leave(self, client: str, choices: int) -> None:
         """Release the room of a ticket."""
-        self.inside -= choices
+        self.total.give(client, choices)
         if not self.inside:
             self.empty.set()
 

@@ -16,9 +16,10 @@ from starlette.requests import Request
 from outpace.serve.errors import Refused, later
 from outpace.serve.fields import Wire, check_size
 from outpace.serve.known import refusal_of
+from outpace.serve.totals import CLIENT, Total, Turns
 from outpace.serve.worker import return_memory
 
-_SMALL = 2**16  # bytes of a body that is parsed in the event loop
+_SMALL = 2**16  # bytes of a body that waits for nothing: it is parsed in the event loop, and not counted
 _LONG = 2**20  # bytes of a body after which freed memory is returned
 _ROUNDS = 64  # of removing unknown fields, of which a list shows those of one element at a time
 _SHOWN = 16  # names in a header
@@ -36,13 +37,17 @@ class StrictRequest(Request):
     def __init__(self, request: Request, kind: type[Wire]) -> None:
         super().__init__(request.scope, request.receive, request._send)
         self._kind = kind
-        self._reserved = 0
+        self._bodies: Total = self.app.state.bodies
+        self._client, self._counted = CLIENT.get(), 0
 
     async def body(self) -> bytes:
         if not hasattr(self, "_body"):
+            coding = self.headers.get("content-encoding", "identity")
+            if coding.lower() != "identity":
+                message = f"a body cannot be read in the encoding {coding}; send it as it is"
+                raise Refused(415, message, headers={"Accept-Encoding": "identity"})
             most: int = self.app.state.limits.body
             pieces, size = [], int(self.headers.get("content-length") or 0)
-            self._reserve(most if "transfer-encoding" in self.headers else min(size, most))
             if size <= most:
                 size = 0
                 async for piece in self.stream():
@@ -50,28 +55,28 @@ class StrictRequest(Request):
                     size += len(piece)
                     if size > most:
                         break
+                    self._count(size)
             if size > most:
                 message = f"the body has more than {most} bytes; send less, or serve with --max-body"
                 raise Refused(413, message, headers={"Connection": "close"})
             self._body = b"".join(pieces)
         return self._body
 
-    def _reserve(self, size: int) -> None:
-        """Count the bytes of the body among those of all that are read.
+    def _count(self, size: int) -> None:
+        """Count what has arrived of a long body among all that are read.
 
         Raises:
-            Refused: there are too many.
+            Refused: there is too much.
         """
-        state = self.app.state
-        if state.bodies + size > state.limits.bodies:
-            raise later(503, "the server is reading too many long requests; try again", "overloaded", 1)
-        state.bodies += size
-        self._reserved = size
+        if size > _SMALL:
+            if not self._bodies.take(self._client, size - self._counted):
+                raise later(503, "the server is reading too many long requests; try again", "overloaded", 1)
+            self._counted = size
 
     def release(self) -> None:
         """End the count of the body's bytes."""
-        self.app.state.bodies -= self._reserved
-        self._reserved = 0
+        self._bodies.give(self._client, self._counted)
+        self._counted = 0
 
     async def json(self) -> Any:
         body = await self.body()
@@ -79,9 +84,11 @@ class StrictRequest(Request):
         if len(body) <= _SMALL and not lenient:
             return _parsed(body)
         reader: ThreadPoolExecutor = self.app.state.reader
+        turns: Turns = self.app.state.readers
         loop, ignored = asyncio.get_running_loop(), list[str]()
         given = ignored if lenient else None
-        found = await loop.run_in_executor(reader, _validated, body, self._kind, given)
+        async with turns.place(self._client):
+            found = await loop.run_in_executor(reader, _validated, body, self._kind, given)
         if isinstance(found, Refused):
             raise found
         self.scope.setdefault("state", {})["ignored"] = ignored

@@ -16,6 +16,7 @@ from outpace.serve.formats import FINISH, Writer, entries_of, finite
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
+from outpace.serve.totals import CLIENT
 
 _TEXTS = 1024  # prompts of a request
 _SCORED = 2**20  # log probabilities of prompts that a response has, of about 100 bytes each
@@ -68,7 +69,8 @@ async def _scores(service: Service, body: Completions, run: Run) -> list[list[To
     """Log probabilities of each prompt's tokens after the first, if the prompt is echoed with them."""
     if not body.echo or body.logprobs is None:
         return []
-    return [await service.engine.score(prompt, body.logprobs) for prompt in run.request.prompts]
+    score, client = service.engine.score, CLIENT.get()
+    return [await score(prompt, body.logprobs, client) for prompt in run.request.prompts]
 
 
 def _prompts(service: Service, body: Completions) -> Seq[str | list[int]]:

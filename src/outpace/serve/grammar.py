@@ -20,10 +20,11 @@ from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
 from outpace.serve.pool import Pool, Share
 from outpace.serve.schemas import Lark, compiled, is_plain
+from outpace.serve.totals import CLIENT, Turns
 from outpace.transfer import upload
 from outpace.tree import chain
 
-_SHARE = Share(seconds=2.0, memory=2**28, workers=8)  # of compiling a schema
+_SHARE = Share(seconds=2.0, memory=2**28)  # of compiling a schema
 _SHORT = 2**14  # bytes of a schema that is compiled here
 _CHANCE = 0.98  # that a forced token is the target's, which may tokenise the same text differently
 
@@ -37,12 +38,14 @@ class Grammars:
         tokenizer: a fast transformers tokenizer.
         vocabulary: number of logits per row.
         eos: the tokens that end an output.
+        turns: places for jobs of processes.
     """
 
-    def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int]) -> None:
+    def __init__(self, tokenizer: Any, vocabulary: int, eos: frozenset[int], turns: Turns) -> None:
         self._tokenizer = _made(tokenizer, vocabulary, sorted(eos))
-        self.pool = Pool("schemas", _SHARE, "compiling the schema", "response_format")
-        self._threads = ThreadPoolExecutor(_SHARE.workers, "outpace-schemas")
+        self.pool = Pool("schemas", _SHARE, turns, "compiling the schema", "response_format")
+        self._here = Turns(1)
+        self._threads = ThreadPoolExecutor(2, "outpace-schemas")
 
     def tokenizer(self) -> llguidance.LLTokenizer:
         """llguidance's tokenizer.
@@ -65,12 +68,13 @@ class Grammars:
         """
         loop = asyncio.get_running_loop()
         there = schema.bytes if isinstance(schema, Lark) else schema
-        job = await loop.run_in_executor(self._threads, json.dumps, {"schema": there})
+        job = await asyncio.to_thread(json.dumps, {"schema": there})
         plain = {"anyOf": list(schema.schemas)} if isinstance(schema, Lark) else schema
         if len(job) > _SHORT or not is_plain(plain):
             await self.pool.run(job.encode())
         here = schema.text if isinstance(schema, Lark) else schema
-        return await loop.run_in_executor(self._threads, self._compile, here)
+        async with self._here.place(CLIENT.get()):
+            return await loop.run_in_executor(self._threads, self._compile, here)
 
     def _compile(self, schema: dict[str, Any] | str) -> llguidance.LLMatcher:
         tokenizer = self.tokenizer()

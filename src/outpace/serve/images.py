@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 from base64 import b64decode
 from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from outpace.core import OutpaceError, first_line
 from outpace.loading import Loaded
 from outpace.serve.dialogue import Dialogue, as_parts
 from outpace.serve.errors import NotStarted, Refused
 from outpace.serve.pool import Pool, Share
+from outpace.serve.totals import CLIENT, Turns
 
+_log = logging.getLogger("outpace.serve")
 MOST = 32  # images of a request
 PIXELS = 2**23  # of an image
 ALL_PIXELS = 2**25  # of the images of a request
+_SIDE = 64  # pixels of the image that is read first
 _TEXT = 2**20  # characters of a conversation with images
 _MEMORY = 2**29  # bytes of a process
 
@@ -25,17 +30,18 @@ _MEMORY = 2**29  # bytes of a process
 class Images:
     """Reader of images of requests.
 
-    Two requests at a time have decoded images, and each a limited number of pixels.
+    Two requests at a time have decoded images, and one of another client; each a limited number of pixels.
 
     Args:
         name: the model's name in errors.
         seconds: maximum time to decode an image.
+        turns: places for jobs of processes.
     """
 
-    def __init__(self, model: Loaded, dialogue: Dialogue, name: str, seconds: float) -> None:
+    def __init__(self, model: Loaded, dialogue: Dialogue, name: str, seconds: float, turns: Turns) -> None:
         self._model, self._dialogue, self._name = model, dialogue, name
-        self.pool = Pool("images", Share(seconds, _MEMORY, workers=2), "reading an image", "messages", kept=1)
-        self._room = asyncio.Semaphore(2)
+        self.pool = Pool("images", Share(seconds, _MEMORY), turns, "reading an image", "messages", kept=1)
+        self._room = Turns(2)
         self._thread = ThreadPoolExecutor(1, "outpace-images")
 
     def check(self, turns: Seq[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
@@ -65,6 +71,18 @@ class Images:
         """True if the model takes images, and its template has a place for them."""
         return self._model.images is not None and self._dialogue.images
 
+    def warm(self) -> None:
+        """Read an image, with which a model is tested, so that no request waits for it."""
+        reader = self._model.images
+        if self.taken and reader is not None:
+            from PIL import Image
+
+            try:
+                _, source = reader.prompt(reader.mark, [Image.new("RGB", (_SIDE, _SIDE))])
+                self._model.target.encode(source)
+            except OutpaceError as error:
+                _log.warning("images may be refused: %s", first_line(error))
+
     async def prompt(self, text: str, images: Seq[str]) -> tuple[list[int], Mapping[str, Any]]:
         """Token ids of a rendered conversation with images, and the source of its request.
 
@@ -77,7 +95,7 @@ class Images:
         if len(text) > _TEXT:
             message = f"a conversation with images has at most {_TEXT} characters, and this {len(text)}"
             raise Refused(400, f"{message}; shorten it", "messages")
-        async with self._room:
+        async with self._room.place(CLIENT.get()):
             decoded, left = list[Any](), ALL_PIXELS
             for image in images:
                 decoded.append(await self._decoded(image, min(left, PIXELS)))

@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outpace.serve.auth import OPEN, Keys
 from outpace.serve.errors import Refused, error_response
 from outpace.serve.telemetry import note
+from outpace.serve.totals import CLIENT, network
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -90,6 +91,7 @@ class Middleware:
 
         try:
             state["tenant"] = None if scope["path"] in OPEN else self._keys.tenant(headers)
+            CLIENT.set(state["tenant"] or network((scope.get("client") or ("",))[0]))
         except Refused as refused:
             await error_response(scope["path"], refused)(scope, body.receive, sending)
         else:

@@ -10,19 +10,30 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import anyio
 
 from outpace.core import first_line
-from outpace.serve.errors import NotStarted, Refused
+from outpace.serve.errors import NotStarted, Refused, later
+from outpace.serve.totals import CLIENT, Turns
 from outpace.serve.worker import HEAD
 
 _log = logging.getLogger("outpace.serve")
 _OUT_OF_TIME = 24  # SIGXCPU, which Windows does not name
+_MOST = 8  # workers at once, each with memory of its own
 _START = 120.0  # maximum seconds for the start of a process
+_PATIENCE = 10  # times its seconds that a job may take by the clock
+_KILLED = -9, -15  # SIGKILL, SIGTERM
 _COMMAND = "from outpace.serve.worker import main; main()"
 _THREADS = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def spare() -> int:
+    """The number of jobs at once that leaves the engine a core, at least 1."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST, max(1, cores - 1))
 
 
 @dataclass(frozen=True)
@@ -30,24 +41,23 @@ class Share:
     """The most that a job may take.
 
     Attributes:
-        seconds: maximum time.
+        seconds: maximum time of a processor; of the clock, ten times that, since workers give way to others.
         memory: maximum bytes beyond those of an idle worker; on Linux.
-        workers: maximum number of jobs at once.
     """
 
     seconds: float
     memory: int
-    workers: int
 
 
 class Pool:
     """Worker processes of one kind, started when they are needed.
 
     A worker whose job takes more than its share is killed, and the job refused; others have workers of their
-    own, up to ``share.workers``.
+    own.
 
     Args:
         kind: a key of ``outpace.serve.worker.KINDS``.
+        turns: places for jobs, which pools may share.
         what: what a job is, for errors.
         param: the field of a request that it comes from.
         load: makes what the workers need; called in a thread, once.
@@ -58,6 +68,7 @@ class Pool:
         self,
         kind: str,
         share: Share,
+        turns: Turns,
         what: str,
         param: str | None = None,
         load: Callable[[], bytes] = bytes,
@@ -67,7 +78,7 @@ class Pool:
         self._kind, self._what, self._param = kind, what, param
         self._load, self._kept = load, kept
         self._loaded: bytes | None = None
-        self._room = asyncio.Semaphore(share.workers)
+        self._turns = turns
         self._idle: list[_Worker] = []
         self._all: set[_Worker] = set()
         self._starting = 0
@@ -84,9 +95,9 @@ class Pool:
             Refused: the job failed, or took more than its share.
             NotStarted: no worker can be started.
         """
-        async with self._room:
+        async with self._turns.place(CLIENT.get()):
             answer = None
-            if self._idle:
+            while answer is None and self._idle:
                 with suppress(_NotBegun):  # it ended while it waited, which is not this text's fault
                     answer = await self._answer(self._idle.pop(), job)
             if answer is None:
@@ -97,9 +108,7 @@ class Pool:
 
     async def _answer(self, worker: _Worker, job: bytes) -> Any:
         try:
-            with anyio.fail_after(self.share.seconds):
-                await worker.begin(job)
-                answer = await worker.answer()
+            answer = await self._within(worker, job)
         except TimeoutError:
             raise self._refused(f"{self.share.seconds:g} s") from None
         except _NotBegun:
@@ -107,6 +116,8 @@ class Pool:
             raise
         except (EOFError, OSError):
             await self._end(worker)
+            if worker.killed:
+                raise later(503, f"{self._what} was interrupted; try again", "interrupted", 1) from None
             memory = f"{self.share.memory // 2**20} MiB of memory"
             raise self._refused(f"{self.share.seconds:g} s" if worker.late else memory) from None
         else:
@@ -116,6 +127,26 @@ class Pool:
         finally:
             if worker not in self._idle:
                 await self._end(worker)
+
+    async def _within(self, worker: _Worker, job: bytes) -> Any:
+        """The answer of a worker to a job.
+
+        Raises:
+            TimeoutError: it takes more than its share of time.
+        """
+        work = asyncio.ensure_future(worker.work(job))
+        seconds, before = self.share.seconds, worker.seconds
+        try:
+            for _ in range(_PATIENCE):
+                await asyncio.wait({work}, timeout=seconds)
+                if work.done():
+                    return work.result()
+                spent = worker.seconds
+                if before is None or spent is None or spent - before >= seconds:
+                    break
+            raise TimeoutError
+        finally:
+            work.cancel()
 
     def _refused(self, share: str) -> Refused:
         return Refused(400, f"{self._what} takes more than {share}; simplify it", self._param)
@@ -190,22 +221,44 @@ class _Worker:
         """True if the process has ended at its limit of processor time."""
         return self._process.returncode == -_OUT_OF_TIME
 
-    def tell(self, piece: bytes) -> None:
-        """Write a piece."""
-        assert self._process.stdin is not None
-        self._process.stdin.write(HEAD.pack(len(piece)))
-        self._process.stdin.write(piece)
+    @property
+    def killed(self) -> bool:
+        """True if the process was killed, by the system or a person."""
+        return self._process.returncode in _KILLED
 
-    async def begin(self, job: bytes) -> None:
-        """Write a job, and wait until the process has read it.
+    @property
+    def seconds(self) -> float | None:
+        """Processor time of the process; None if the system does not say."""
+        try:
+            fields = Path(f"/proc/{self.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+        except OSError:
+            return None
+        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+    def tell(self, piece: bytes) -> None:
+        """Write a piece.
 
         Raises:
-            _NotBegun: the process had ended before.
+            OSError: the process has ended.
+        """
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(HEAD.pack(len(piece)))
+            self._process.stdin.write(piece)
+        except RuntimeError as error:  # uvloop's, of a pipe that it has closed
+            raise BrokenPipeError(str(error)) from None
+
+    async def work(self, job: bytes) -> Any:
+        """The answer to a job.
+
+        Raises:
+            _NotBegun: the process had ended before it read the job. EOFError, OSError: it has ended since.
         """
         try:
             await self.answer(job)
         except (EOFError, OSError):
             raise _NotBegun from None
+        return await self.answer()
 
     async def answer(self, piece: bytes | None = None) -> Any:
         """Read an answer, after writing a piece.

@@ -33,6 +33,7 @@ from outpace.serve.responses import responses
 from outpace.serve.responses_body import Responses
 from outpace.serve.service import Service
 from outpace.serve.tokens import Detokenize, Tokenize, detokenize, tokenize
+from outpace.serve.totals import Total, Turns
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -251,7 +252,8 @@ def make_app(
             await app.state.service.close()
 
     app = FastAPI(title="outpace", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.service, app.state.limits, app.state.bodies = None, limits, 0
+    app.state.service, app.state.limits = None, limits
+    app.state.bodies, app.state.readers = Total(limits.bodies, limits.body), Turns(1)
     app.state.reader = ThreadPoolExecutor(1, "outpace-bodies")  # one, since parsing holds Python's lock
     router = APIRouter(route_class=_Route)
     for path, (api, kind) in _APIS.items():

@@ -26,11 +26,13 @@ from outpace.serve.auth import Keys
 from outpace.serve.protocol import Guarded
 from outpace.serve.routes import make_app
 from outpace.serve.service import Service
+from outpace.serve.totals import Total
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
 _BACKLOG = 2048
+_PLACES = 8  # connections that an address may have in any case
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,8 @@ class Server(uvicorn.Server):
             options.keys, options.limits, options.origins, self._open, options.tracer
         )
         config: dict[str, Any] = {"access_log": False, "log_config": None, "timeout_graceful_shutdown": 5}
-        config |= {"http": partial(Guarded, limits=options.limits), "ws": "none"}
+        self.places = Total(options.limits.connections, _PLACES)
+        config |= {"http": partial(Guarded, limits=options.limits, places=self.places), "ws": "none"}
         super().__init__(uvicorn.Config(self.app, server_header=False, **config))
 
     async def _open(self) -> Service | None:

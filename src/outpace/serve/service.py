@@ -28,10 +28,11 @@ from outpace.serve.errors import Refused, later, refusal, unreadable
 from outpace.serve.grammar import Grammar, Grammars
 from outpace.serve.images import Images
 from outpace.serve.metrics import Metrics
-from outpace.serve.pool import Share
+from outpace.serve.pool import Share, spare
 from outpace.serve.request import Defaults, ParsedRequest
 from outpace.serve.run import Choice, Run
 from outpace.serve.texts import Prompts, Texts
+from outpace.serve.totals import CLIENT, Turns
 from outpace.serve.trace import Trace, Traced
 
 T = TypeVar("T")
@@ -65,10 +66,10 @@ class Service:
         self.model, self.names = model, tuple(names)
         self.defaults = Defaults.of(model.target, limits.cut)
         self.dialogue = Dialogue(model)
-        self.grammars = Grammars(model.tokenizer, model.target.vocabulary, model.target.eos_token_ids)
-        memory = max(2**30, 256 * limits.body)
-        self.texts = Texts(model, Share(limits.read, memory, workers=4))
-        self.images = Images(model, self.dialogue, self.name, limits.read)
+        target, memory, turns = model.target, max(2**30, 256 * limits.body), Turns(spare())
+        self.grammars = Grammars(model.tokenizer, target.vocabulary, target.eos_token_ids, turns)
+        self.texts = Texts(model, Share(limits.read, memory), turns)
+        self.images = Images(model, self.dialogue, self.name, limits.read, turns)
         self.prompts = Prompts(model, self.texts, self.images, self.name)
         self._probe: asyncio.Future[None] | None = None
         self._probed = 0.0
@@ -89,7 +90,7 @@ class Service:
 
         self._own, self._store = engine, store
         self.engine = AsyncEngine(
-            self._restored, max_waiting=limits.choices + 1, max_unread=limits.unread, on_failure=failed
+            self._restored, max_waiting=2 * limits.choices + 8, max_unread=limits.unread, on_failure=failed
         )
         self.metrics = Metrics(
             self.name,
@@ -100,12 +101,13 @@ class Service:
         self.admission = Admission(limits, self.metrics, clock)
 
     def _restored(self) -> Engine:
-        """The engine with the stored prefix cache; runs in the engine's thread."""
+        """The engine with the stored prefix cache, which has read an image; runs in the engine's thread."""
         if self._store is not None:
             try:
                 self._own.load_prefixes(self._store)
             except OutpaceError as error:
                 _log.warning("prompts that were stored are not used: %s", error)
+        self.images.warm()
         return self._own
 
     @property
@@ -261,6 +263,7 @@ class Service:
                     references=references,
                     source=request.source,
                     salt=request.salt,
+                    client=CLIENT.get(),
                 )
             except Exception as error:
                 raise refusal(self.engine.failed or error) from error

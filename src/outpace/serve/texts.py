@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from outpace.core import first_line
@@ -17,6 +18,7 @@ from outpace.loading import Loaded
 from outpace.serve.errors import NotStarted, Refused
 from outpace.serve.images import Images
 from outpace.serve.pool import Pool, Share
+from outpace.serve.totals import Turns
 from outpace.serve.worker import with_arguments
 
 _SHORT = 2**16  # characters of a text, or of a conversation in JSON
@@ -32,9 +34,10 @@ class Texts:
     ends: some of remote code.
     """
 
-    def __init__(self, model: Loaded, share: Share) -> None:
+    def __init__(self, model: Loaded, share: Share, turns: Turns) -> None:
         self._model = model
-        self.pool = Pool("texts", share, "reading the text", None, lambda: pickle.dumps(model.tokenizer), 1)
+        load = partial(pickle.dumps, model.tokenizer)
+        self.pool = Pool("texts", share, turns, "reading the text", None, load, 1)
         self._threads: ThreadPoolExecutor | None = None
 
     async def tokens(self, text: str, special: bool, most: int | None) -> list[int] | int:

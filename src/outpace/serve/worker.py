@@ -28,6 +28,7 @@ from outpace.reading import render, token_ids
 
 HEAD = struct.Struct("<Q")
 IMAGE_FORMATS = "PNG", "JPEG", "WEBP", "GIF"
+_NICE = 10  # gives a worker a tenth of a core that the engine wants too
 _LONG = 2**20  # bytes of a job after which freed memory is returned
 Job = Callable[[dict[str, Any]], Any]
 
@@ -36,7 +37,7 @@ def main() -> None:
     """Work until the parent closes the pipe."""
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
-    os.nice(5)
+    os.nice(_NICE)
     options = json.loads(_read(jobs) or b"{}")
     work = KINDS[options["kind"]](_read(jobs) or b"")
     _limit_memory(options["memory"])

@@ -100,6 +100,31 @@ def test_a_drafter_that_reads_hidden_states_reads_the_whole_prompt() -> None:
         assert run(engine, SYSTEM, PARAMS[0]).stats.cached_tokens == 0
 
 
+def test_a_client_evicts_its_own() -> None:
+    target = ToyTarget(context=None)
+    cache = target.new_cache()
+    store = PrefixCache(4 * BLOCK * cache.row_bytes)
+
+    def kept(first: int, client: str) -> int:
+        slot, other = cache.allocate(), cache.allocate()
+        text = [first, *SYSTEM[:32]]
+        found = store.fill(cache, other, text)
+        target.forward(cache, {slot: Rows(text)}, None)
+        cache.keep({slot: range(len(text))})
+        store.keep(cache, slot, text, owner=client)
+        cache.free(slot)
+        cache.free(other)
+        return found
+
+    kept(1, "b")
+    for first in range(2, 20):
+        assert kept(first, "a") == 0
+    assert kept(1, "b") == BLOCK and len(store) == 4
+    for client in range(9):  # of many clients, those go first that have not come for longest
+        kept(20 + client, f"c{client}")
+    assert kept(1, "b") == 0
+
+
 def test_the_least_recently_used_go_first_and_of_a_text_the_last() -> None:
     target = ToyTarget(context=None)
     cache = target.new_cache()

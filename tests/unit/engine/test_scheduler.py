@@ -227,6 +227,17 @@ def test_priority_goes_first() -> None:
     assert order[0] in (2, 3) and order.index(2) < order.index(0) < order.index(1)
 
 
+def test_clients_join_in_turns() -> None:
+    engine = Engine(ToyTarget(context=None), max_running=1)
+    names = ["a"] * 5 + ["b"] * 2 + ["c"]
+    asked = [engine.add([1 + number, 2], GREEDY, client=name) for number, name in enumerate(names)]
+    joined: list[str] = []
+    while engine.sequences:
+        engine.step()
+        joined += [one.client for one in asked if one.output_length == 1]
+    assert "".join(joined) == "abcabaaa"
+
+
 def test_what_never_fits_is_refused() -> None:
     target = ToyTarget(context=None)
     engine = Engine(target, memory=rows(target, 300))

@@ -47,7 +47,12 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_the_pool(name: str, program: Path) -> None:
     options = {"TSAN_OPTIONS": "die_after_fork=0:exitcode=66"}
     done = subprocess.run(
-        [program, name], env={**os.environ, **options}, capture_output=True, text=True, check=False
+        [program, name],
+        env={**os.environ, **options},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
     )
     if "FATAL: ThreadSanitizer" in done.stderr:  # where the system places memory as it does not expect
         pytest.skip(done.stderr)

@@ -1,4 +1,4 @@
-"""Work that threads share, in chunks: each part has the bits that it has alone, with any number of threads."""
+"""Work that threads share: each part has the bits that it has alone, with any number of threads."""
 
 from __future__ import annotations
 

@@ -25,8 +25,8 @@ from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows
 from outpace.targets.cpu.linear import linears_of
 from outpace.targets.cpu.trials import using_threads
+from outpace.targets.native.fitting import why_not_native
 from outpace.targets.native.recipe import RECIPES
-from outpace.targets.native.weights import why_not_native
 from parts import first, in_turn
 from paths import random_tree
 

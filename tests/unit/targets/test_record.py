@@ -17,6 +17,7 @@ from transformers.models.gpt_neox import modeling_gpt_neox
 
 from outpace import Target
 from outpace.core import UnsupportedModel
+from outpace.files import sealed
 from outpace.targets.step import record, self_test
 from outpace.targets.step.record import Record
 from outpace.targets.stock import causal
@@ -195,7 +196,7 @@ def test_an_answer_to_something_else_is_ignored(folder: Path, asked: list[str]) 
         {"key": {**found["key"], "torch": "0"}, "answer": ""},
         {"key": found["key"], "answer": True},
     ):
-        file.write_text(json.dumps(other))
+        file.write_text(json.dumps(sealed(other)))
         Target(half(), exact=False)
     assert asked == ["tested"] * 3
 

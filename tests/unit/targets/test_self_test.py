@@ -19,7 +19,8 @@ from outpace.core import UnsupportedModel
 from outpace.targets.cpu import exact_attention
 from outpace.targets.inputs import forward, masks
 from outpace.targets.inputs.shared import shared_here
-from outpace.targets.native.weights import Weights, why_not_native
+from outpace.targets.native.fitting import why_not_native
+from outpace.targets.native.weights import Weights
 from outpace.targets.step.agreement import difference
 from outpace.targets.step.reference import Imprecise
 from outpace.targets.step.replay import Replay, layers_of

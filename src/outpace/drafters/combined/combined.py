@@ -210,6 +210,9 @@ class Combined(Drafter[CombinedState]):
         own = zip(self.parts, state.states, strict=True)
         return all(part.revise(of_part, unchanged) for part, of_part in own)
 
+    def catch_up(self, state: CombinedState) -> bool:
+        return all(part.catch_up(own) for part, own in zip(self.parts, state.states, strict=True))
+
     def promise(self, state: CombinedState) -> float:
         return max(part.promise(own) for part, own in zip(self.parts, state.states, strict=True))
 

@@ -198,6 +198,11 @@ class DraftModel(Drafter[Drafting]):
         state.reader.revise(unchanged)
         return True
 
+    def catch_up(self, state: Drafting) -> bool:
+        if not state.text:
+            state.text, _ = state.reader.read()
+        return not state.text or state.shared.runner.advance([state.track], [state.text])
+
     def propose(self, states: Seq[Drafting]) -> list[Draft]:
         active = []
         for state in states:

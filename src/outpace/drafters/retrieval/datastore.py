@@ -1,7 +1,8 @@
 """Datastore: texts on disk, searched for the continuations of another text's end.
 
-The file is a header followed by shards, each a text and its suffix array. It is memory-mapped: opening it
-reads only the header, and processes that open the same file share its pages.
+The file is a header followed by shards, each a text and its suffix array. It is memory-mapped: processes that
+open the same file share its pages. Opening it compares it with its checksums, but for the shards of a file
+beyond a gigabyte, which ``verify`` alone reads whole.
 
 The text of a shard is stored *backwards*, 0 for the end of a document and t + 1 for token t, and the text to
 be continued is read backwards too. Its longest suffix that occurs is then a longest prefix, which one
@@ -27,6 +28,7 @@ from outpace.files import check_plain
 
 END = 0  # the end of a document; token t is stored as t + 1
 _AT_ONCE = 1 << 24  # bytes read at once
+_WHOLE = 1 << 30  # bytes of a file that is compared with its checksums when it is opened, in about a second
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,8 @@ class Datastore:
             )
             for shard, (begin, order, end) in zip(self.header.shards, self.header.offsets(), strict=True)
         ]
+        if self.header.file_bytes <= _WHOLE:
+            self.verify()
 
     def look_up(
         self,

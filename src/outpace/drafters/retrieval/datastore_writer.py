@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -22,6 +23,7 @@ from outpace.drafters.retrieval.suffix_array import (
     sort_suffixes,
     to_bytes,
 )
+from outpace.files import replacing
 
 
 class DatastoreWriter:
@@ -39,7 +41,7 @@ class DatastoreWriter:
         sorting: called with the number of rows before a shard is sorted.
 
     Raises:
-        OutpaceError: the memory is too small, or there is nothing to write at the end.
+        OutpaceError: the memory is too small, there is nothing to write at the end, or the disk is full.
     """
 
     def __init__(
@@ -71,22 +73,21 @@ class DatastoreWriter:
         self._shards: list[Shard] = []
 
     def __enter__(self) -> DatastoreWriter:
-        self._unfinished = self._file.with_name(f".{self._file.name}.{os.getpid()}.unfinished")
-        self._out = self._unfinished.open("wb")
-        self._out.write(bytes(SIZE))
+        with ExitStack() as stack:
+            part = stack.enter_context(replacing(self._file))
+            self._out = stack.enter_context(part.open("wb"))
+            self._out.write(bytes(SIZE))
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        try:
-            with self._out:
-                if error is None:
-                    self._finish()
-            if error is None:
-                self._unfinished.replace(self._file)
-        finally:
-            self._unfinished.unlink(missing_ok=True)
+        if error is not None:
+            self._stack.__exit__(kind, error, trace)
+            return
+        with self._stack:
+            self._finish()
 
     @property
     def shards(self) -> int:

@@ -143,11 +143,18 @@ class Runner:
 
     def catch_up(self, tracks: Seq[Track], texts: Seq[Seq[int]]) -> None:
         """Feed each text that is too far ahead of its rows, in chunks, up to its root."""
-        pairs = list(zip(tracks, texts, strict=True))
-        while behind := [(track, text) for track, text in pairs if len(text) - track.stem > self.late]:
+        while not self.advance(tracks, texts):
+            pass
+
+    def advance(self, tracks: Seq[Track], texts: Seq[Seq[int]]) -> bool:
+        """Feed a chunk of each text that is too far ahead of its rows; return True if none was."""
+        pairs = zip(tracks, texts, strict=True)
+        behind = [(track, text) for track, text in pairs if len(text) - track.stem > self.late]
+        if behind:
             ends = [min(track.stem + _CHUNK, len(text) - 1) for track, text in behind]
             feeds = [Feed(text[track.stem : end]) for (track, text), end in zip(behind, ends, strict=True)]
             self.feed([track for track, _ in behind], feeds, logits=False)
+        return not behind
 
     @torch.inference_mode()
     def feed(self, tracks: Seq[Track], feeds: Seq[Feed], logits: bool = True) -> Tensor:

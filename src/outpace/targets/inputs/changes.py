@@ -1,4 +1,4 @@
-"""Detection of changes to a model since a target's steps were made from it: of its weights, of its modules.
+"""Detection of changes to a model since a target's steps were made from it: of weights, buffers and modules.
 
 torch counts writes to a tensor, but not those through ``weight.data``, through NumPy, or by an optimiser with
 ``fused=True``. So when a text begins a sample of each weight's numbers is compared too. A write that is not
@@ -8,7 +8,7 @@ counted and misses the sample is not seen; ``CausalTarget.renew`` is for those.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from operator import attrgetter, is_not
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from outpace.targets.inputs.attributes import Attributes
 from outpace.targets.inputs.config import family
 
 _VERSION = attrgetter("_version")
@@ -28,14 +29,19 @@ _HARMLESS = ("transformers.utils.output_capturing", "outpace.")
 
 
 class Addresses:
-    """Detector of weights that were replaced, or whose memory was.
+    """Detector of weights and buffers that were replaced, or whose memory was.
 
     ``load_state_dict(assign=True)`` replaces a parameter, ``weight.data = ...`` its memory.
     """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         # Looked up in the modules' dicts, since nn.Module's own look-up takes longer.
-        self._parameters = [(module._parameters, name) for module in modules for name in module._parameters]
+        self._parameters: list[tuple[Mapping[str, Tensor | None], str]] = [
+            (tensors, name)
+            for module in modules
+            for tensors in (module._parameters, module._buffers)
+            for name in tensors
+        ]
         self._found = self._current()
         self._weights: list[Any] = list(
             {id(weight): weight for weight in self._found if _plain(weight)}.values()
@@ -114,7 +120,8 @@ def sample(weight: Tensor) -> Tensor:
 
 class Structure:
     """Detector of modules of a model that were replaced, wrapped, added or removed, or given hooks or a
-    ``forward`` of their own; and of a conversion to another dtype or device.
+    ``forward`` of their own; of their attributes, as numbers and functions; of settings of their configs; and
+    of a conversion to another dtype or device.
     """
 
     def __init__(self, model: Any) -> None:
@@ -124,13 +131,13 @@ class Structure:
     def accept(self) -> None:
         """Take the model's modules as they are now."""
         self._modules = list(self._model.modules())
-        self._known = self._now()
+        self._known, self._attributes = self._now(), Attributes(self._model)
 
     def changed(self, modules: bool = True) -> str | None:
         """The reason why a target made before no longer fits the model; None if it does.
 
         Args:
-            modules: look at modules too.
+            modules: look at all of modules, as needed where steps run copies of them.
         """
         converted = self._model.dtype, self._model.device
         if converted != self._converted:  # caches have rows of the former
@@ -143,6 +150,11 @@ class Structure:
             return (
                 f"modules of {family(self._model)} were replaced, wrapped or given hooks after this target "
                 "was made; make a new target and engine"
+            )
+        other = self._attributes.reconfigured() or self._attributes.changed(everywhere=modules)
+        if other:
+            return (
+                f"{other} since this target of {family(self._model)} was made; make a new target and engine"
             )
         return None
 

@@ -14,6 +14,7 @@ GPU = "cuda"
 # Under these the longest position in a forward decides the rope of all its rows, past the original length.
 _ROPE_BY_LENGTH = ("dynamic", "longrope")
 # The argument for a cache in this version of transformers: "cache" since 5.24, "past_key_values" before.
+_MOST_ENDS = 1024  # tokens that end a text: models have a few
 CACHE = "cache" if "cache" in inspect.signature(GenerateDecoderOnlyOutput).parameters else "past_key_values"
 
 
@@ -73,11 +74,27 @@ def context_of(config: Any) -> int | None:
 
 
 def end_tokens(model: PreTrainedModel) -> frozenset[int]:
-    """Tokens that end a sequence: those of the generation config, otherwise of the config."""
+    """Tokens that end a sequence: those of the generation config, otherwise of the config.
+
+    Raises:
+        UnsupportedModel: they are no token ids, or more than a model has.
+    """
     eos = getattr(model.generation_config, "eos_token_id", None)
     if eos is None:
         eos = getattr(model.config.get_text_config(decoder=True), "eos_token_id", None)
-    return frozenset([eos] if isinstance(eos, int) else eos or ())
+    if eos is None:
+        return frozenset()
+    found = eos if isinstance(eos, list | tuple) else [eos]
+    if not all(isinstance(token, int) and not isinstance(token, bool) for token in found):
+        raise UnsupportedModel(
+            f"{family(model)} has an eos_token_id that is no token id, {str(eos)[:60]}: correct its config"
+        )
+    if len(found) > _MOST_ENDS:
+        raise UnsupportedModel(
+            f"{family(model)} has {len(found)} end tokens in its config, and at most {_MOST_ENDS} are read; "
+            "correct it"
+        )
+    return frozenset(found)
 
 
 def takes_no_tree(config: Any) -> bool:

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from outpace.core import OutpaceError, UnsupportedModel, install
 from outpace.files import check_plain
-from outpace.targets.llamacpp.header import check_layers
+from outpace.targets.llamacpp.header import check_header
 
 LEAST_VERSION = (0, 3, 36)
 ROWS = 512  # maximum rows of a decode; a larger forward consists of several
@@ -141,7 +141,7 @@ def check_file(path: Path) -> None:
         raise OutpaceError(f"cannot read {path}: {error.strerror}") from error
     if magic != b"GGUF":
         raise OutpaceError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
-    check_layers(path)
+    check_header(path)
     if (split := _SPLIT.fullmatch(path.name)) is None:
         return
     stem, number, count, suffix = split.groups()
@@ -152,6 +152,8 @@ def check_file(path: Path) -> None:
     missing = [part.name for part in parts if not part.is_file()]
     if missing:
         raise OutpaceError(f"{path.name} is the first of {len(parts)} parts; missing beside it: {missing[0]}")
+    for part in parts[1:]:
+        check_header(part)
 
 
 def parts_of(path: Path) -> list[Path]:

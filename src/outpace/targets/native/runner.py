@@ -29,8 +29,9 @@ from outpace.native.forward import (
 from outpace.native.layers import byref, functions
 from outpace.native.pointers import address, addresses, check, pointer, pointer_or_null, rows_pointer
 from outpace.targets.batch import Batch
+from outpace.targets.native.fitting import recipe_of
 from outpace.targets.native.recipe import Recipe
-from outpace.targets.native.weights import Weights, recipe_of
+from outpace.targets.native.weights import Weights
 from outpace.targets.rows import Output
 
 _INT = np.dtype(np.int32)
@@ -115,7 +116,8 @@ class NativeRunner:
         each = views_of(recipe, config)
         self._views = list(dict.fromkeys(each))
         self._window = (0, 0)
-        rotary = getattr(weights.base, "rotary_emb", None)
+        rotary = weights.base.rotary_emb
+        weights.held.append(rotary)  # for its buffers
         made = {view.kind: Angles(rotary, weights.dtype, view.kind, recipe.repeated) for view in self._views}
         self._angles = [made[view.kind] for view in self._views]
         self._layers = [weights.layer(layer, self._views.index(view)) for layer, view in enumerate(each)]

@@ -26,8 +26,8 @@ from outpace.targets.inputs.masks import INVARIANT
 from outpace.targets.inputs.refusals import STOCK, why_not_exact
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
+from outpace.targets.native.fitting import why_not_native
 from outpace.targets.native.runner import NativeRunner
-from outpace.targets.native.weights import why_not_native
 from outpace.targets.plan import NATIVE, PassedOver, StepPlan
 from outpace.targets.step.modules import Modules
 

@@ -35,8 +35,9 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from outpace._version import __version__
 from outpace.core import OutpaceError, first_line
 from outpace.embedded import CACHE, NoHome, cache_path
-from outpace.files import foreign, replace_text
+from outpace.files import foreign, replacing, sealed, unsealed
 from outpace.targets.hardware import hardware
+from outpace.targets.inputs.attributes import PLAIN, attributes
 from outpace.targets.inputs.changes import hooks_of
 
 _log = logging.getLogger(__name__)
@@ -44,7 +45,6 @@ _log = logging.getLogger(__name__)
 TESTED = "OUTPACE_TESTED"
 _SAMPLE = 256  # numbers of a weight
 _MOST = 512  # files
-_PLAIN = (bool, int, float, str, type(None))
 # Settings of the libraries below; the folder of the cache and of this record change no answer.
 _SETTINGS = (
     "OUTPACE_", "ATEN_", "CUBLAS_", "DNNL_", "GGML_", "KMP_", "LLAMA_", "MKL_", "OMP_", "ONEDNN_", "TORCH_",
@@ -131,8 +131,12 @@ def _read(path: Path, key: Mapping[str, str]) -> str | None:
         with path.open(encoding="utf-8") as file:
             if foreign(os.fstat(file.fileno())):
                 return None
-            found = json.load(file)
-    except (OSError, ValueError, RecursionError):
+            found = unsealed(path, json.load(file))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        why = first_line(error)
+        _warn(f"the record of a self-test is left out: {why if str(path) in why else f'{path}: {why}'}")
         return None
     if not isinstance(found, dict) or found.get("key") != key or not isinstance(found.get("answer"), str):
         return None
@@ -144,8 +148,8 @@ def _write(path: Path, entry: Mapping[str, Any]) -> None:
     try:
         path.parent.parent.mkdir(parents=True, exist_ok=True)
         path.parent.mkdir(mode=0o700, exist_ok=True)
-        replace_text(path, json.dumps(entry, indent=1))
-        path.chmod(0o600)
+        with replacing(path, 0o600) as part:
+            part.write_text(json.dumps(sealed(entry), indent=1), encoding="utf-8")
         files = sorted(path.parent.glob("*.json"), key=lambda file: file.stat().st_mtime)
         for file in files[:-_MOST]:
             file.unlink()
@@ -166,7 +170,7 @@ def _about(model: Any, options: Mapping[str, Any]) -> dict[str, str] | None:
     config = model.config.get_text_config(decoder=True)
     values = {name: value for name, value in model.config.to_dict().items() if name != "_name_or_path"}
     numbers = [
-        (name, sorted((key, value) for key, value in vars(module).items() if isinstance(value, _PLAIN)))
+        (name, sorted((key, _shown(value)) for key, value in attributes(module).items()))
         for name, module in model.named_modules()
     ]
     devices = {weight.device for weight in model.parameters()}
@@ -209,6 +213,17 @@ def _weights(model: Any) -> str | None:
         found.update(f"{name} {tuple(weight.shape)} {weight.dtype} {weight.device}".encode())
         found.update(sample.view(torch.uint8).numpy().tobytes() if len(sample) else b"")
     return found.hexdigest()
+
+
+def _shown(value: Any) -> str:
+    """An attribute of a module as text that is the same in every process: functions by their code."""
+    if isinstance(value, dict):
+        return repr([(key, _shown(one)) for key, one in value.items()])
+    if isinstance(value, set | frozenset):
+        return repr(sorted(map(_shown, value)))
+    if isinstance(value, list | tuple):
+        return repr(list(map(_shown, value)))
+    return repr(value) if isinstance(value, PLAIN) else repr(list(_codes(value)))
 
 
 def _layout(step: Any) -> list[str]:

@@ -69,8 +69,9 @@ class CausalTarget(FixedSteps):
     ``.data`` or NumPy, by an optimiser with ``fused=True``, a parameter or its memory replaced) when the next
     text begins: of each weight that steps hold, one number in 8,192 (of a small one 64, of a bias or a norm
     all) is then compared with the model's. An uncounted write that misses these, as one to a few rows may,
-    is not seen: call ``renew`` after it. Modules that are replaced, wrapped by adapters or given hooks later
-    are refused when a text begins, unless steps run the model itself: make a new target.
+    is not seen: call ``renew`` after it. Modules that are replaced, wrapped by adapters or given hooks later,
+    and numbers or functions that are set on them, are refused when a text begins, unless steps run the model
+    itself and these are no numbers of the model's own: make a new target. So are settings of its config.
 
     Args:
         model: a loaded model in evaluation mode, on one device or spread over several.
@@ -270,6 +271,7 @@ class CausalTarget(FixedSteps):
         if begins and self._runs_model and self._modules.structure.changed() is not None:
             self._modules.structure.accept()
             self._modules.line, self._modules.line_untried = None, True  # a copy of its modules
+            self._others = None  # so that the revision is another
             if self._modules.trees is not None:
                 self._no_trees("modules of the model were replaced since it was tested")
         moved = begins and self._addresses is not None and self._addresses.moved()

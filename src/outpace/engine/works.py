@@ -1,0 +1,144 @@
+"""Work of single requests between the steps of an engine: sources to encode, and texts to score."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from outpace.core import TokenLogprobs
+from outpace.engine.engine import Engine
+from outpace.engine.errand import Errand
+
+_UNDISTURBED = 0.05  # seconds after which messages are read, where no step waits
+
+
+class Work(Protocol):
+    """Work in pieces.
+
+    Attributes:
+        client: whose it is: clients take turns.
+        answer: called once, with the result or an error.
+        cancelled: returns True once the answer is no longer needed.
+    """
+
+    client: str
+    answer: Callable[[Any], None]
+    cancelled: Callable[[], bool]
+
+    def advance(self, engine: Engine, seconds: float) -> bool:
+        """Do a piece, of about this time if that can be chosen; return True once the result is there."""
+
+    def result(self) -> Any:
+        """The result."""
+
+    def close(self) -> None:
+        """Free what the work holds."""
+
+
+@dataclass(eq=False)
+class Score:
+    """A text to score, 128 rows at a time.
+
+    Attributes:
+        chunks: what ``Engine.score`` returned; None before its first chunk.
+        found: the log probabilities so far.
+    """
+
+    answer: Callable[[Any], None]
+    cancelled: Callable[[], bool]
+    tokens: Seq[int]
+    top: int
+    client: str = ""
+    chunks: Generator[list[TokenLogprobs]] | None = None
+    found: list[TokenLogprobs] = field(default_factory=list)
+
+    def advance(self, engine: Engine, seconds: float) -> bool:
+        if self.chunks is None:
+            self.chunks = engine.score(self.tokens, self.top)
+        more = next(self.chunks, None)
+        self.found += more or ()
+        return more is None
+
+    def result(self) -> list[TokenLogprobs]:
+        return self.found
+
+    def close(self) -> None:
+        if self.chunks is not None:
+            self.chunks.close()
+
+
+@dataclass(eq=False)
+class Encoding:
+    """A source to encode: it stops between the modules of the encoder."""
+
+    answer: Callable[[Any], None]
+    cancelled: Callable[[], bool]
+    source: Any
+    client: str = ""
+    errand: Errand[Any] | None = None
+
+    def advance(self, engine: Engine, seconds: float) -> bool:
+        if self.errand is None:
+            self.errand = engine.encoding(self.source)
+        return self.errand.advance(seconds)
+
+    def result(self) -> Any:
+        assert self.errand is not None
+        return self.errand.result()
+
+    def close(self) -> None:
+        if self.errand is not None:
+            self.errand.close()
+
+
+class Works:
+    """Work that waits for its turns. Belongs to the engine's thread."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[str, deque[Work]] = {}  # by client; the next one's first
+
+    def __bool__(self) -> bool:
+        return bool(self._waiting)
+
+    def add(self, one: Work) -> None:
+        self._waiting.setdefault(one.client, deque()).append(one)
+
+    def advance(self, engine: Engine) -> None:
+        """Do as much as there is time for between two steps."""
+        allowance = engine.allowance
+        until = allowance.clock() + _UNDISTURBED
+        while self._waiting and allowance.open:
+            client, works = next(iter(self._waiting.items()))
+            with allowance.piece():
+                ended = self._piece(engine, works[0], min(allowance.seconds, _UNDISTURBED))
+            del self._waiting[client]
+            if ended:
+                works.popleft()
+            if works:
+                self._waiting[client] = works
+            if allowance.clock() >= until:
+                break
+
+    def _piece(self, engine: Engine, one: Work, seconds: float) -> bool:
+        """Do a piece of a work; return True if it has ended, with whatever answer, or was cancelled."""
+        try:
+            if not (one.cancelled() or one.advance(engine, seconds)):
+                return False
+            if not one.cancelled():
+                one.answer(one.result())
+        except Exception as error:
+            one.answer(error)
+        one.close()
+        return True
+
+    def end(self, error: Exception, close: bool = True) -> None:
+        """Answer all with an error, and free what they hold with ``close``: a failed engine cannot."""
+        for works in self._waiting.values():
+            for one in works:
+                if close:
+                    one.close()
+                one.answer(error)
+        self._waiting.clear()

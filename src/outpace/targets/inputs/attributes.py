@@ -1,0 +1,195 @@
+"""What modules keep beside weights: numbers, functions, settings in a config, which a copy of them has too.
+
+A step's modules are copies with shared weights: an attribute that is set on the model afterwards is not in
+them. So the attributes that a target was made with are compared with the model's when a text begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+PLAIN = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (list, tuple, dict, set, frozenset)
+# What every module has, as its dicts of weights, of modules and of hooks, which are compared elsewhere.
+_OWN = frozenset(vars(nn.Module())) - {"training"}
+# Set on models by what loads, trains or accelerates them; no forward in evaluation mode reads them.
+_UNREAD = frozenset({
+    "_is_hf_initialized", "gradient_checkpointing", "_gradient_checkpointing_func", "name_or_path",
+    "warnings_issued", "generate", "__getstate__", "forward", "_hf_hook", "_old_forward",
+    "_require_grads_hook", "_compiled_call_impl", "model_tags", "is_parallelizable", "model_parallel",
+})  # fmt: skip
+# Of a config: how outputs are kept, what a model is called. Nor are its end tokens, which a call may change.
+_UNREAD_SETTINGS = frozenset({
+    "use_cache", "name_or_path", "_name_or_path", "transformers_version", "_commit_hash", "architectures",
+    "id2label", "label2id", "problem_type", "_experts_implementation_internal", "tie_word_embeddings",
+})  # fmt: skip
+_MISSING = object()
+_SHOWN = 4  # changes that are named
+
+
+def attributes(module: nn.Module) -> dict[str, Any]:
+    """A module's own attributes that can be compared: numbers, texts, functions, and lists of these."""
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if name not in _OWN and name not in _UNREAD and _comparable(value)
+    }
+
+
+def settings(config: PretrainedConfig) -> dict[str, Any]:
+    """What a config says that a forward may read."""
+    return {
+        name: value
+        for name, value in vars(config).items()
+        if name not in _UNREAD_SETTINGS
+        and not name.endswith(("_token_id", "_token_index"))
+        and not name.lstrip("_").startswith("output_")
+        and _comparable(value)
+    }
+
+
+def fingerprint(model: Any) -> int:
+    """A number that is another in this process once attributes or settings of a model are."""
+    modules = list(model.modules()) if isinstance(model, nn.Module) else []
+    found = [attributes(module) for module in modules]
+    configs = [config for one in modules for config in vars(one).values() if _is_config(config)]
+    return hash(str([found, list(map(settings, {id(config): config for config in configs}.values()))]))
+
+
+def _is_config(value: Any) -> bool:
+    return isinstance(value, PretrainedConfig)
+
+
+def _comparable(value: Any) -> bool:
+    if isinstance(value, dict):
+        return all(map(_comparable, value.values()))
+    if isinstance(value, _CONTAINERS):
+        return all(map(_comparable, value))
+    return isinstance(value, PLAIN) or (callable(value) and not isinstance(value, Tensor | nn.Module))
+
+
+def _copied(value: Any) -> Any:
+    """A value as it is now, of which lists and dicts may be changed in place later."""
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    if isinstance(value, set | frozenset):
+        return set(value)
+    if isinstance(value, list):
+        return list(map(_copied, value))
+    return tuple(map(_copied, value)) if type(value) is tuple else value
+
+
+class _Space:
+    """The attributes of one module or config, as they were.
+
+    Args:
+        space: its ``__dict__``.
+        known: those that are watched.
+        of: its class, where an attribute that is set later may hide a method or a number.
+    """
+
+    def __init__(self, space: Mapping[str, Any], known: Mapping[str, Any], of: Any) -> None:
+        self.space, self.of, self.size = space, of, len(space)
+        self.then = {name: _copied(value) for name, value in known.items()}
+        names = list(known)
+        self.read: Callable[[Any], Any] = itemgetter(*names) if names else lambda space: ()
+        self.found = self.read(self.then)
+
+    def same(self) -> bool:
+        """True if all are as they were; fast, since it is asked of every module when a text begins."""
+        try:
+            same: bool = self.read(self.space) == self.found
+        except KeyError:
+            return False
+        return same and (len(self.space) == self.size or next(self._added(), None) is None)
+
+    def _added(self) -> Iterator[str]:
+        """The names of attributes that were not there, and hide one of the class."""
+        for name in self.space.keys() - self.then.keys() - _OWN - _UNREAD:
+            if hasattr(self.of, name) and _comparable(self.space[name]):
+                yield name
+
+    def differing(self) -> Iterator[tuple[str, str]]:
+        """The names of those that differ, each with what became of it."""
+        for name, then in self.then.items():
+            now = self.space.get(name, _MISSING)
+            if now is _MISSING:
+                yield name, "was removed"
+            elif now is not then and now != then:
+                yield name, f"was {_shown(then)} and is {_shown(now)}"
+        if len(self.space) != self.size:
+            yield from ((name, "was set") for name in self._added())
+
+
+def _shown(value: Any) -> str:
+    text = (
+        repr(value) if isinstance(value, (*PLAIN, *_CONTAINERS)) else getattr(value, "__qualname__", "other")
+    )
+    return text if len(text) <= 60 else f"{text[:60]}..."
+
+
+class Attributes:
+    """Detector of attributes of a model's modules, and of settings of its configs, that were changed."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        modules = list(model.modules())
+        self._modules = [_Space(vars(one), attributes(one), type(one)) for one in modules]
+        configs = {
+            id(config): config for one in modules for config in vars(one).values() if _is_config(config)
+        }
+        self._configs = [
+            (config, _Space(vars(config), settings(config), None)) for config in configs.values()
+        ]
+        # A tensor that is neither a weight nor a buffer: another one is not in a copy.
+        self._tensors = [
+            (one, name, value)
+            for one in modules
+            for name, value in vars(one).items()
+            if isinstance(value, Tensor)
+        ]
+        self._all = modules
+        self._kinds: list[Any] = list(map(type, modules))
+        self._forwards = {kind: kind.forward for kind in self._kinds}
+
+    def changed(self, everywhere: bool = True) -> str:
+        """What is other in the modules, by its name; empty if nothing is.
+
+        Args:
+            everywhere: look at all modules, and not only at those of transformers' models, for whose numbers
+                steps stand with masks and caches of their own, whatever they run.
+        """
+        if all(space.same() for space in self._modules):
+            return self._others() if everywhere else ""
+        other = [
+            f"{path}.{name} {became}".lstrip(".")
+            for (path, _), space in zip(self._model.named_modules(), self._modules, strict=False)
+            if not space.same() and (everywhere or space.of.__module__.startswith("transformers"))
+            for name, became in space.differing()
+        ]
+        return "; ".join(other[:_SHOWN])
+
+    def _others(self) -> str:
+        for module, name, value in self._tensors:
+            if vars(module).get(name) is not value:
+                return f"the tensor {name} of a {type(module).__name__} is another"
+        if list(map(type, self._all)) != self._kinds:
+            return "the class of a module was replaced"
+        for kind, forward in self._forwards.items():
+            if kind.forward is not forward:
+                return f"{kind.__name__}.forward was replaced"
+        return ""
+
+    def reconfigured(self) -> str:
+        """What is other in the configs, by its name; empty if nothing is."""
+        for config, space in self._configs:
+            if not space.same():
+                name, became = next(space.differing())
+                return f"{type(config).__name__}.{name} {became}"
+        return ""

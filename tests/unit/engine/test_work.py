@@ -1,0 +1,307 @@
+"""Work of single requests beside a stream: it gets no more of the machine than the stream's steps.
+
+The clock counts rows and modules instead of seconds, so that what is tested does not depend on the machine.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from image_models import picture, seeing
+from models import tiny_llama
+from outpace.core import Draft, SamplingParams
+from outpace.drafters.base import SequenceDrafter
+from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.support import runner
+from outpace.engine import batch
+from outpace.engine import engine as engine_module
+from outpace.engine.allowance import Allowance
+from outpace.engine.engine import Engine
+from outpace.engine.errand import Errand, stopping
+from outpace.engine.works import Encoding, Score, Work, Works
+from outpace.sequence import Sequence
+from outpace.targets import Target
+
+LONG = SamplingParams(max_new_tokens=1500, ignore_eos=True)
+ONE = SamplingParams(max_new_tokens=1, ignore_eos=True)
+
+
+class Ticks:
+    """A clock of rows and modules: those of steps, and those of work."""
+
+    def __init__(self) -> None:
+        self.spent: Counter[str] = Counter()
+        self.place = "work"
+        self.left = 1000  # pieces of what drafters prepare
+
+    def __call__(self) -> float:
+        return float(self.spent.total())
+
+    def count(self, owner: Any, name: str, ticks: Callable[..., int], place: str | None = None) -> None:
+        """Count calls of a method."""
+        method = getattr(owner, name)
+
+        def counted(*given: Any, **more: Any) -> Any:
+            self.spent[place or self.place] += ticks(*given, **more)
+            return method(*given, **more)
+
+        setattr(owner, name, counted)
+
+    def steps_beside(self, engine: Engine, works: Works, ended: Callable[[], bool]) -> int:
+        """Run steps until work has ended; return their number."""
+        steps = 0
+        while not ended():
+            self.place = "steps"
+            engine.step()
+            self.place = "work"
+            works.advance(engine)
+            steps += 1
+        return steps
+
+
+def rows_of(cache: Any, feeds: Any, *given: Any, **more: Any) -> int:
+    return sum(len(rows.tokens) for rows in feeds.values())
+
+
+def decoding(target: Any, ticks: Ticks, drafter: Any = None, **more: Any) -> tuple[Engine, Sequence]:
+    """An engine with a stream, and the stream."""
+    engine = Engine(target, drafter, clock=ticks, adaptive=False, **more)
+    ticks.count(target, "forward", rows_of)
+    stream = engine.add([3, 5, 8], LONG)
+    ticks.place = "steps"
+    for _ in range(4):
+        engine.step()
+    ticks.spent.clear()
+    return engine, stream
+
+
+def done(engine: Engine, ticks: Ticks, *works: Work) -> tuple[list[Any], int]:
+    """The results of works beside a stream, and the number of steps meanwhile."""
+    found: list[Any] = []
+    waiting = Works()
+    for one in works:
+        one.answer = found.append
+        waiting.add(one)
+    steps = ticks.steps_beside(engine, waiting, lambda: len(found) == len(works))
+    return found, steps
+
+
+def check(ticks: Ticks, steps: int, piece: int, least: int) -> None:
+    """Check that the stream had half of the ticks, but for one piece, and that there was work to cut."""
+    assert ticks.spent["work"] >= least
+    assert ticks.spent["work"] - piece <= ticks.spent["steps"] <= steps * 2
+
+
+def never() -> bool:
+    return False
+
+
+def source_of(count: int) -> Any:
+    """A prompt with images, as the model's processor makes it."""
+    from io import BytesIO
+
+    from PIL import Image
+
+    reader = seeing().images
+    assert reader is not None
+    images = [Image.open(BytesIO(picture(seed))).convert("RGB") for seed in range(count)]
+    return reader.prompt("user: " + "<image>" * count + "\nassistant:", images)
+
+
+def test_images_are_encoded_between_steps_with_the_same_states(monkeypatch: pytest.MonkeyPatch) -> None:
+    ticks, target = Ticks(), Target(seeing().model)
+
+    def counted(modules: Any, stop: Callable[[], None]) -> Any:
+        def both() -> None:
+            ticks.spent["work"] += 4
+            stop()
+
+        return stopping(modules, both)
+
+    monkeypatch.setattr(engine_module, "stopping", counted)
+    tokens, source = source_of(6)
+    wanted = target.encode(source)
+    assert wanted is not None
+    engine, stream = decoding(target, ticks)
+    (found,), steps = done(engine, ticks, Encoding(print, never, source))
+    assert torch.equal(found.states, wanted.states)
+    check(ticks, steps, 4, 40)
+    assert stream.finish_reason is None
+    beside = engine.add(tokens, SamplingParams(max_new_tokens=5, ignore_eos=True), source=found)
+    while beside.finish_reason is None:
+        engine.step()
+    (alone,) = Engine(target).generate([tokens], beside.params, sources=[source])
+    assert beside.output == alone.tokens
+
+
+def test_texts_are_scored_between_steps_and_clients_take_turns() -> None:
+    ticks, target = Ticks(), Target(tiny_llama(context=2048))
+    texts = [[(7 * place + client) % 30 + 1 for place in range(300)] for client in range(3)]
+    alone = [[one for some in Engine(target).score(text, 2) for one in some] for text in texts]
+    engine, _ = decoding(target, ticks)
+    order: list[int] = []
+    works = [
+        Score(print, never, text, 2, client)
+        for text, client in ((texts[0], "a"), (texts[1], "a"), (texts[2], "b"))
+    ]
+    found, steps = done(engine, ticks, *works)
+    check(ticks, steps, 128, 900)
+    assert steps > 700
+    order = [alone.index(one) for one in found]
+    assert order == [0, 2, 1]
+
+
+def test_cached_rows_are_copied_between_steps() -> None:
+    ticks, target = Ticks(), Target(tiny_llama(context=2048))
+    prompt = [(5 * place) % 30 + 1 for place in range(161)]
+    engine, stream = decoding(target, ticks, prefix_cache=2**24)
+    (alone,) = engine.generate([prompt], ONE)
+    ticks.spent.clear()
+    ticks.count(engine._batch.cache, "write_rows", lambda slot, rows: 32, "work")
+    asked = [engine.add(prompt, ONE) for _ in range(5)]
+    steps = ticks.steps_beside(engine, Works(), lambda: all(one.finish_reason for one in asked))
+    assert all(one.output == alone.tokens and one.stats.cached_tokens == 160 for one in asked)
+    assert ticks.spent["work"] == 5 * 160 and steps > 3 * 160
+    assert stream.finish_reason is None
+
+
+@dataclass(frozen=True)
+class _Slow(SequenceDrafter[int]):
+    """A drafter that reads a prompt row by row when it starts."""
+
+    paper = "none"
+    ticks: Any = None
+
+    def start(self, sequence: Sequence, shared: Any) -> int:
+        self.ticks.spent["work"] += len(sequence.tokens)
+        return 0
+
+    def catch_up(self, state: int) -> bool:
+        self.ticks.spent["work"] += 20
+        self.ticks.left -= 1
+        return bool(self.ticks.left % 5 == 0)
+
+    def draft(self, state: int) -> Draft:
+        return Draft()
+
+
+def test_drafters_first_look_at_prompts_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "_LONG", 16)
+    ticks, target = Ticks(), Target(tiny_llama(context=2048))
+    prompts = [[(5 * place + first) % 30 + 1 for place in range(100)] for first in range(5)]
+    alone = [one.tokens for one in Engine(target).generate(prompts, ONE)]
+    engine, stream = decoding(target, ticks, _Slow(ticks))
+    asked = [engine.add(prompt, ONE) for prompt in prompts]
+    steps = ticks.steps_beside(engine, Works(), lambda: all(one.finish_reason for one in asked))
+    assert [one.output for one in asked] == alone
+    assert ticks.spent["work"] == 500 + (1000 - ticks.left) * 20 > 600 and steps > 300
+    assert stream.finish_reason is None
+
+
+def test_a_draft_model_reads_a_prompt_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batch, "_LONG", 16)
+    monkeypatch.setattr(runner, "_CHUNK", 32)
+    ticks, target, draft = Ticks(), Target(tiny_llama(context=2048)), Target(tiny_llama(context=2048, seed=1))
+    prompts = [[(5 * place + first) % 30 + 1 for place in range(200)] for first in range(2)]
+    few = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    alone = [one.tokens for one in Engine(target).generate(prompts, few)]
+    engine, stream = decoding(target, ticks, DraftModel(draft))
+    widths: list[int] = []
+    forward = draft.forward
+
+    def counted(cache: Any, feeds: Any, *given: Any, **more: Any) -> Any:
+        widths.append(rows_of(cache, feeds))
+        if widths[-1] >= 32:
+            ticks.spent["work"] += widths[-1]
+        return forward(cache, feeds, *given, **more)
+
+    draft.forward = counted  # type: ignore[method-assign]
+    asked = [engine.add(prompt, few) for prompt in prompts]
+    steps = ticks.steps_beside(engine, Works(), lambda: all(one.finish_reason for one in asked))
+    assert [one.output for one in asked] == alone
+    assert max(widths) <= 40 and ticks.spent["work"] > 300  # no prompt is read at once
+    assert steps > 10 and stream.finish_reason is None
+
+
+def test_masks_of_some_leave_steps_to_others() -> None:
+    ticks, target = Ticks(), Target(tiny_llama(context=2048))
+    prompts = [[first + 1, 2, 3] for first in range(4)]
+    few = SamplingParams(max_new_tokens=6, ignore_eos=True)
+    alone = [one.tokens for one in Engine(target).generate(prompts, few)]
+
+    def slow(tokens: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        ticks.spent["work"] += 30
+        return scores
+
+    engine, stream = decoding(target, ticks)
+    asked = [engine.add(prompt, replace(few, logits_processors=[slow])) for prompt in prompts]
+    steps = ticks.steps_beside(engine, Works(), lambda: all(one.finish_reason for one in asked))
+    assert [one.output for one in asked] == alone
+    assert ticks.spent["work"] == 4 * 6 * 30
+    assert ticks.spent["steps"] >= ticks.spent["work"] - 4 * 30 and stream.output_length > 500
+    assert steps < 1000
+    engine.remove(stream)
+    before = ticks.spent["steps"]
+    engine.generate(prompts, replace(few, logits_processors=[slow]))  # among themselves they wait for nothing
+    assert ticks.spent["steps"] - before < 60
+
+
+def test_work_is_free_where_nothing_is_decoded() -> None:
+    ticks, target = Ticks(), Target(tiny_llama(context=2048))
+    engine = Engine(target, clock=ticks)
+    found: list[Any] = []
+    works = Works()
+    works.add(Score(found.append, never, [1, 2, 3] * 100, 0))
+    for _ in range(5):
+        works.advance(engine)
+    assert len(found) == 1 and not works
+
+
+def test_an_allowance_saves_no_more_than_a_step() -> None:
+    allowance = Allowance(lambda: 0.0, lambda: True)
+    assert allowance.open
+    for _ in range(100):
+        allowance.earn(2.0, 0.5)
+    assert allowance.seconds == 1.5
+    allowance.spend(4.0)
+    assert not allowance.open
+    allowance.earn(2.0, 0.5)
+    assert not allowance.open
+    allowance.earn(2.0, 3.0)  # prompts have had all that work might have
+    assert not allowance.open
+    allowance.earn(2.0, 0.0)
+    assert allowance.open
+
+
+def test_an_errand_stops_ends_and_can_be_left() -> None:
+    done: list[int] = []
+
+    def work(stop: Callable[[], None]) -> int:
+        for number in range(5):
+            stop()
+            done.append(number)
+        return 7
+
+    errand = Errand(work, lambda: 0.0)
+    for stops in range(5):
+        assert not errand.advance(0) and len(done) == stops
+    assert errand.advance(0) and errand.result() == 7
+
+    left = Errand(work, lambda: 0.0)
+    left.advance(0)
+    left.close()
+    assert len(done) == 5
+
+    def wrong(stop: Callable[[], None]) -> int:
+        raise ValueError("so")
+
+    failed = Errand(wrong, lambda: 0.0)
+    assert failed.advance(0)
+    with pytest.raises(ValueError, match="so"):
+        failed.result()
