@@ -46,7 +46,9 @@ def why_not_native(model: Any) -> str | None:
         if hooks_of(module):
             return "modules in it have hooks"
         kind = type(module)
-        if kind not in plain and not kind.__module__.startswith(package) and not isinstance(module, Rounded):
+        if kind in plain or isinstance(module, Rounded):
+            continue
+        if not kind.__module__.startswith(package):
             return f"there are no compiled steps for a {kind.__name__}"
         if kind.forward.__module__ != kind.__module__:
             return f"the forward of {kind.__name__} is not its own"
