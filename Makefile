@@ -19,7 +19,8 @@
 # make exactness     write the table of exactness from runs on the embedded model, SmolLM2 and GGUF files
 # make gpu           on a CUDA device, in half an hour: tests, figures, and the page of GPU measurements
 # make lint          ruff and mypy
-# make docs          write the generated pages, check all documents, and build them as a site in build/site
+# make docs          build the documents as a site in build/site
+# make reference     write the pages that are made from the code, and check all documents
 # make packages      build the source archive and the pure wheel of both packages, into dist
 # make wheels        those, and the wheel with compiled functions (Linux)
 #   test-wheels      install that one anew, and check it where nothing can be compiled
@@ -48,7 +49,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo gpu test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs test-lowest test-newest clean distclean
+.PHONY: demo gpu test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -154,10 +155,13 @@ lint-mypy: $(DEV)
 
 VENV_DOCS ?= .venv-docs
 
-docs: $(TEST) $(VENV_DOCS)/.installed
+# The site needs the pages as they are; make reference renews those that are made from the code.
+docs: $(VENV_DOCS)/.installed
+	$(VENV_DOCS)/bin/python tools/website.py
+
+reference: $(TEST)
 	$(BIN)/python tools/reference.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_documents.py tests/test_figures.py tests/test_pages.py tests/test_release.py
-	$(VENV_DOCS)/bin/python tools/website.py
 
 # The generator of the site alone, as the extra docs has it: it needs Python 3.11, and neither outpace nor torch.
 $(VENV_DOCS)/.installed: pyproject.toml

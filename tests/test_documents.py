@@ -24,7 +24,7 @@ import yaml
 from typer.main import get_command
 
 from outpace.bench.methods import split_drafters
-from outpace.cli.app import app
+from outpace.cli.app import KNOWN_AS, app
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, load_drafter
 from outpace.plugins import moved
@@ -103,6 +103,7 @@ READ: dict[str, Callable[[str], Any]] = {
 
 def what_is_wrong(words: list[str]) -> str | None:
     path: tuple[str, ...] = ()
+    words = [KNOWN_AS.get(word, word) for word in words[:1]] + words[1:]
     while len(words) > len(path) and (*path, words[len(path)]) in commands():
         path = (*path, words[len(path)])
     kind = {(): "command", ("bench",): "benchmark"}.get(path, "")
@@ -135,6 +136,7 @@ def test_options_named_in_the_text_are_there(file: Path) -> None:
     others |= {"--max-restarts"}  # of torchrun
     others |= {"--only"}  # of a script that trains
     others |= {"--spec-type", "--no-cache-prompt"}  # of llama-server
+    others |= {"--speculative-config"}  # of vLLM
     others |= {"--speculative-num-draft-tokens", "--enable-custom-logit-processor"}  # of SGLang
     for piece in code(file.read_text("utf-8")):
         if not piece.startswith("```"):

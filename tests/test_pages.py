@@ -2,11 +2,17 @@
 
 A block in Python, or of commands (sh), runs after those before it on its page. One that cannot run here has a
 title that says what it needs; one that shows a part of a program has the program's path as its title.
+
+A block of text with the title "prints" is what the block before it prints, but for lines of times. The run
+writes it with OUTPACE_PAGES=write in the environment.
 """
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import io
+import os
 import re
 import shlex
 from collections import Counter
@@ -37,12 +43,9 @@ NEEDS = {
     "needs a terminal of its own": 2,
     "needs the server": 1,  # tests/serve/test_clients.py runs it
 }
-FILES = {
-    "prompts.jsonl": '"Once upon a time"\n{"prompt": "import os"}\n',
-    "document.txt": "The bridge was built in 1893 by a firm from Leeds.\n",
-    "answers.jsonl": '"It was built in 1893."\n"By a firm from Leeds."\n',
-    "texts/story.txt": "Once upon a time there was a little fox.\n",
-}
+PRINTS = "prints"
+_FILE = re.compile(r"^cat > (\S+) <<'END'\n(.*?)^END\n", re.DOTALL | re.MULTILINE)  # a file that a page makes
+_TIMES = re.compile("second|speed|tokens/s")  # in a line that differs from run to run
 
 
 @dataclass(frozen=True)
@@ -71,25 +74,53 @@ def is_part(shown: str, program: str) -> bool:
     return any("\n".join(indent + line for line in lines) in "\n".join(whole) for indent in ("", " " * 4))
 
 
-def run_python(block: Block, names: dict[str, Any]) -> None:
-    """Run code, and the tests that it defines."""
+def run_python(block: Block, names: dict[str, Any]) -> str:
+    """Run code, and the tests that it defines; what it prints."""
     before = set(names)
-    exec(compile(block.text, "page", "exec"), names)
-    for name in set(names) - before:
-        if name.startswith("test_"):
-            names[name]()
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(compile(block.text, "page", "exec"), names)
+        for name in set(names) - before:
+            if name.startswith("test_"):
+                names[name]()
+    return printed.getvalue()
 
 
-def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run each line, which may set ``PYTHONPATH`` for itself."""
-    for line in block.text.replace("\\\n", " ").splitlines():
+def make_file(found: re.Match[str]) -> str:
+    Path(found[1]).parent.mkdir(parents=True, exist_ok=True)
+    Path(found[1]).write_text(found[2], "utf-8")
+    return ""
+
+
+def run_commands(block: Block, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make its files and run each line, which may set ``PYTHONPATH`` for itself; what they print."""
+    printed = ""
+    for line in _FILE.sub(make_file, block.text).replace("\\\n", " ").splitlines():
         words = shlex.split(line, comments=True)
+        if not words or words[:2] == ["mkdir", "-p"]:  # of a file that has been made
+            continue
         with monkeypatch.context() as patch:
             if words[0].startswith("PYTHONPATH="):
                 patch.syspath_prepend(str(ROOT / words.pop(0).partition("=")[2]))
             assert words[0] == "outpace", line
             result = CliRunner().invoke(app, words[1:])
             assert result.exit_code == 0, (line, result.output, result.exception)
+            printed += result.stdout
+    return printed
+
+
+def stable(printed: str) -> str:
+    """What is the same in every run."""
+    lines = [line.rstrip() for line in printed.splitlines() if not _TIMES.search(line)]
+    return "\n".join(lines).strip("\n") + "\n"
+
+
+def check_printed(page: Path, block: Block, printed: str) -> None:
+    """Compare what a page shows with what was printed, or write it there."""
+    if os.environ.get("OUTPACE_PAGES") == "write" and block.text != printed:
+        before, after = (f'```{block.language} title="{PRINTS}"\n{text}```' for text in (block.text, printed))
+        page.write_text(page.read_text("utf-8").replace(before, after, 1), "utf-8")
+        return
+    assert block.text == printed, "run with OUTPACE_PAGES=write"
 
 
 def cases() -> list[Any]:
@@ -105,12 +136,13 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize("page", cases())
 def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text, "utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
     names: dict[str, Any] = {}
+    printed = ""
     for block in blocks(page):
+        if block.title == PRINTS:
+            check_printed(page, block, stable(printed))
         if not block.runs:
             continue
         if block.title:
@@ -119,9 +151,9 @@ def test_a_page_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             monkeypatch.syspath_prepend(str(program.parent))
             names = names or dict(vars(importlib.import_module(program.stem)))
         elif block.language == "python":
-            run_python(block, names)
+            printed = run_python(block, names)
         else:
-            run_commands(block, monkeypatch)
+            printed = run_commands(block, monkeypatch)
 
 
 def test_what_blocks_need_is_counted() -> None:
@@ -137,10 +169,17 @@ def test_every_command_is_in_a_block_that_runs(page: Path) -> None:
 
 
 def test_a_failing_page_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     assert is_part("a = 1\n\nb = 2\n", "if c:\n    a = 1\n    b = 2\n")
     assert not is_part("a = 1\nb = 3\n", "if c:\n    a = 1\n    b = 2\n")
     with pytest.raises(AssertionError, match="no_such"):
         run_commands(Block("sh", "", "outpace generate --prompt x --drafter no_such  # so\n"), monkeypatch)
+    shown = Block("text", PRINTS, "one\n")
+    check_printed(tmp_path, shown, stable("one  \n2 tokens per second\n"))
+    with pytest.raises(AssertionError, match="OUTPACE_PAGES"):
+        check_printed(tmp_path, shown, stable("two\n"))
+    made = run_commands(Block("sh", "", "mkdir -p a\ncat > a/b.txt <<'END'\none\nEND\n"), monkeypatch)
+    assert made == "" and Path("a/b.txt").read_text("utf-8") == "one\n"
     with pytest.raises(NameError):
         run_python(Block("python", "", "def test_it():\n    missing\n"), {})
     page = tmp_path / "page.md"

@@ -101,7 +101,7 @@ def check_text(text: str) -> None:
     except UnicodeEncodeError as error:
         surrogate = text[error.start]
         raise OutpaceError(
-            f"{surrogate!a} is an unpaired surrogate, which is not valid UTF-8; leave it out"
+            f"{surrogate!a} is an unpaired surrogate, which is not UTF-8 text; leave it out"
         ) from None
 
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
 from outpace.core import ContextOverflow, OutpaceError, first_line
 from outpace.files import check_text
+
+# A conversation in the format of chat templates: messages with "role" and "content".
+Messages = Sequence[Mapping[str, Any]]
 
 _TEMPLATE = "<template>"  # the file name of what Jinja compiles from a text
 _LINES = 1 << 21  # of a compiled template: a conversation takes a few dozen per message
@@ -40,16 +43,37 @@ def token_ids(tokenizer: Any, text: str, special: bool = True, most: int | None 
     return list(tokenizer(text, add_special_tokens=special).input_ids)
 
 
-def render(tokenizer: Any, name: str, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+def is_conversation(prompt: Any) -> bool:
+    """True for a list of messages, as opposed to one of token ids or of prompts."""
+    return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
+
+
+def has_template(tokenizer: Any) -> bool:
+    """True if there is a chat template."""
+    return bool(getattr(tokenizer, "chat_template", None))
+
+
+def chat_ids(tokenizer: Any, name: str, messages: Messages, **options: Any) -> list[int]:
+    """Token ids of a conversation of any length; the arguments and errors are those of ``render``."""
+    return token_ids(tokenizer, render(tokenizer, name, messages, **options), special=False)
+
+
+def render(tokenizer: Any, name: str, messages: Messages, **options: Any) -> str:
     """A conversation in a tokenizer's chat template, up to where the answer begins.
 
     Args:
         name: the model's name, for errors.
-        messages, options: as for ``Loaded.render``.
+        messages: dicts with "role" and "content".
+        options: passed to the template, such as ``tools`` or ``add_generation_prompt=False``.
 
     Raises:
-        OutpaceError: the template rejects the messages, or does not end.
+        OutpaceError: there is no chat template, a message has no role, or the template rejects them or
+            does not end.
     """
+    if not has_template(tokenizer):
+        raise OutpaceError(f"{name} has no chat template; give the prompt as a text, not as messages")
+    if not all(isinstance(message, Mapping) and message.get("role") for message in messages):
+        raise OutpaceError('a message is a dict with its role, as in {"role": "user", "content": "Hi"}')
     try:
         with _bounded():
             text: str = tokenizer.apply_chat_template(

@@ -115,6 +115,10 @@ def load(kind: str, table: Mapping[str, type[T]], spec: str, base: type[T] | Non
         OutpaceError: unknown name or option, invalid value, unbalanced parentheses, or a class of another
             package that cannot be imported; the message names the remedy.
     """
+    if not isinstance(spec, str):
+        raise OutpaceError(
+            f"a {kind} must be an instance or a spec string, as in {next(iter(table))!r}; not {spec!r}"
+        )
     spec = plain(spec)
     if not balanced(spec):
         raise OutpaceError(f"the parentheses do not match in {spec.strip()!r}")

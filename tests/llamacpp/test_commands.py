@@ -40,7 +40,11 @@ def loaded() -> Any:
 def test_a_chat_of_two_turns_is_that_of_plain_decoding(loaded: Any) -> None:
     said: dict[str | None, list[dict[str, str]]] = {}
     for drafter in (None, "suffix"):
-        chat = Chat(loaded, Engine(loaded.target, drafter, tokenizer=loaded.tokenizer), PARAMS)
+        chat = Chat(
+            loaded,
+            Engine(loaded.target, drafter, tokenizer=loaded.tokenizer),
+            {"max_new_tokens": 24, "ignore_eos": True},
+        )
         for message in ("What is 2 + 3?", "And 3 + 4?"):
             chat.ask(message, lambda piece: None, Interrupt(), lambda notice: None)
         said[drafter] = chat.messages

@@ -1756,7 +1756,29 @@ LEARNED = [
     ),
 ]
 
+_FALLBACK = "tests/unit/hf/test_fallback.py"
 HF = [
+    Mutant(
+        "a streamer gets no prompt from a model that may fall back",
+        "outpace/hf/__init__.py",
+        "() if held is None else held)",
+        "())",
+        (f"{_FALLBACK}::test_a_streamer_gets_all_of_it_once",),
+    ),
+    Mutant(
+        "a streamer is ended by a refusal before transformers decodes",
+        "outpace/hf/__init__.py",
+        "if streamer is not None and not (held is not None and isinstance(error, NotDecoded)):",
+        "if streamer is not None:",
+        (f"{_FALLBACK}::test_a_streamer_gets_all_of_it_once",),
+    ),
+    Mutant(
+        "an adapter for each row is decoded as one for all",
+        "outpace/hf/__init__.py",
+        'sets one for all" * names_adapters(model)',
+        'sets one for all" * False',
+        (f"{_FALLBACK}::test_an_adapter_for_each_row_is_left_to_transformers",),
+    ),
     Mutant(
         "a call leaves out the end of its rows",
         "outpace/hf/decoding.py",
@@ -1806,8 +1828,8 @@ HF = [
     Mutant(
         "a model that passed with some options is not tested with others",
         "outpace/hf/engines.py",
-        "                    passed = _passed.get(model) == (state, fingerprint(model), self._options)\n",
-        "                    passed = _passed.get(model, [None])[0] == state\n",
+        "known and _passed.get(model) == (state, fingerprint(model), self._options)",
+        "_passed.get(model, [None])[0] == state",
         ("tests/unit/hf/test_accelerate.py::test_other_options_are_tested_anew",),
     ),
     Mutant(
@@ -1820,6 +1842,13 @@ HF = [
 ]
 
 SERVE = [
+    Mutant(
+        "a page of another origin may send a form that is read as JSON",
+        "outpace/serve/body.py",
+        'named == _FORM and "origin" not in request.headers',
+        "named == _FORM",
+        ("tests/serve/test_errors.py::test_paths_methods_and_types",),
+    ),
     Mutant(
         "an interrupt while the model is loaded leaves the lifespan to be cancelled",
         "outpace/serve/server.py",
@@ -1927,10 +1956,13 @@ SERVE = [
     ),
     Mutant(
         "all choices of a request have the same seed",
-        "outpace/serve/request.py",
-        "replace(self.params, seed=(seed + index) % _SEEDS)",
-        "replace(self.params, seed=seed % _SEEDS)",
-        ("tests/serve/test_chat.py::test_each_of_n_choices_has_its_own_seed",),
+        "outpace/core/parameters.py",
+        "(self.seed + index) % _SEEDS",
+        "self.seed % _SEEDS",
+        (
+            "tests/serve/test_chat.py::test_each_of_n_choices_has_its_own_seed",
+            "tests/unit/engine/test_prompts.py::test_several_outputs_have_the_seeds_that_follow",
+        ),
     ),
     Mutant(
         "requests of different keys share rows and memories",
@@ -2133,7 +2165,7 @@ SERVE = [
     ),
     Mutant(
         "a text does not end at a mark that is a token",
-        "outpace/serve/marked.py",
+        "outpace/serve/pairs.py",
         '    if len(tail) > 1 and tail[1].startswith("<["):',
         '    if len(tail) > 9 and tail[1].startswith("<["):',
         ("tests/serve/test_calls.py::test_a_text_ends_at_a_mark_that_is_a_token",),
@@ -2155,9 +2187,59 @@ SERVE = [
     Mutant(
         "a mark that comes in two pieces is text",
         "outpace/serve/answers.py",
-        "            kept = overlap(text, mark)\n",
-        "            kept = 0\n",
+        "len(text) - max(overlap(text, mark) for mark in marks)",
+        "len(text)",
         ("tests/serve/test_calls.py -k pieces",),
+    ),
+    Mutant(
+        "marks are the tokenizer's special tokens alone",
+        "outpace/serve/dialogue.py",
+        "        ids = {mark: vocabulary[mark] for mark in marks if mark in vocabulary}\n",
+        "        named = self._model.tokenizer.all_special_tokens\n"
+        "        ids = {mark: vocabulary[mark] for mark in marks if mark in named}\n",
+        ("tests/serve/test_marks.py -k every_format",),
+    ),
+    Mutant(
+        "a forced text that is spelt like a token is that token",
+        "outpace/serve/grammar.py",
+        "            if spelt is None or len(left) == 1:\n",
+        "            if True:\n",
+        ("tests/serve/test_marks.py::test_texts_that_are_spelt_like_tokens",),
+    ),
+    Mutant(
+        "reasoning has one token more than its budget",
+        "outpace/serve/thinking.py",
+        "        over = len(tokens) - self._first - (reasoning.budget or 0)\n",
+        "        over = len(tokens) - self._first - (reasoning.budget or 0) - 1\n",
+        ("tests/serve/test_marks.py::test_a_constraint_begins_after_the_reasoning",),
+    ),
+    Mutant(
+        "a constraint begins before the reasoning has ended",
+        "outpace/serve/service.py",
+        "            prefix = None if request.reasoning is None else request.reasoning.prefix\n",
+        "            prefix = None\n",
+        ("tests/serve/test_marks.py::test_a_constraint_begins_after_the_reasoning",),
+    ),
+    Mutant(
+        "a mark within a JSON string ends the call",
+        "outpace/serve/json_calls.py",
+        'f"{_STRING}|{re.escape(mark)}"',
+        "re.escape(mark)",
+        ("tests/serve/test_unfinished.py::test_a_mark_in_a_text_ends_nothing",),
+    ),
+    Mutant(
+        "a condition that allows everything stays in a schema",
+        "outpace/serve/effects.py",
+        "if not (key in _FREE and _FREE[key](value))}",
+        "}",
+        ("tests/serve/test_schemas.py::test_what_has_no_effect_is_left_out",),
+    ),
+    Mutant(
+        "an answer that is a call without marks is text",
+        "outpace/serve/answers.py",
+        '        if state == "begin" and complete:\n',
+        '        if state == "begin" and not complete:\n',
+        ("tests/serve/test_unfinished.py::test_an_answer_that_is_a_call_without_marks",),
     ),
     Mutant(
         "an answer's limit beyond the context stays",
@@ -2176,6 +2258,20 @@ SERVE = [
 ]
 
 OTHERS = [
+    Mutant(
+        "a prompt is continued although the model has a chat template",
+        "outpace/cli/running.py",
+        "model.has_template and not model.target.has_encoder if chat is None",
+        "False if chat is None",
+        ("tests/unit/cli/test_words.py::test_a_prompt_is_a_turn_of_a_model_with_a_template",),
+    ),
+    Mutant(
+        "a chat ignores the sampling that the model's config sets",
+        "outpace/loading/sampling.py",
+        '{"temperature": 1.0, **own} if own else {}',
+        "{}",
+        ("tests/unit/engine/test_prompts.py::test_a_chat_samples_as_the_model_says",),
+    ),
     Mutant(
         "names of other packages come before outpace's own",
         "outpace/spec.py",

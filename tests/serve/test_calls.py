@@ -4,112 +4,17 @@ from __future__ import annotations
 
 import json
 from itertools import product
-from typing import Any
 
 import llguidance
 import pytest
 
+from calling import ARGUMENTS, CALLED, FUNCTIONS, IDS, JSON, READ, WRITTEN, nothing, pieces, read
 from outpace.core import StreamedToken
-from outpace.serve.answers import Answer, Manner, Said
-from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Signature, Tagged, closed, literal
+from outpace.serve.answers import Answer, Manner
+from outpace.serve.calls import CallFormat, Named, Tagged, closed, literal
 from outpace.serve.dialogue import format_of
 from outpace.serve.harmony import Harmony, HarmonyAnswer, one_call_each
-from outpace.serve.marked import Coder, Dsml, Gemma, Glm
-
-PARAMETERS = {
-    "type": "object",
-    "properties": {
-        "path": {"type": "string"},
-        "count": {"type": "integer"},
-        "kind": {"enum": ["file", "folder"]},
-        "lines": {"type": "array", "items": {"type": "string"}},
-    },
-    "required": ["path"],
-}
-READ = Signature("read", PARAMETERS)
-FUNCTIONS = {one.name: one for one in (READ, Signature("now", {"type": "object", "properties": {}}))}
-ARGUMENTS = {"path": 'a "b" <c>', "count": 3, "kind": "file", "lines": ["x", "y"]}
-JSON = json.dumps(ARGUMENTS)
-G4 = Gemma("<|tool_call>", "<tool_call|>", '<|"|>')
-# A call of each format as its family's template writes it, and a word that such a template has.
-WRITTEN: list[tuple[CallFormat, str, str]] = [
-    (Tagged(), f'<tool_call>\n{{"name": "read", "arguments": {JSON}}}\n</tool_call>', "<tool_call>"),
-    (Bare(), f'{{"name": "read", "parameters": {JSON}}}', "Environment: ipython"),
-    (Bare("arguments"), f'{{"name": "read", "arguments": {JSON}}}', "{{ tools }}"),
-    (Listed(), f'[TOOL_CALLS][{{"name": "read", "arguments": {JSON}}}]', "[TOOL_CALLS]"),
-    (Named(), f"[TOOL_CALLS]read[ARGS]{JSON}", "[TOOL_CALLS] [ARGS]"),
-    (
-        DeepSeek(),
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>read<｜tool▁sep｜>{JSON}"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "<｜tool▁calls▁begin｜>",
-    ),
-    (
-        format_of("<｜tool▁calls▁begin｜> ```json"),
-        f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>read\n```json\n{JSON}\n```"
-        "<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-        "<｜tool▁calls▁begin｜> ```json",
-    ),
-    (
-        Glm(),
-        '<tool_call>read\n<arg_key>path</arg_key>\n<arg_value>a "b" <c></arg_value>\n'
-        "<arg_key>count</arg_key>\n<arg_value>3</arg_value>\n<arg_key>kind</arg_key>\n<arg_value>file</arg_value>\n"
-        '<arg_key>lines</arg_key>\n<arg_value>["x","y"]</arg_value>\n</tool_call>',
-        "<tool_call> <arg_key>",
-    ),
-    (
-        Coder(),
-        '<tool_call>\n<function=read>\n<parameter=path>\na "b" <c>\n</parameter>\n'
-        "<parameter=count>\n3\n</parameter>\n<parameter=kind>\nfile\n</parameter>\n"
-        '<parameter=lines>\n["x","y"]\n</parameter>\n</function>\n</tool_call>',
-        "<tool_call> <function=",
-    ),
-    (
-        Dsml(),
-        '<｜DSML｜function_calls>\n<｜DSML｜invoke name="read">\n'
-        '<｜DSML｜parameter name="path" string="true">a "b" <c></｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="count" string="false">3</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="kind" string="true">file</｜DSML｜parameter>\n'
-        '<｜DSML｜parameter name="lines" string="false">["x","y"]</｜DSML｜parameter>\n'
-        "</｜DSML｜invoke>\n</｜DSML｜function_calls>",
-        "｜DSML｜",
-    ),
-    (
-        Gemma(),
-        '<start_function_call>call:read{path:<escape>a "b" <c><escape>,count:3,kind:<escape>file<escape>,'
-        "lines:[<escape>x<escape>,<escape>y<escape>]}<end_function_call>",
-        "<start_function_call>",
-    ),
-    (
-        G4,
-        '<|tool_call>call:read{path:<|"|>a "b" <c><|"|>,count:3,kind:<|"|>file<|"|>,'
-        'lines:[<|"|>x<|"|>,<|"|>y<|"|>]}<tool_call|>',
-        "<|tool_call>",
-    ),
-]
-IDS = [f"{type(form).__name__}{place}" for place, (form, _, _) in enumerate(WRITTEN)]
-
-
-def nothing(tokens: list[int]) -> str:
-    raise AssertionError("no tokenizer is needed")
-
-
-def pieces(answer: Answer, text: str, size: int, complete: bool = True) -> list[Said]:
-    said = []
-    for start in range(0, len(text), size):
-        said += answer.push([StreamedToken(5, 1, text[start : start + size])])
-    return said + answer.end(complete)
-
-
-def read(said: list[Said]) -> tuple[str, list[tuple[str | None, Any]]]:
-    """The text of an answer, and its calls."""
-    calls: dict[int, list[Any]] = {}
-    for one in said:
-        if one.kind == "call":
-            assert (one.name is not None) == (one.call not in calls)
-            calls.setdefault(one.call, [one.name, ""])[1] += one.text
-    text = "".join(one.text for one in said if one.kind == "text")
-    return text, [(name, json.loads(arguments)) for name, arguments in calls.values()]
+from outpace.serve.marked import Dsml
 
 
 @pytest.mark.parametrize(("form", "text", "template"), WRITTEN, ids=IDS)
@@ -224,7 +129,6 @@ def test_reasoning_has_its_own_field(size: int) -> None:
 
 
 ANALYSIS = "<|channel|>analysis<|message|>Hm.<|end|>"
-CALLED = f"<|channel|>commentary to=functions.read <|constrain|>json<|message|>{JSON}"
 FINAL = "<|start|>assistant<|channel|>final<|message|>Yes.<|return|>"
 HARMONY: list[
     tuple[str, str, str, int]

@@ -307,6 +307,8 @@ ELSEWHERE = {
     "Speculate.num_speculative_tokens", "Prediction.content",  # test_chat, test_trace: they are of counts
     "Messages.temperature", "Messages.top_p", "Messages.top_k", "Responses.top_k",  # as Chat's, but no seed
     "Messages.stream", "Responses.stream", "Chat.stream", "Completions.stream",  # in every test of streams
+    "Chat.thinking_token_budget", "Chat.thinking_budget_tokens", "Chat.thinking_budget",  # test_marks:
+    "Thinking.budget_tokens", "Reasoning.max_tokens",  # they need a template that marks reasoning
     "CountTokens.model", "Tokenize.model", "Detokenize.model",  # test_errors: another is refused
 }  # fmt: skip
 REPEATED = ("metadata", "truncation", "tools", "text")

@@ -153,6 +153,10 @@ def test_paths_methods_and_types() -> None:
             ]:
                 assert (await exchange.json())["error"]["type"]
                 assert exchange.status == status
+            form = {"content_type": "application/x-www-form-urlencoded; charset=utf-8"}  # curl -d
+            assert (await client.send(CHAT, chat(max_tokens=2), **form).json())["choices"]
+            page = client.send(CHAT, chat(max_tokens=2), **form, origin="http://other.example")
+            assert (await page.json())["error"]["code"] == "invalid_json" and page.status == 400
             anthropic = await client.send("/v1/messages", {"messages": STORY}).json()
             assert anthropic["type"] == "error"
             assert anthropic["error"]["type"] == "invalid_request_error"

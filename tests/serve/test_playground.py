@@ -349,6 +349,76 @@ def test_the_lines_of_python_do_the_same(
     assert found.keys() >= {"Race": {"plain", "drafted"}, "Edit": {"stream"}}[then]
 
 
+def test_a_conversation_has_turns_and_a_system_prompt(page: Page) -> None:
+    page.get_by_role("spinbutton", name="Tokens").fill("6")
+    page.get_by_label("System prompt").fill("Be brief.")
+    page.get_by_label("Message").fill("one two one two")
+    with page.expect_response(STREAM) as caught:
+        page.get_by_role("button", name="Generate").click()
+    finish(page)
+    asked = caught.value.request.post_data_json["messages"]
+    assert asked == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "one two one two"},
+    ]
+    events = [json.loads(line[6:]) for line in caught.value.text().splitlines() if line.startswith("data: {")]
+    said = "".join(c["delta"].get("content") or "" for event in events for c in event["choices"])
+    page.get_by_role("button", name="Reply").click()
+    assert page.locator(".turns li").all_inner_texts() == [
+        "user one two one two",
+        f"assistant {said}".rstrip(),
+    ]
+    page.get_by_label("Message").fill("three")
+    with page.expect_response(STREAM) as caught:
+        page.get_by_role("button", name="Generate").click()
+    finish(page)
+    then = [{"role": "assistant", "content": said}, {"role": "user", "content": "three"}]
+    assert caught.value.request.post_data_json["messages"] == [*asked, *then]
+    page.get_by_role("button", name="New conversation").click()
+    assert page.locator(".turns").count() == 0
+
+
+def test_an_answer_that_the_limit_cut_is_marked(page: Page) -> None:
+    page.get_by_role("spinbutton", name="Tokens").fill("3")
+    page.get_by_role("button", name="Generate").click()
+    finish(page)
+    page.get_by_text("cut at the limit: 3 tokens").wait_for()
+    assert page.locator("#tokens-generate.cut").count() == 1
+
+
+def test_lines_of_python_for_several_answers_print_each(
+    page: Page, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page.get_by_role("spinbutton", name="Tokens").fill("4")
+    page.get_by_role("tab", name="Server").click()
+    shown = page.locator("pre").inner_text()
+    assert "n=8," in shown and "stream" not in shown
+    found: dict[str, Any] = {}
+    exec(shown, found)
+    assert [answer.index for answer in found["answers"].choices] == list(range(8))
+    printed = "".join(f"{one.index} {one.message.content}\n" for one in found["answers"].choices)
+    assert capsys.readouterr().out == printed
+
+
+def test_a_page_without_a_key_asks_once_and_reports_no_error(page: Page) -> None:
+    asked: list[str] = []
+
+    def locked(route: Any) -> None:
+        asked.append(route.request.url)
+        route.fulfill(status=401, json={"error": {"message": "the API key is missing or wrong"}})
+
+    page.route("**/v1/**", locked)
+    page.route("**/metrics", locked)
+    page.reload()
+    page.get_by_text("this server takes an API key").wait_for()
+    page.get_by_role("tab", name="Server").click()
+    page.get_by_text("give the API key").wait_for()
+    assert page.locator(".error").count() == 0 and len(asked) == 1
+    page.get_by_label("API key").fill("wrong")
+    page.keyboard.press("Enter")
+    page.locator(".error", has_text="missing or wrong").wait_for()
+
+
 def test_a_refusal_is_shown(page: Page) -> None:
     page.get_by_role("radio", name="Completion").check()
     page.get_by_label("Text to continue").fill("word " * 9999)

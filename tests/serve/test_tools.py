@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from calling import CHAT, FUNCTION, HERMES, MESSAGES, PATHS, RESPONSES, SCHEMA, answered, body, streamed
 from outpace.loading import Loaded
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.errors import Refused
@@ -18,21 +19,6 @@ from outpace.serve.tools import LEFT_OUT
 from parts import first, in_turn
 from serving import STORY, Client, engine_text, model, run, serving, story
 
-PATHS = CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
-SCHEMA = {
-    "type": "object",
-    "properties": {"day": {"enum": ["today", "tomorrow"]}, "count": {"type": "integer", "maximum": 9}},
-    "required": ["day"],
-}
-FUNCTION = {"name": "weather", "description": "of a day", "parameters": SCHEMA}
-HERMES = (
-    "{% if tools %}TOOLS {% for tool in tools %}{{ tool | tojson }}\n{% endfor %}<tool_call>{% endif %}"
-    "{% for m in messages %}{{ m.role }}: {% if m.reasoning_content %}<think>{{ m.reasoning_content }}"
-    "</think>{% endif %}{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}"
-    "</tool_call>{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant:"
-    "{% if enable_thinking is defined %}<think>{% if not enable_thinking %}</think>{% endif %}{% endif %}"
-    "{% endif %}"
-)
 CHANNELS = (  # as gpt-oss's template: one call of a turn, which its result follows
     "{% if tools %}functions: {% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}"
     "{% set last = namespace(name='') %}{% for m in messages %}{% if m.tool_calls %}{% if m.thinking %}"
@@ -58,26 +44,6 @@ def with_template(template: str | None) -> Loaded:
     return replace(model(), tokenizer=tokenizer)
 
 
-def body(path: str, choice: str = "auto", **more: Any) -> dict[str, Any]:
-    """A request with one tool in an API's format; ``choice`` is "auto", "none", "required" or "named"."""
-    if path == CHAT:
-        named: Any = {"type": "function", "function": {"name": "weather"}}
-        tools: Any = [{"type": "function", "function": FUNCTION}]
-        own: dict[str, Any] = {"messages": STORY, "max_tokens": 80}
-    elif path == MESSAGES:
-        named = {"type": "tool", "name": "weather"}
-        tools = [{"name": "weather", "description": "of a day", "input_schema": SCHEMA}]
-        own = {"messages": STORY, "max_tokens": 80}
-    else:
-        named = {"type": "function", "name": "weather"}
-        tools = [{"type": "function", **FUNCTION}]
-        own = {"input": STORY, "max_output_tokens": 80}
-    choices: dict[str, Any] = {"named": named, "auto": "auto", "none": "none", "required": "required"}
-    if path == MESSAGES:
-        choices |= {kind: {"type": kind} for kind in ("auto", "none")} | {"required": {"type": "any"}}
-    return {**own, "temperature": 0, "tools": tools, "tool_choice": choices[choice], **more}
-
-
 def counted(path: str, found: dict[str, Any]) -> int:
     """The number of tokens of the prompt, by the response's usage."""
     usage = found["usage"]
@@ -101,75 +67,6 @@ def test_tools_are_in_the_prompt_whatever_the_template(path: str, template: str)
             assert bare == off and shown > bare + 40
 
     run(main)
-
-
-async def streamed(client: Client, path: str, asked: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
-    """The text and the calls of a stream, with its rules checked."""
-    events = await client.send(path, {**asked, "stream": True}).events()
-    text, calls = "", dict[Any, list[str]]()
-    if path == CHAT:
-        for choice in (event["choices"][0] for event in events[:-1]):
-            text += choice["delta"].get("content") or ""
-            for call in choice["delta"].get("tool_calls", ()):
-                if "id" in call:
-                    calls[call["index"]] = [call["function"]["name"], ""]
-                calls[call["index"]][1] += call["function"]["arguments"]
-        assert (events[-2]["choices"][0]["finish_reason"] == "tool_calls") == bool(calls)
-    elif path == MESSAGES:
-        opened: int | None = None
-        for event in events:
-            if event["type"] == "content_block_start":
-                assert opened is None
-                opened, block = event["index"], event["content_block"]
-                if block["type"] == "tool_use":
-                    assert block["input"] == {} and block["id"].startswith("toolu_")
-                    calls[opened] = [block["name"], ""]
-            elif event["type"] == "content_block_delta":
-                assert event["index"] == opened
-                text += event["delta"].get("text", "")
-                if event["delta"]["type"] == "input_json_delta":
-                    calls[opened][1] += event["delta"]["partial_json"]
-            elif event["type"] == "content_block_stop":
-                assert event["index"] == opened
-                opened = None
-        assert opened is None and events[-1]["type"] == "message_stop"
-        assert (events[-2]["delta"]["stop_reason"] == "tool_use") == bool(calls)
-    else:
-        assert [event["sequence_number"] for event in events] == list(range(len(events)))
-        items: dict[int, Any] = {}
-        for event in events:
-            if event["type"] == "response.output_item.added":
-                assert len(items) == event["output_index"]
-                items[event["output_index"]] = event["item"]
-                if event["item"]["type"] == "function_call":
-                    assert event["item"]["arguments"] == ""
-                    calls[event["item"]["id"]] = [event["item"]["name"], ""]
-            elif event["type"] == "response.function_call_arguments.delta":
-                calls[event["item_id"]][1] += event["delta"]
-            elif event["type"] == "response.function_call_arguments.done":
-                assert calls[event["item_id"]][1] == event["arguments"]
-            elif event["type"] == "response.output_text.delta":
-                text += event["delta"]
-            elif event["type"] == "response.output_item.done":
-                items[event["output_index"]] = event["item"]
-        assert events[-1]["response"]["output"] == list(items.values())
-        assert not calls or events[-1]["response"]["status"] == "completed"
-    return text, [(name, arguments) for name, arguments in calls.values()]
-
-
-def answered(path: str, found: dict[str, Any]) -> tuple[str, list[tuple[str, str]]]:
-    """The text and the calls of a complete response."""
-    if path == CHAT:
-        message = found["choices"][0]["message"]
-        calls = [one["function"] for one in message.get("tool_calls", ())]
-        return message["content"] or "", [(one["name"], one["arguments"]) for one in calls]
-    if path == MESSAGES:
-        blocks = found["content"]
-        text = "".join(one["text"] for one in blocks if one["type"] == "text")
-        return text, [(b["name"], json.dumps(b["input"])) for b in blocks if b["type"] == "tool_use"]
-    items = found["output"]
-    text = "".join(one["content"][0]["text"] for one in items if one["type"] == "message")
-    return text, [(one["name"], one["arguments"]) for one in items if one["type"] == "function_call"]
 
 
 @pytest.mark.parametrize(("path", "template"), in_turn(PATHS, ["{{ tools }}{{ messages }}", HERMES, ""]))
@@ -332,11 +229,12 @@ def test_codex_over_two_turns() -> None:
                         **asked,
                         "tool_choice": {"type": "function", "name": name},
                         "max_output_tokens": 90,
+                        "reasoning": {**asked["reasoning"], "max_tokens": 4},
                     }
                     exchange = client.send(RESPONSES, forced)
                     events = await exchange.events()
                     assert exchange.headers[LEFT_OUT] == "web_search"
-                    items.append(events[-1]["response"]["output"][0])
+                    items.append(events[-1]["response"]["output"][-1])
                 kinds = [(item["type"], item["name"], item.get("namespace")) for item in items]
                 assert kinds == [
                     ("function_call", "now", None),

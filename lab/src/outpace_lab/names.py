@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, get_args
 
@@ -51,3 +52,13 @@ def method_of(spec: str) -> str:
         raise OutpaceError(f"{name} is not trained: {why}")
     check_known("method", name, METHODS)
     return name
+
+
+def check_data(source: str) -> None:
+    """Refuse data that is not here, before torch is imported; the hub's is asked for when it is read.
+
+    Raises:
+        OutpaceError: there is no such file or folder.
+    """
+    if not source.startswith("hub:") and not Path(source).exists():
+        raise OutpaceError(f"cannot read {source}: no such file or folder; hub:name=NAME reads the hub's")

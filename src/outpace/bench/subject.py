@@ -31,7 +31,7 @@ def conversation(subject: Loaded, messages: Seq[dict[str, str]]) -> list[int]:
     """
     if subject.has_template:
         return subject.encode_chat(messages)
-    names = {"user": "User", "assistant": "Assistant"}
+    names = {"system": "System", "user": "User", "assistant": "Assistant"}
     lines = [f"{names[message['role']]}: {message['content']}" for message in messages]
     return subject.tokens("\n".join([*lines, "Assistant:"]))
 

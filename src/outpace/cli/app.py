@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Annotated, Any, ParamSpec, TypeVar
 
 import typer
+from rich.table import Table
 
 from outpace._version import __version__
 from outpace.cli import screen
 from outpace.cli.layout import App, Group
-from outpace.core import OutpaceError, first_line, out_of_memory
+from outpace.core import OutpaceError, first_line, near, out_of_memory
 from outpace.plugins import installed, load_object, moved, package_of
 
 P = ParamSpec("P")
@@ -24,14 +25,22 @@ T = TypeVar("T")
 NOT_EQUAL, MISTAKE, INTERRUPTED = 1, 2, 130
 
 
+# Other programs' names of commands, for ours.
+KNOWN_AS = {"run": "chat", "list": "models", "ls": "models"}
+
+
 class _Commands(Group):
     """The commands; one that is in another package is named with that package."""
 
     kind = "command"
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if self.kind == "command" and args and args[0] not in self.commands:
+            args = [KNOWN_AS.get(args[0], args[0]), *args[1:]]
         if args and args[0] not in self.commands and (advice := moved(self.kind, args[0])):
             ctx.fail(advice)
+        if args and args[0] not in self.commands and (hint := near(args[0], self.commands)):
+            ctx.fail(f"No such command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
 
 
@@ -130,7 +139,8 @@ def show(found: T, as_json: bool, table: Callable[[T], Any]) -> None:
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        screen.out().print(table(found))
+        console, made = screen.out(), table(found)
+        console.print(screen.fitting(made, console) if isinstance(made, Table) and made.show_header else made)
 
 
 def _version(wanted: bool) -> None:

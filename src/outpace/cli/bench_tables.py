@@ -17,6 +17,7 @@ from outpace.bench.items import counted
 from outpace.bench.record import Record
 from outpace.bench.remarks import missing, remarks, totals, verdicts, versions
 from outpace.bench.rows import Row, number
+from outpace.cli import screen
 
 _LOOK: dict[str, Any] = {
     "box": box.SIMPLE_HEAD,
@@ -55,7 +56,7 @@ def show(record: Record, console: Console, further: Callable[[Seq[Row]], list[Ta
         if any(row.categories for row in rows[1:]) and len(rows[0].categories) > 1:
             tables.append(categories(rows))
         for table in (*tables, *further(rows)):
-            console.print(table, "")
+            console.print(screen.fitting(table, console), "")
         for line in [*remarks(rows), *totals(rows)]:
             console.print(line, soft_wrap=True)
     for line in versions(record):

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
+from outpace.cli import lines, screen
 from outpace.cli import options as o
-from outpace.cli import screen
 from outpace.cli.app import app, guarded
+from outpace.cli.chat_commands import ENDS, SETTINGS, run_command
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
-from outpace.cli.parts import Source, profiled, sampling, steps
-from outpace.cli.running import exactness_note, rate, run_one
-from outpace.core import Generation, OutpaceError, SamplingParams
+from outpace.cli.parts import Source, check_draws, profiled, sampling, steps
+from outpace.cli.running import cut_note, exactness_note, rate, run_one
+from outpace.core import Generation, OutpaceError
 from outpace.reading import token_ids
 
 if TYPE_CHECKING:
@@ -22,7 +26,12 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
 
 
-@app.command(epilog="Example: outpace chat --model HuggingFaceTB/SmolLM2-135M-Instruct")
+System = Annotated[
+    str, typer.Option("--system", metavar="TEXT", help="What the model is told before the conversation.")
+]
+
+
+@app.command(epilog="Example: outpace chat smollm2")
 @guarded
 def chat(
     model: o.ModelName = None,
@@ -39,37 +48,31 @@ def chat(
     stock: o.Stock = False,
     threads: o.Threads = None,
     max_new_tokens: o.MaxNewTokens = 256,
-    temperature: o.Temperature = 0.0,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    min_p: o.MinP = 0.0,
-    repetition_penalty: o.RepetitionPenalty = 1.0,
+    temperature: o.OwnTemperature = None,
+    top_k: o.OwnTopK = None,
+    top_p: o.OwnTopP = None,
+    min_p: o.OwnMinP = None,
+    repetition_penalty: o.OwnRepetitionPenalty = None,
     seed: o.Seed = None,
+    system: System = "",
 ) -> None:
-    """Chat with a model, in its chat template if it has one.
+    """Chat with a model, in its chat template if it has one, sampled as its own generation config says.
 
-    /exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer.
+    /help lists the commands, /exit or Ctrl-D ends, Ctrl-C stops an answer.
     """
+    given = dict(locals())
     watching = observer_of(observer)
-    params = sampling(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        seed=seed,
-    )
+    asked = {name: given[name] for name in SETTINGS if given[name] is not None}
+    sampling(**{"temperature": 1.0, **asked})  # refuses wrong ones before the model loads
     options = steps(quantise, stock, bool(observer))
     source = Source(model, device, dtype, trust_remote_code, llamacpp, options=options)
     loaded, spec = profiled(source, drafter, profile, verifier)
     with attached(watching, loaded, spec) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)
-        talk(Chat(loaded, engine, params))
+        talk(Chat(loaded, engine, asked, system))
 
 
 _STOP = "\nUser:"
-_HELP = "/exit or Ctrl-D ends, /reset forgets the conversation, Ctrl-C stops an answer"
 
 
 class Chat:
@@ -77,21 +80,41 @@ class Chat:
 
     Attributes:
         messages: in the format of chat templates, alternating user and assistant.
+        system: what the model is told before them; empty for nothing.
+        asked: sampling parameters that were asked for, before the model's own.
     """
 
-    def __init__(self, model: Loaded, engine: Engine, params: SamplingParams) -> None:
+    def __init__(self, model: Loaded, engine: Engine, asked: dict[str, Any], system: str = "") -> None:
         self.model = model
         self.engine = engine
-        if not model.has_template:
-            params = replace(params, stop=(*params.stop, _STOP))
-        self.params = params
+        self.system = system
         self.messages: list[dict[str, str]] = []
+        self.set(asked)
+
+    def set(self, asked: dict[str, Any]) -> None:
+        """Choose the sampling of the answers that follow.
+
+        Raises:
+            OutpaceError: a value is wrong, or has no effect.
+        """
+        from outpace.loading.sampling import sampling_of_chat
+
+        params = sampling_of_chat(self.model.target, asked)
+        check_draws(params, asked)
+        self.asked, self.params = asked, params
+        if not self.model.has_template:
+            self.params = replace(params, stop=(*params.stop, _STOP))
+
+    @property
+    def turns(self) -> list[dict[str, str]]:
+        """The conversation with its system message."""
+        return [*([{"role": "system", "content": self.system}] if self.system else ()), *self.messages]
 
     def encode(self) -> list[int]:
         """The conversation as token ids, up to where the answer begins."""
         from outpace.bench.subject import conversation
 
-        return conversation(self.model, self.messages)
+        return conversation(self.model, self.turns)
 
     def fit(self) -> tuple[list[int], int]:
         """The prompt's token ids, after dropping the oldest turns if the context is full.
@@ -146,20 +169,25 @@ class Chat:
 def talk(chat: Chat) -> None:
     """Read messages and answer them until /exit or the end of input."""
     interactive = sys.stdin.isatty()
-    if interactive:
-        _line_editing()
-        screen.note(f"{chat.model}. {_HELP}")
+    if not interactive:
+        return _talk(chat, interactive)
+    screen.note(f"{chat.model}. /help lists the commands, /exit or Ctrl-D ends, Ctrl-C stops an answer")
+    with lines.history():
+        _talk(chat, interactive)
+
+
+def _talk(chat: Chat, interactive: bool) -> None:
     while (message := _read(interactive)) is not None:
         message = message.strip()
-        if message in ("/exit", "/quit"):
-            return
-        if message == "/reset":
-            chat.messages.clear()
-            screen.note("(the conversation is forgotten)")
-        elif message.startswith("/") and message[1:].isalpha():
-            screen.note(f"(no command {message}: {_HELP})")
-        elif message:
-            _turn(chat, message)
+        try:
+            if message.startswith("/") and (command := re.match(r"/(\w+)(?:\s+|$)", message)):
+                if command[1] in ENDS:
+                    return
+                screen.note(run_command(chat, command[1], message[command.end() :].strip()))
+            elif message:
+                _turn(chat, message)
+        except OutpaceError as error:
+            screen.note(f"Error: {error}", style="red")
 
 
 def _turn(chat: Chat, message: str) -> None:
@@ -168,45 +196,29 @@ def _turn(chat: Chat, message: str) -> None:
 
     def show(text: str) -> None:
         nonlocal first
+        read()
         screen.write(text.lstrip() if first else text)
         first = first and not text.strip()
 
-    try:
-        with Interrupt() as interrupt:
-            generation = chat.ask(message, show, interrupt)
-    except OutpaceError as error:
-        screen.note(f"Error: {error}", style="red")
-        return
+    with Interrupt() as interrupt, screen.busy("reading ...") as read:
+        generation = chat.ask(message, show, interrupt)
     screen.write("\n")
     stats = generation.stats
     speed = rate(stats.tokens, stats.seconds)
     cut = "interrupted; " if interrupt.raised else ""
+    if limit := cut_note(generation, chat.params):
+        cut = f"{limit}; /set max_new_tokens raises it; " if "--max" in limit else f"{limit}; "
     line = f"{cut}{stats.mean_accepted_length:.2f} tokens per step, {speed:.1f} tokens/s"
     screen.note(f"({line}{exactness_note(chat.engine, chat.params.greedy)})")
 
 
 def _read(interactive: bool) -> str | None:
-    """A line, or None at the end of input. Ctrl-C at the prompt drops the line."""
+    """A message, or None at the end of input. Ctrl-C at the prompt drops what was typed."""
     while True:
         try:
-            return input("> " if interactive else "")
-        except EOFError:
-            if interactive:
-                screen.write("\n")
-            return None
+            return lines.read(interactive)
         except KeyboardInterrupt:
             if not interactive:
                 raise
             screen.write("\n")
-            screen.note(f"({_HELP})")
-        except UnicodeDecodeError as error:
-            raise OutpaceError(f"standard input is not UTF-8 text: {error.reason}") from None
-
-
-def _line_editing() -> None:
-    """Enable arrow keys and history in ``input`` if the platform has readline."""
-    try:
-        import readline
-    except ImportError:
-        return
-    readline.set_auto_history(True)
+            screen.note("(/exit or Ctrl-D ends)")

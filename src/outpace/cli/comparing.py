@@ -221,7 +221,8 @@ def report(found: Seq[Comparison], label: str, writer: Writer) -> None:
     """Write texts to the writer, the table and the verdict to standard output."""
     if len(found) == 1:
         writer.write((found[0].other.answer.text or "") + "\n")
-    screen.out().print(_table(found, label))
+    console = screen.out()
+    console.print(screen.fitting(_table(found, label), console))
     for line in verdict(found):
         screen.write(line + "\n")
 

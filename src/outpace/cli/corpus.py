@@ -89,7 +89,9 @@ def read(file: Path, field: str, end: int | None) -> Iterator[Piece]:
         else:
             yield from _text(file)
     except UnicodeDecodeError as error:
-        raise OutpaceError(f"{file} is not UTF-8 text: {error.reason}; leave it out, or convert it") from None
+        raise OutpaceError(
+            f"{file} is not UTF-8 text: {error.reason} at byte {error.start}; leave it out, or convert it"
+        ) from None
     except OSError as error:
         raise OutpaceError(f"cannot read {file}: {error.strerror or error}") from None
 

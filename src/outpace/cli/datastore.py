@@ -217,11 +217,14 @@ def describe(file: Path, verify: bool = False) -> dict[str, Any]:
     Raises:
         OutpaceError: it is not a datastore, or it is damaged.
     """
-    from outpace.drafters.retrieval.datastore import Datastore
+    if not file.is_file():  # found before torch is imported
+        raise OutpaceError(f"no such file: {file}; `outpace datastore build` writes datastores")
+    with screen.busy(f"reading {file} ..."):
+        from outpace.drafters.retrieval.datastore import Datastore
 
-    datastore = Datastore(file)
-    if verify:
-        datastore.verify()
+        datastore = Datastore(file)
+        if verify:
+            datastore.verify()
     header = datastore.header
     return {
         "file": str(file),

@@ -15,7 +15,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from outpace.cli import completing
+from outpace.cli import completing, screen
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded, show
 from outpace.core import OutpaceError
@@ -49,11 +49,11 @@ def drafters(name: Name = None, as_json: o.AsJson = False) -> None:
 
     Drafters registered by other installed packages are listed with their package.
     """
-    if name is None:
-        show(catalogue(), as_json, table)
-    else:
+    if name is not None:
         check_names(drafter=name)
-        show(entry_of(name), as_json, described)
+    with screen.busy("reading the drafters ..."):
+        found = catalogue() if name is None else entry_of(name)
+    show(found, as_json, table if name is None else described)
 
 
 def entry_of(name: str) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from outpace._version import __version__
 from outpace.cli import options as o
+from outpace.cli import screen
 from outpace.cli.app import app, guarded, show
 from outpace.cli.parts import Source
 from outpace.core import EXTRAS, OutpaceError, install, missing
@@ -44,7 +45,9 @@ def env(
     found: dict[str, Any] = {}
     if model is not None:
         found = _served(Source(model, device, dtype, trust_remote_code, llamacpp), quantise, stock)
-    show(environment() | found, as_json, _table)
+    with screen.busy("looking at this machine ..."):
+        here = environment()
+    show(here | found, as_json, _table)
 
 
 def environment() -> dict[str, Any]:

@@ -24,6 +24,8 @@ from outpace.cli.progress import bar
 from outpace.cli.running import (
     Job,
     Total,
+    counted,
+    cut_note,
     exactness_note,
     generation_json,
     prepare,
@@ -87,7 +89,15 @@ Task = Annotated[
     str | None,
     typer.Option("--task", metavar="NAME", help="With --audio: transcribe, or translate (into English)."),
 ]
-InTemplate = Annotated[bool, typer.Option("--chat", help="Put each prompt into the model's chat template.")]
+InTemplate = Annotated[
+    bool | None,
+    typer.Option(
+        "--chat/--raw",
+        help="Put each prompt into the model's chat template, or continue its text. Default: the template if "
+        "there is one.",
+        show_default=False,
+    ),
+]
 Batch = Annotated[int, typer.Option("--batch", metavar="N", help="Prompts decoded together.", min=1)]
 Stop = Annotated[
     list[str] | None,
@@ -120,7 +130,7 @@ def generate(
     audio: Audio = None,
     language: Language = None,
     task: Task = None,
-    chat: InTemplate = False,
+    chat: InTemplate = None,
     batch: Batch = 1,
     model: o.ModelName = None,
     drafter: o.DefaultDrafterSpec = "",
@@ -202,19 +212,23 @@ def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Write
         if writer.as_json:
             with screen.busy("decoding ..."):
                 generation = run_one(engine, parts, params, interrupt, references=job.references)
-            writer.json(generation_json(job, generation, engine.verifier))
+            writer.json(generation_json(job, generation, engine))
         else:
             try:
-                generation = run_one(engine, parts, params, interrupt, writer.write, job.references)
+                with screen.busy("reading the prompt ...") as read:
+
+                    def show(text: str) -> None:
+                        read()
+                        writer.write(text)
+
+                    generation = run_one(engine, parts, params, interrupt, show, job.references)
             except BaseException:
                 if writer.started:
                     writer.write("\n")  # so that the message begins a new line
                 raise
             writer.write("\n")
-    line = stats_line(generation.stats) + exactness_note(engine, params.greedy)
-    if generation.finish_reason == "length" and len(generation.tokens) < params.max_new_tokens:
-        line += "; stopped because the model's context is full"
-    screen.note(line)
+    cut = cut_note(generation, params)
+    screen.note(stats_line(generation.stats) + exactness_note(engine, params.greedy) + (cut and f"; {cut}"))
     return not interrupt.raised
 
 
@@ -250,9 +264,9 @@ def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch:
             return f"{rate(tokens, time.perf_counter() - began):.1f} tokens/s"
 
         def finished(job: Job, generation: Generation) -> None:
-            total.add(generation.stats)
+            total.add(generation)
             if writer.as_json:
-                writer.json(generation_json(job, generation, engine.verifier))
+                writer.json(generation_json(job, generation, engine))
             else:
                 writer.write(_titled(job, generation))
             progress.advance(speed())
@@ -263,9 +277,10 @@ def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch:
         run_many(engine, jobs, params, batch, interrupt, finished, stepped)
     seconds = time.perf_counter() - began
     screen.note(
-        f"{total.prompts} of {len(jobs)} prompts, {total.tokens} tokens, {total.tau:.2f} per step, "
-        f"{rate(total.tokens, seconds):.1f} tokens/s, {seconds:.2f} s"
-        f"{exactness_note(engine, params.greedy)}"
+        f"{total.prompts} of {counted(len(jobs), 'prompt')}, {counted(total.tokens, 'token')}, "
+        f"{total.tau:.2f} per step, {rate(total.tokens, seconds):.1f} tokens/s, {seconds:.2f} s"
+        + f"; {total.cut} cut at --max-new-tokens {params.max_new_tokens}" * bool(total.cut)
+        + exactness_note(engine, params.greedy)
     )
     return not interrupt.raised
 

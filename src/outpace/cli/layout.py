@@ -15,8 +15,32 @@ F = TypeVar("F", bound=Callable[..., Any])
 Groups = dict[str, list[tuple[str, str]]]
 
 
+# The options that words without one are for, by command, from the last: `generate smollm2 "Hi"`.
+_WORDS = {
+    "chat": ("--model",),
+    "serve": ("--model",),
+    "env": ("--model",),
+    "generate": ("--model", "--prompt"),
+}
+
+
 class Command(TyperCommand):
-    """A command whose help shows its options in groups."""
+    """A command whose help shows its options in groups, and which takes words for its main options."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options = _WORDS.get(self.name or "", ())
+        if options and not ctx.resilient_parsing:
+            given, words, _ = self.make_parser(ctx).parse_args(args=list(args))
+            taken = options[-len(words) :] if 0 < len(words) <= len(options) else ()
+            for word, option in zip(words, taken, strict=True) if taken else ():
+                if given.get(option.strip("-")) is not None:
+                    ctx.fail(f"give {word!r} or {option}, not both")
+            if self.name == "chat" and len(words) > 1:
+                ctx.fail(
+                    f"a chat reads messages line by line; for one answer: outpace generate {words[0]} ..."
+                )
+            args = _with_options(args, words, taken)
+        return super().parse_args(ctx, args)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write(_options(self, ctx), formatter)
@@ -40,6 +64,14 @@ class App(typer.Typer):
 
     def command(self, name: str | None = None, **given: Any) -> Callable[[F], F]:
         return super().command(name, **{"cls": Command, **given})
+
+
+def _with_options(args: list[str], words: list[str], options: tuple[str, ...]) -> list[str]:
+    """A command line with each of these words after its option."""
+    found = list(args)
+    for word, option in zip(words, options, strict=False):
+        found[found.index(word)] = f"{option}={word}"
+    return [one for one in found if one != "--"] if options else found
 
 
 def _options(command: Any, ctx: Any) -> Groups:

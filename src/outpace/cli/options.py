@@ -12,7 +12,7 @@ import typer
 
 from outpace.cli import completing
 from outpace.cli.layout import RARE
-from outpace.core import DEFAULT_DRAFTER
+from outpace.core import DEFAULT_DRAFTER, dtype_name
 from outpace.native.processors import MOST, VARIABLE
 
 # An option in one of the panels of --help.
@@ -95,8 +95,9 @@ Dtype = Annotated[
     model_option(
         "--dtype",
         metavar="DTYPE",
+        callback=dtype_name,
         help="auto (the model's own; on a CPU bfloat16 if that is the model's own and bit-exact, or else "
-        "float32), float32, bfloat16, float16, float64.",
+        "float32), float32, bfloat16 (bf16), float16 (fp16), float64.",
     ),
 ]
 Trust = Annotated[bool, rare_option("--trust-remote-code", help="Run Python code that comes with the model.")]
@@ -104,6 +105,7 @@ Quantise = Annotated[
     str | None,
     rare_option(
         "--quantise",
+        "--quantize",
         metavar="BITS",
         help="int8 or int4: round the weights; for --dtype bfloat16 on a CPU. Changes the tokens.",
     ),
@@ -146,7 +148,8 @@ LlamaCpp = Annotated[
     ),
 ]
 MaxNewTokens = Annotated[
-    int, sampling_option("--max-new-tokens", "-n", metavar="N", help="Maximum tokens to emit.")
+    int,
+    sampling_option("--max-new-tokens", "--max-tokens", "-n", metavar="N", help="Maximum tokens to emit."),
 ]
 Temperature = Annotated[float, sampling_option("--temperature", "-t", metavar="T", help="0 is greedy.")]
 AsJson = Annotated[bool, output_option("--json", help="Results as JSON.")]
@@ -232,5 +235,31 @@ JsonTo = Annotated[
         "--json",
         metavar="FILE",
         help="Write results as JSON; - is standard output, and tables then go to standard error.",
+    ),
+]
+
+
+# Those of a chat, whose defaults are the model's own.
+own_option = partial(sampling_option, show_default="the model's own")
+OwnTemperature = Annotated[float | None, own_option("--temperature", "-t", metavar="T", help="0 is greedy.")]
+OwnTopK = Annotated[
+    int | None, own_option("--top-k", metavar="K", help="Keep the k most probable tokens; 0 keeps all.")
+]
+OwnTopP = Annotated[
+    float | None,
+    own_option("--top-p", metavar="P", help="Keep the smallest set of tokens of this probability."),
+]
+OwnMinP = Annotated[
+    float | None,
+    own_option(
+        "--min-p", metavar="P", help="Drop tokens less probable than this times the most probable one."
+    ),
+]
+OwnRepetitionPenalty = Annotated[
+    float | None,
+    own_option(
+        "--repetition-penalty",
+        metavar="X",
+        help="Lowers the logits of tokens in prompt and output; 1 is off.",
     ),
 ]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,13 +32,18 @@ def sampling(**values: Any) -> SamplingParams:
     except OutpaceError as error:
         name, _, rest = str(error).partition(" ")
         raise OutpaceError(f"--{name.replace('_', '-')} {rest}" if name in values else str(error)) from None
+    check_draws(params, values)
+    return params
+
+
+def check_draws(params: SamplingParams, given: Mapping[str, Any]) -> None:
+    """Refuse what was given and has no effect on greedy decoding."""
     for name in _OF_DRAWS:
-        if params.greedy and getattr(params, name) != getattr(SamplingParams, name):
+        if params.greedy and given.get(name, getattr(params, name)) != getattr(SamplingParams, name):
             raise OutpaceError(
                 f"--{name.replace('_', '-')} has no effect at temperature 0, which takes the most probable "
                 "token; give --temperature, or leave it out"
             )
-    return params
 
 
 def steps(quantise: str | None, stock: bool, online: bool) -> TargetOptions:
@@ -110,6 +115,8 @@ def profiled(
         at_once: numbers of prompts that will be decoded together.
         remark: called with a message if the profile was tuned for another number.
     """
+    if profile is not None and not profile.is_file():
+        raise OutpaceError(f"there is no profile at {profile}; `outpace tune --out {profile}` writes one")
     if profile is None:
         loaded = source.load(drafter or DEFAULT_DRAFTER, verifier, references)
         from outpace.engine.parts import usual_drafter

@@ -52,7 +52,7 @@ def _read(prompt: str | None, file: Path | None) -> list[Prompt]:
     if prompt is not None and file is not None:
         raise OutpaceError("give --prompt or --file, not both")
     if file is not None:
-        text = _file(file)
+        text = read_text(file)
         if is_list(file):
             return read_lines(text, str(file))
         text = _without_last_break(text)
@@ -95,13 +95,18 @@ def _prompt(value: object, number: int) -> Prompt:
 
 
 def _reference(file: Path) -> str:
-    text = _without_last_break(_file(file))
+    text = _without_last_break(read_text(file))
     if not text:
         raise OutpaceError(f"the reference {file} is empty")
     return text
 
 
-def _file(file: Path) -> str:
+def read_text(file: Path) -> str:
+    """The text of a file that a user names.
+
+    Raises:
+        OutpaceError: it cannot be read, or is not UTF-8.
+    """
     check_plain(file)
     try:
         return file.read_text("utf-8-sig")
@@ -117,7 +122,9 @@ def _stdin() -> str:
     try:
         return _without_last_break(sys.stdin.read())
     except UnicodeDecodeError as error:
-        raise OutpaceError(f"standard input is not UTF-8 text: {error.reason}") from None
+        raise OutpaceError(
+            f"standard input is not UTF-8 text: {error.reason} at byte {error.start}"
+        ) from None
 
 
 def _without_last_break(text: str) -> str:

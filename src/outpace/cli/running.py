@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
     from outpace.sequence import Sequence
     from outpace.targets import TargetModel
-    from outpace.verify import Verifier
 
 
 @dataclass(frozen=True)
@@ -48,9 +47,12 @@ class Total:
     prompts: int = 0
     tokens: int = 0
     steps: int = 0
+    cut: int = 0
 
-    def add(self, stats: Stats) -> None:
+    def add(self, generation: Generation) -> None:
+        stats = generation.stats
         self.prompts += 1
+        self.cut += generation.finish_reason == "length"
         self.tokens += stats.tokens
         self.steps += stats.steps
 
@@ -59,13 +61,17 @@ class Total:
         return self.tokens / self.steps if self.steps else 0.0
 
 
-def prepare(prompts: Seq[Prompt], model: Loaded, chat: bool) -> list[Job]:
+def prepare(prompts: Seq[Prompt], model: Loaded, chat: bool | None) -> list[Job]:
     """Tokenise all prompts before any is decoded.
+
+    Args:
+        chat: whether they are turns in the chat template; None for yes if there is one.
 
     Raises:
         OutpaceError: one is empty or too long; the message names its line.
     """
     jobs = []
+    chat = model.has_template and not model.target.has_encoder if chat is None else chat
     for index, prompt in enumerate(prompts):
         try:
             references = [model.plain_tokens(text) for text in prompt.references]
@@ -158,7 +164,7 @@ def stats_json(stats: Stats) -> dict[str, Any]:
     }
 
 
-def generation_json(job: Job, generation: Generation, verifier: Verifier) -> dict[str, Any]:
+def generation_json(job: Job, generation: Generation, engine: Engine) -> dict[str, Any]:
     """One prompt's result."""
     interrupted = generation.finish_reason == "removed"
     found: dict[str, Any] = {
@@ -168,12 +174,22 @@ def generation_json(job: Job, generation: Generation, verifier: Verifier) -> dic
         "text": generation.text,
         "finish_reason": "interrupted" if interrupted else generation.finish_reason,
         "seed": generation.seed,
-        "verifier": str(verifier),
+        "verifier": str(engine.verifier),
         "stats": stats_json(generation.stats),
     }
     if generation.logprobs is not None:
-        found["logprobs"] = [{"logprob": one.logprob, "top": one.top} for one in generation.logprobs]
+        first = len(generation.tokens) - len(generation.logprobs)
+        found["logprobs"] = [
+            _logprob(engine, token, one.logprob)
+            | {"top": [_logprob(engine, *other) for other in one.top.items()]}
+            for token, one in zip(generation.tokens[first:], generation.logprobs, strict=True)
+        ]
     return found
+
+
+def _logprob(engine: Engine, token: int, logprob: float) -> dict[str, Any]:
+    text = "" if engine.tokenizer is None else engine.tokenizer.decode([token])
+    return {"token": token, "text": text, "logprob": logprob}
 
 
 def rate(tokens: int, seconds: float) -> float:
@@ -191,10 +207,24 @@ def exactness_note(engine: Engine, greedy: bool) -> str:
     return ""
 
 
+def counted(number: int, what: str) -> str:
+    """A number of things, in the singular if it is one."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def cut_note(generation: Generation, params: SamplingParams) -> str:
+    """Note on an output that a limit has cut; empty if it ended by itself."""
+    if generation.finish_reason != "length":
+        return ""
+    if len(generation.tokens) < params.max_new_tokens:
+        return "cut: the model's context is full"
+    return f"cut at {counted(params.max_new_tokens, 'token')} (--max-new-tokens)"
+
+
 def stats_line(stats: Stats) -> str:
     """One line about a generation."""
     speed = rate(stats.tokens, stats.seconds)
     return (
-        f"{stats.tokens} tokens in {stats.steps} steps, {stats.mean_accepted_length:.2f} per step, "
-        f"{speed:.1f} tokens/s, {stats.seconds:.2f} s"
+        f"{counted(stats.tokens, 'token')} in {counted(stats.steps, 'step')}, "
+        f"{stats.mean_accepted_length:.2f} per step, {speed:.1f} tokens/s, {stats.seconds:.2f} s"
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from pathlib import Path
 
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
 from rich.text import Text
 
 # Control characters would let a model's text move the cursor or retitle the window.
@@ -41,6 +43,19 @@ def write(text: str) -> None:
     sys.stdout.flush()
 
 
+def fitting(table: Table, console: Console) -> RenderableType:
+    """A table or, where its words are wider than the console, a line for each cell."""
+    wide = console.options.update(width=1000)
+    if Measurement.get(console, wide, table).minimum <= console.width:
+        return table
+    lines = [Text(str(table.title), style="dim")] if table.title else []
+    for label, *cells in zip(*(column.cells for column in table.columns), strict=True):
+        lines.append(Text(str(label), style="bold"))
+        named = zip(table.columns[1:], cells, strict=True)
+        lines += [Text(f"  {column.header}  {cell}") for column, cell in named if str(cell)]
+    return Group(*lines)
+
+
 def note(message: str, style: str = "dim") -> None:
     """Print one line on standard error."""
     err().print(Text(printable(message), style=style), soft_wrap=True)
@@ -57,11 +72,11 @@ def of_the_first() -> Iterator[None]:
 
 
 @contextmanager
-def busy(message: str) -> Iterator[None]:
-    """Context of a spinner on standard error; nothing if that is not a terminal."""
+def busy(message: str) -> Iterator[Callable[[], None]]:
+    """Context of a spinner on standard error, and a function that ends it; nothing if that is no terminal."""
     console = err()
     if not live(console):
-        yield
+        yield lambda: None
         return
-    with console.status(Text(printable(message), style="dim")):
-        yield
+    with console.status(Text(printable(message), style="dim")) as status:
+        yield status.stop

@@ -14,7 +14,7 @@ from outpace.files import replace_text
 STANDARD_OUTPUT = "-"
 
 
-def check_out(file: Path, overwrite: bool) -> None:
+def check_out(file: Path, overwrite: bool, remedy: str = "give another --out, or --overwrite") -> None:
     """Refuse a file that cannot be written, or that would be lost.
 
     Raises:
@@ -24,7 +24,7 @@ def check_out(file: Path, overwrite: bool) -> None:
         why = "a folder" if file.is_dir() else f"no such folder: {file.parent}"
         raise OutpaceError(f"cannot write {file}: {why}")
     if file.is_file() and file.stat().st_size and not overwrite:
-        raise OutpaceError(f"{file} exists and would be lost; give another --out, or --overwrite")
+        raise OutpaceError(f"{file} exists and would be lost; {remedy}")
     if file.exists() and not file.is_file():
         return  # a device or a pipe: opening it might be seen at its other end
     new = not file.exists()

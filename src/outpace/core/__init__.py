@@ -10,6 +10,7 @@ from outpace.core.errors import (
     OutpaceError,
     RanksLost,
     UnsupportedModel,
+    check_known,
     described,
     first_line,
     in_progress,
@@ -18,7 +19,7 @@ from outpace.core.errors import (
     out_of_memory,
 )
 from outpace.core.extras import EXTRAS, missing, need
-from outpace.core.options import DEFAULT_DRAFTER, DTYPES, USUAL, TargetOptions
+from outpace.core.options import DEFAULT_DRAFTER, DTYPES, USUAL, TargetOptions, dtype_name
 from outpace.core.parameters import LogitsProcessor, SamplingParams, Speculation
 from outpace.core.remedies import install
 from outpace.core.results import (
@@ -35,6 +36,6 @@ __all__ = [
     "DEFAULT_DRAFTER", "DTYPES", "EXTRAS", "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason",
     "Generation", "LogitsProcessor", "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost",
     "SamplingParams", "Source", "Speculation", "Stats", "StreamedToken", "TargetOptions", "TokenLogprobs",
-    "UnsupportedModel", "Verdict", "described", "first_line", "in_progress", "install", "load_extra",
-    "missing", "near", "need", "out_of_memory",
+    "UnsupportedModel", "Verdict", "check_known", "described", "dtype_name", "first_line", "in_progress",
+    "install", "load_extra", "missing", "near", "need", "out_of_memory",
 ]  # fmt: skip

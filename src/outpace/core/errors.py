@@ -68,6 +68,22 @@ def near(name: str, names: Iterable[str]) -> str:
     return f" Did you mean {found[0]!r}?" if found else ""
 
 
+def check_known(what: str, given: Iterable[str], known: Iterable[str], meant: Iterable[str] = ()) -> None:
+    """Refuse an argument that there is not.
+
+    Args:
+        meant: names among which the similar one is sought; by default those known.
+
+    Raises:
+        OutpaceError: the message has the similar one.
+    """
+    names = sorted(known)
+    for name in given:
+        if name not in names:
+            hint = near(name, meant or names) or f" There are: {', '.join(names)}"
+            raise OutpaceError(f"{what} takes no argument {name!r}.{hint}")
+
+
 def first_line(error: BaseException) -> str:
     """The first line of an error's message, with the next if it ends in a colon, or the name of its type.
 

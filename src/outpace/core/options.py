@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from outpace.core.errors import OutpaceError, near
+from outpace.core.errors import OutpaceError, check_known, near
 
 # The drafter where none is named. It keeps nothing of a request for later ones, which may be another user's;
 # "suffix" remembers earlier outputs.
@@ -14,6 +14,7 @@ DEFAULT_DRAFTER = "suffix:memory=0"
 
 # Those that models are loaded in, by torch's names.
 DTYPES = ("float32", "bfloat16", "float16", "float64")
+_SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "float16", "fp64": "float64"}
 
 # Types that weights are rounded to.
 ROUNDINGS = ("int8", "int4")
@@ -99,6 +100,13 @@ class TargetOptions:
         if self.stock and (names := [name for name in self.named if name not in ("check", "stock")]):
             raise OutpaceError(f"stock=True runs the model's own modules: leave {names[0]} or stock out")
 
+    @classmethod
+    def of(cls, given: Mapping[str, Any], what: str, others: Iterable[str] = ()) -> TargetOptions:
+        """Options by name; for errors, the function ``what`` that was called and its other arguments."""
+        known = [one.name for one in fields(cls)]
+        check_known(what, given, known, [*known, *others])
+        return cls(**given)
+
     @property
     def named(self) -> list[str]:
         """The options that ask for something."""
@@ -112,3 +120,9 @@ class TargetOptions:
 
 
 USUAL = TargetOptions()
+
+
+def dtype_name(dtype: Any) -> str:
+    """torch's name of a dtype, from that, from a usual short one (fp16, bf16), or from the dtype itself."""
+    name = str(dtype).removeprefix("torch.")
+    return _SHORT.get(name, name)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from outpace.core.errors import OutpaceError
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import torch
 
 LogitsProcessor = Callable[["torch.Tensor", "torch.Tensor"], "torch.Tensor"]
-_INTEGERS = ("max_new_tokens", "top_k", "seed", "logprobs", "min_tokens")
+_INTEGERS = ("max_new_tokens", "n", "top_k", "seed", "logprobs", "min_tokens")
 _NUMBERS = (
     "temperature",
     "top_p",
@@ -24,6 +24,7 @@ _NUMBERS = (
     "frequency_penalty",
 )
 _OPTIONAL = ("seed", "logprobs")
+_SEEDS = 2**64
 _BOOLEANS = ("bool", "torch.bool")  # dtypes of NumPy's and torch's numbers
 _LARGE = 1e30  # with which float32 can still be multiplied and divided
 
@@ -82,6 +83,9 @@ class SamplingParams:
 
     Attributes:
         max_new_tokens: maximum number of tokens to emit, at least 0.
+        max_tokens: OpenAI's and vLLM's name for ``max_new_tokens``; give one of them.
+        n: number of outputs per prompt, at least 1; of ``generate`` alone. With a seed, the outputs have this
+            seed and those that follow it.
         temperature: 0 is greedy (the argmax of the processed logits).
         top_k: keep the k most probable tokens; 0 keeps all.
         top_p: keep the smallest set of most probable tokens whose total probability reaches this, in (0, 1].
@@ -125,11 +129,18 @@ class SamplingParams:
     logprobs: int | None = None
     logits_processors: Seq[LogitsProcessor] = ()
     speculation: Speculation | str | None = None
+    n: int = 1
+    max_tokens: InitVar[int | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, max_tokens: int | None) -> None:
+        if max_tokens is not None:
+            if self.max_new_tokens not in (SamplingParams.max_new_tokens, max_tokens):
+                raise OutpaceError("give max_tokens or max_new_tokens, not both: they are one limit")
+            object.__setattr__(self, "max_new_tokens", max_tokens)
         self._convert()
         stop = self.stop
         self._check("max_new_tokens", self.max_new_tokens >= 0, "at least 0")
+        self._check("n", self.n >= 1, "at least 1")
         most = self.max_new_tokens
         self._check("min_tokens", 0 <= self.min_tokens <= most, f"between 0 and max_new_tokens, {most},")
         self._check("temperature", 0 <= self.temperature <= _LARGE, f"between 0 and {_LARGE:g}")
@@ -142,7 +153,9 @@ class SamplingParams:
             self._check(name, abs(getattr(self, name)) <= _LARGE, f"between {-_LARGE:g} and {_LARGE:g}")
         bias = (self.logit_bias or {}).values()
         self._check("logit_bias", all(value <= _LARGE for value in bias), f"numbers of at most {_LARGE:g}")
-        self._check("seed", self.seed is None or 0 <= self.seed < 2**64, "None or at least 0 and below 2**64")
+        self._check(
+            "seed", self.seed is None or 0 <= self.seed < _SEEDS, "None or at least 0 and below 2**64"
+        )
         self._check(
             "stop", all(isinstance(text, str) and text for text in stop), "strings that are not empty"
         )
@@ -176,6 +189,11 @@ class SamplingParams:
     def _check(self, name: str, holds: bool, rule: str) -> None:
         if not holds:
             raise OutpaceError(f"{name} must be {rule}, not {getattr(self, name)!r}")
+
+    def output(self, index: int) -> SamplingParams:
+        """The parameters of one of several outputs, by its index: each has a seed of its own."""
+        seed = None if self.seed is None else (self.seed + index) % _SEEDS
+        return replace(self, n=1, seed=seed)
 
     @property
     def drafts(self) -> Speculation:

@@ -18,6 +18,7 @@ from outpace.engine.engine import Engine
 from outpace.engine.guards import whole_number
 from outpace.engine.handles import Add, Cancel, Handle, News, QueueFull, Stop, call_in, deliver_all, wake
 from outpace.engine.reader import Reader
+from outpace.engine.request import Prompt
 from outpace.engine.works import Encoding, Score, Works
 from outpace.sequence import Sequence
 
@@ -112,7 +113,7 @@ class AsyncEngine:
         return self._memory_use
 
     async def generate(
-        self, prompt: Seq[int], params: SamplingParams | None = None, *, wait: bool = False, **more: Any
+        self, prompt: Prompt, params: SamplingParams | None = None, *, wait: bool = False, **more: Any
     ) -> Generation:
         """Add a request, as ``add`` does, and wait for its end.
 
@@ -123,7 +124,7 @@ class AsyncEngine:
 
     async def add(
         self,
-        prompt: Seq[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         *,
         wait: bool = False,
@@ -143,7 +144,7 @@ class AsyncEngine:
 
     async def _add(
         self,
-        prompt: Seq[int],
+        prompt: Prompt,
         params: SamplingParams | None,
         wait: bool,
         more: dict[str, Any],

@@ -34,7 +34,7 @@ from outpace.engine.parts import (
 )
 from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
-from outpace.engine.request import Requests, one_each, params_of_each
+from outpace.engine.request import Prompt, Requests, one_each, params_of_each, prompts_of
 from outpace.engine.scheduler import Scheduler
 from outpace.engine.step import Stepper
 from outpace.policy.governor import Governor
@@ -63,7 +63,8 @@ class Engine:
         drafter: a drafter or its spec string; None decodes plainly.
         verifier: a verifier or its spec string: ``match`` (the tokens of plain decoding with the same seed),
             ``rejection``, ``block`` or ``traversal`` (their distribution), or one of another package.
-        tokenizer: for stop strings and text; only its ``decode`` is used.
+        tokenizer: for stop strings and text, of which only its ``decode`` is used, and for prompts that are
+            texts or messages.
         adaptive: True uses a governor, which chooses the number of nodes to draft per step from measured
             seconds and acceptance, 0 if drafting does not pay; False verifies all nodes that the drafter
             proposes. ``"auto"`` is True under the verifier ``match``, otherwise False. Under other verifiers
@@ -163,7 +164,7 @@ class Engine:
 
     def generate(
         self,
-        prompts: Seq[Seq[int]],
+        prompts: Prompt | Seq[Prompt],
         params: SamplingParams | Seq[SamplingParams] | None = None,
         references: Seq[Seq[Seq[int]]] | None = None,
         sources: Seq[Any] | None = None,
@@ -171,8 +172,12 @@ class Engine:
     ) -> list[Generation]:
         """Decode prompts together; one generation per prompt, in their order.
 
+        With ``n`` in its parameters, a prompt has n generations in a row.
+
         Args:
-            prompts: token ids, each prompt at least one.
+            prompts: one text, one conversation, or a list of prompts: texts, conversations, or token ids, at
+                least one each. A text is taken as it stands; for a model with an encoder it is the source. A
+                conversation is messages with "role" and "content", for the tokenizer's chat template.
             params: for all prompts, or one per prompt. Default: greedy.
             references: for each prompt, the texts that its output may repeat, as token ids.
             sources: for each prompt, an encoder-decoder model's source (see ``Seq2SeqTarget``), or the images
@@ -185,13 +190,17 @@ class Engine:
         """
         if errors not in ("raise", "return"):
             raise OutpaceError(f"errors must be 'raise' or 'return', not {errors!r}")
-        chosen = params_of_each(params, len(prompts))
-        texts = one_each(references, (), len(prompts), "lists of references")
-        inputs = one_each(sources, None, len(prompts), "sources")
+        given = prompts_of(prompts)
+        chosen = params_of_each(params, len(given))
+        texts = one_each(references, (), len(given), "lists of references")
+        inputs = one_each(sources, None, len(given), "sources")
         with self._turn:
             sequences = [
-                self._requests.sequence(self._batch.cache, prompt, asked, references=copied, source=source)
-                for prompt, asked, copied, source in zip(prompts, chosen, texts, inputs, strict=True)
+                self._requests.sequence(
+                    self._batch.cache, prompt, asked.output(index), references=copied, source=source
+                )
+                for prompt, asked, copied, source in zip(given, chosen, texts, inputs, strict=True)
+                for index in range(asked.n)
             ]
             for sequence in sequences:
                 self._batch.scheduler.add(sequence)
@@ -207,12 +216,14 @@ class Engine:
 
     def stream(
         self,
-        prompt: Seq[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         references: Seq[Seq[int]] = (),
         source: Any = None,
     ) -> Iterator[StreamedToken]:
         """Yield tokens of one prompt as they are emitted. Closing the iterator removes the sequence.
+
+        The prompt is a text, a conversation or token ids, as for ``generate``.
 
         An error that ends the sequence is raised after its last token.
         """
@@ -306,7 +317,7 @@ class Engine:
 
     def add(
         self,
-        prompt: Seq[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         criteria: Callable[[list[int]], bool] | None = None,
         references: Seq[Seq[int]] = (),

@@ -18,12 +18,15 @@ from outpace.engine.observer import Observer
 from outpace.engine.parts import need_logits
 from outpace.engine.slow import reasons
 from outpace.policy.plan import Policy
+from outpace.reading import Messages, chat_ids, is_conversation
+from outpace.reading import token_ids as ids_of_text
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.text import TextStream, Tokenizer
 from outpace.verify import Verifier
 
 T = TypeVar("T")
+Prompt = str | Seq[int] | Messages
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ class Requests:
     def sequence(
         self,
         cache: Cache,
-        prompt: Seq[int],
+        prompt: Prompt,
         params: SamplingParams | None = None,
         criteria: Callable[[list[int]], bool] | None = None,
         references: Seq[Seq[int]] = (),
@@ -66,7 +69,11 @@ class Requests:
             ContextOverflow: the prompt is longer than the context. OutpaceError: the request is invalid.
         """
         target, params = self.target, params or SamplingParams()
-        tokens = token_ids(prompt)
+        if params.n != 1:
+            raise OutpaceError(
+                f"n={params.n} is for generate(), which returns n outputs per prompt; leave it out"
+            )
+        tokens, source = self._read(prompt, source)
         check_prompt(tokens, target)
         check_ids(params, target)
         params = not_ending_early(params, len(tokens), target)
@@ -109,6 +116,23 @@ class Requests:
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
 
+    def _read(self, prompt: Prompt, source: Any) -> tuple[list[int], Any]:
+        """A prompt's token ids and its source, which of a model with an encoder is the text."""
+        tokenizer: Any = self.tokenizer
+        chat = is_conversation(prompt)
+        if not chat and not isinstance(prompt, str):
+            return token_ids(prompt), source
+        if not callable(tokenizer):
+            raise OutpaceError(
+                "a prompt must be a list of token ids: to take texts and messages, the engine needs a "
+                "tokenizer, Engine(target, drafter, tokenizer=tokenizer)"
+            )
+        if chat:
+            return chat_ids(tokenizer, self.target.name, prompt), source
+        most = None if self.target.has_encoder else self.target.context
+        ids = ids_of_text(tokenizer, prompt, most=most)
+        return self.target.parts(ids) if source is None else (ids, source)
+
     def _text(self, params: SamplingParams) -> TextStream | None:
         """The decoder of an output, if there is a tokenizer.
 
@@ -136,6 +160,11 @@ def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]
             f"drafters={{{name!r}: ...}}"
         )
     return draftings[name]
+
+
+def prompts_of(given: Prompt | Seq[Prompt]) -> Seq[Prompt]:
+    """A list of prompts; a text or a conversation alone is one of them."""
+    return [given] if isinstance(given, str) or is_conversation(given) else given  # type: ignore[list-item, return-value]
 
 
 def params_of_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
@@ -199,7 +228,7 @@ def token_ids(prompt: Any) -> list[int]:
     """A prompt as plain integers, since elements of tensors and arrays hash and compare differently."""
     if isinstance(prompt, _NO_LISTS) or not hasattr(prompt, "__iter__"):
         raise OutpaceError(
-            f"a prompt must be a list of token ids, not a {type(prompt).__name__}; "
+            f"a prompt must be a list of token ids, a text or messages, not a {type(prompt).__name__}; "
             "generate() takes a list of prompts"
         )
     try:

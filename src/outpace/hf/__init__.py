@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 from transformers.generation.stopping_criteria import StoppingCriteriaList, StopStringCriteria
 
@@ -22,12 +23,14 @@ from outpace.core import USUAL, OutpaceError, TargetOptions
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.engine.observer import Learner
-from outpace.engine.parts import Adaptive
+from outpace.engine.parts import Adaptive, drafter_of
 from outpace.engine.profile import load_profile
-from outpace.hf.checks import refuse_arguments
+from outpace.engine.slow import tell
+from outpace.hf.checks import NotDecoded, names_adapters, refuse_arguments
 from outpace.hf.decoding import Decoder
 from outpace.hf.engines import ONE_CALL, Engines
 from outpace.targets.inputs.config import CACHE
+from outpace.targets.inputs.wrapped import unwrapped
 from outpace.verify import Verifier, load_verifier
 
 __all__ = ["accelerate", "decode", "restore"]
@@ -43,6 +46,7 @@ def accelerate(
     adaptive: Adaptive = "auto",
     profile: str | Path | None = None,
     learner: Learner | None = None,
+    fallback: bool = False,
     **options: Any,
 ) -> Model:
     """Make ``model.generate(...)`` faster without changes to its callers, and return the model.
@@ -65,9 +69,10 @@ def accelerate(
       (``past_key_values`` before transformers 5.24), a DynamicCache (or two in an EncoderDecoderCache);
     - generation ends at the model's context with a warning, where the stock loop continues; a prompt that
       fills the context is refused;
-    - calls that cannot be decoded are refused with the remedy: beams, assistants, DoLa, contrastive search,
-      inputs_embeds, a filled cache, output_attentions, output_hidden_states, guidance_scale, synced_gpus,
-      Whisper's return_token_timestamps. docs/reference/transformers.md lists every argument.
+    - calls that cannot be decoded are refused with the remedy, or with ``fallback`` left to transformers:
+      beams, assistants, DoLa, contrastive search, inputs_embeds, a filled cache, output_attentions,
+      output_hidden_states, guidance_scale, synced_gpus, Whisper's return_token_timestamps.
+      docs/reference/transformers.md lists every argument.
 
     generate() has no argument for references, so the drafter ``reference`` copies from the prompt, or from an
     encoder's input whose vocabulary is the decoder's.
@@ -87,7 +92,8 @@ def accelerate(
     be missed: accelerate the model again after it.
 
     Args:
-        model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder.
+        model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder; one of
+            PEFT, whose adapters may be switched, merged and trained between calls.
         drafter: a drafter or its spec string; "none" decodes plainly. By default "suffix:memory=0",
             which keeps nothing of a call for later ones; as chains (branches=1) for a model or a verifier
             that takes only those (BLOOM, MPT; docs/reference/models.md).
@@ -100,6 +106,8 @@ def accelerate(
             the fastest for calls with as many rows as the ``--batch`` it was tuned with.
         learner: a ``Learner`` made with this model, as ``Online`` of outpace-lab: its drafter is used, and
             learns from all calls, which then wait for each other.
+        fallback: let transformers' own generate() decode the calls that outpace refuses, after a warning that
+            names the argument. Its steps are the stock ones.
         options: exact, pack, fuse, quantise, stock and static=False, as for ``TargetOptions``. exact=True:
             even in half precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8":
             the tokens are those of ``accelerate(model, "none", quantise="int8")``, and
@@ -109,7 +117,8 @@ def accelerate(
             Slower.
 
     Warns:
-        UserWarning: the verifier is lossy, or drafts may change tokens of this model.
+        UserWarning: the verifier is lossy, or drafts may change tokens of this model; at a call that
+            transformers decodes.
 
     Raises:
         UnsupportedModel: outpace cannot verify drafts with this model; the message names the reason.
@@ -117,7 +126,9 @@ def accelerate(
             model, dtype or machine; or ``generate`` of this instance has been replaced by other code.
     """
     costs: Mapping[str, Any] = {}
-    chosen = TargetOptions(**options)
+    chosen = TargetOptions.of(options, "accelerate()", inspect.signature(accelerate).parameters)
+    drafter_of(drafter), load_verifier(verifier)  # refuses unknown ones before anything is measured
+    inner = _inner(model, "accelerate()")
     others = [name for name in options if name not in _STEP]
     names = [name for name in others if getattr(chosen, name) != getattr(USUAL, name)]
     if names and not (names == ["static"] and chosen.static is False):
@@ -126,7 +137,7 @@ def accelerate(
         if drafter is not None:
             raise OutpaceError("give a drafter or a profile, not both: the profile names its drafter")
         alone = Engines("none", "match", options=chosen)
-        known = load_profile(profile, alone.target(model))
+        known = load_profile(profile, alone.target(inner))
         drafter, costs = known.drafter, known.costs
     spec: str | Drafter[Any] | None = drafter
     if learner is not None:
@@ -134,23 +145,46 @@ def accelerate(
             raise OutpaceError("give a learner, or a drafter or profile: a learner has its own drafter")
         spec = learner.drafter
     engines = Engines(spec, verifier, adaptive, costs, chosen, learner)
-    with engines.alone, engines.lend(engines.target(model)):  # refuses mismatched parts now
+    with engines.alone, engines.lend(engines.target(inner)):  # refuses mismatched parts now
         pass
-    _refuse_foreign(model)
+    _refuse_foreign(inner)
     _warn_if_lossy(verifier)
-    restore(model)
-    attributes = vars(model)
-    attributes["generate"] = Generate(model, engines)
+    if inner.dtype in (torch.bfloat16, torch.float16) and not chosen.stock:
+        short = str(inner.dtype).removeprefix("torch.")
+        tell(
+            f"steps in {short} round otherwise than transformers' own: texts are those of plain decoding "
+            "here, and differ at near-ties from the stock generate(); for its texts, without drafts, "
+            "give stock=True (docs/concepts/exactness.md)"
+        )
+    restore(inner)
+    attributes = vars(inner)
+    attributes["generate"] = Generate(inner, engines, fallback)
     # Copying and pickling ask the instance for its state, so this hides both attributes from copies.
-    attributes["__getstate__"] = functools.partial(_plain_state, weakref.ref(model))
+    attributes["__getstate__"] = functools.partial(_plain_state, weakref.ref(inner))
     return model
+
+
+def _inner(model: Any, what: str) -> Any:
+    """The transformers model to change.
+
+    Raises:
+        OutpaceError: there is none.
+    """
+    if model is None or isinstance(model, str | Path):
+        loaded = "AutoModelForCausalLM.from_pretrained(...)"
+        asked = f", and outpace.load({str(model)!r}) one that answers" if model is not None else ""
+        raise OutpaceError(
+            f"{what} takes a loaded model, not {model!r}; transformers' {loaded} makes one{asked}"
+        )
+    return unwrapped(model)
 
 
 def restore(model: Model) -> Model:
     """Undo ``accelerate`` and return the model. A model that is not accelerated is returned unchanged."""
-    if isinstance(vars(model).get("generate"), Generate):
-        del vars(model)["generate"]
-        vars(model).pop("__getstate__", None)
+    attributes = vars(_inner(model, "restore()"))
+    if isinstance(attributes.get("generate"), Generate):
+        del attributes["generate"]
+        attributes.pop("__getstate__", None)
     return model
 
 
@@ -190,9 +224,11 @@ def decode(
         model: Any, input_ids: Tensor, inputs_tensor: Tensor | None = None, **prepared: Any
     ) -> Any:
         # Engines for this call alone: keeping the callable must not keep a model alive.
-        return Decoder(Engines(drafter, verifier, adaptive, options=ONE_CALL))(
-            model, input_ids, inputs_tensor=inputs_tensor, **prepared
-        )
+        decoder = Decoder(Engines(drafter, verifier, adaptive, options=ONE_CALL))
+        try:
+            return decoder(model, input_ids, inputs_tensor=inputs_tensor, **prepared)
+        except NotDecoded as error:
+            raise NotDecoded(error.what, error.remedy, "without custom_generate") from None
 
     return custom_generate
 
@@ -215,9 +251,10 @@ def _warn_if_lossy(verifier: str | Verifier) -> None:
 class Generate:
     """The attribute ``generate`` of an accelerated model; called like the method that it replaces."""
 
-    def __init__(self, model: Any, engines: Engines) -> None:
+    def __init__(self, model: Any, engines: Engines, fallback: bool = False) -> None:
         self._model = weakref.ref(model)
         self._engines = engines
+        self._fallback = fallback
         method = type(model).generate
         self.__doc__ = method.__doc__
         self.__signature__ = inspect.signature(functools.partial(method, model))
@@ -229,26 +266,61 @@ class Generate:
         arguments = _by_name(method, model, args, kwargs)
         if arguments.get("custom_generate") is not None:
             return method(model, **arguments)
+        why = "adapter_names, an adapter for each row; set_adapter() sets one for all" * names_adapters(model)
+        # Also without a fallback: PEFT does not take its hooks back after an error.
+        if not why and not self._fallback:
+            return self._accelerated(method, model, dict(arguments))
+        if not why:
+            try:
+                return self._accelerated(method, model, dict(arguments), _Held())
+            except NotDecoded as error:
+                why = f"{error.what}; {error.remedy}"
+        told = f"transformers decodes this call: outpace does not decode with {why}"
+        warnings.warn(told, UserWarning, stacklevel=2)
+        return method(model, **arguments)
+
+    def _accelerated(
+        self, method: Any, model: Any, arguments: dict[str, Any], held: _Held | None = None
+    ) -> Any:
+        """The call with outpace's decoding loop.
+
+        Args:
+            held: receives the prompt in the streamer's place, until it is certain that the call is decoded.
+        """
         refuse_arguments(arguments)
         healer = _take_healing(model, arguments)
         _take_stop_strings(model, arguments)
         if (cache := arguments.get(CACHE, arguments.get("past_key_values"))) is not None:
             cache._is_user_defined = True  # makes transformers fill an empty one, as newer versions do
         streamer = arguments.get("streamer")
-        arguments["custom_generate"] = Decoder(self._engines, streamer, healer)
+        if streamer is None or held is None:
+            held = None
+        elif healer is None:
+            arguments["streamer"] = held
+        arguments["custom_generate"] = Decoder(self._engines, streamer, healer, () if held is None else held)
         if healer is not None:
             arguments["streamer"] = None  # it gets the healed prompt, from the decoder
         try:
             # The streamer is passed along: transformers puts only the prompt into it.
             return method(model, **arguments)
-        except BaseException:
-            if streamer is not None:
+        except BaseException as error:
+            if streamer is not None and not (held is not None and isinstance(error, NotDecoded)):
                 streamer.end()
             raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Pickled like a bound method: a copy of the model is plain, and so is its generate().
         return getattr, (self._model(), "generate")
+
+
+class _Held(list[Tensor]):
+    """A streamer that keeps what is put into it."""
+
+    def put(self, value: Tensor) -> None:
+        self.append(value)
+
+    def end(self) -> None:
+        pass
 
 
 def _refuse_foreign(model: Any) -> None:

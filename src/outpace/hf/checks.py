@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -52,11 +53,37 @@ _BEAMS = {
 }
 
 
-def refusal(what: str, remedy: str) -> OutpaceError:
+class NotDecoded(OutpaceError):
+    """A call that transformers decodes and outpace does not.
+
+    Attributes:
+        what: the argument, or what else it is about.
+        remedy: what to do instead.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        remedy: str,
+        other: str = "accelerate(model, fallback=True), or outpace.restore(model)",
+    ) -> None:
+        super().__init__(
+            f"outpace does not decode with {what}: {remedy}, or let transformers decode ({other})"
+        )
+        self.what, self.remedy = what, remedy
+
+
+def refusal(what: str, remedy: str) -> NotDecoded:
     """The error for something outpace cannot do; it ends with how to use transformers' own loop instead."""
-    return OutpaceError(
-        f"outpace does not decode with {what}: {remedy}, or let transformers decode "
-        "(outpace.restore(model), or no custom_generate)"
+    return NotDecoded(what, remedy)
+
+
+def names_adapters(model: Any) -> bool:
+    """True during a call of PEFT with ``adapter_names``, an adapter per row, which it passes by hooks."""
+    return any(
+        isinstance(hook, partial) and "adapter_names" in hook.keywords
+        for module in model.modules()
+        for hook in module._forward_pre_hooks.values()
     )
 
 
@@ -127,11 +154,13 @@ def _refuse_mode(config: GenerationConfig) -> None:
     if config.is_assistant:
         raise refusal("is_assistant", "leave it out; it is for a model that drafts for another")
     if mode in _BEAMS:
-        raise refusal("beam search or constraints", "pass num_beams=1 and no constraints")
+        given = [name for name in ("constraints", "force_words_ids") if getattr(config, name, None)]
+        named = given or [f"num_beams={config.num_beams}"]
+        raise refusal(f"beam search ({', '.join(named)})", "pass num_beams=1 and no constraints")
     if mode == GenerationMode.DOLA_GENERATION:
-        raise refusal("DoLa", "leave dola_layers out")
+        raise refusal("DoLa (dola_layers)", "leave dola_layers out")
     if mode == GenerationMode.CONTRASTIVE_SEARCH:
-        raise refusal("contrastive search", "leave penalty_alpha out")
+        raise refusal("contrastive search (penalty_alpha)", "leave penalty_alpha out")
     if mode not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
         raise refusal(f"transformers' {mode.value}", "leave its options out; a drafter does its work")
 

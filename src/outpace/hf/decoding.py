@@ -62,12 +62,17 @@ class Decoder:
         streamer: receives new tokens, [rows] each time, and the end. The caller passes the prompt.
         healer: a tokenizer, to replace the prompt's last tokens by longer ones (``token_healing``); the
             streamer then receives the prompt too.
+        prompt: what generate() puts into it in the streamer's place, which gets it once it is certain that
+            the call is decoded.
     """
 
-    def __init__(self, engines: Engines, streamer: Any = None, healer: Any = None) -> None:
+    def __init__(
+        self, engines: Engines, streamer: Any = None, healer: Any = None, prompt: Seq[Tensor] = ()
+    ) -> None:
         self._engines = engines
         self._streamer = streamer
         self._healer = healer
+        self._prompt = prompt
 
     def __call__(
         self,
@@ -100,6 +105,8 @@ class Decoder:
             target, model, input_ids, stopping_criteria, generation_config, inputs_tensor, model_kwargs
         )
         rows = _rows(request, logits_processor)
+        for value in self._prompt:
+            self._streamer.put(value)
         with self._engines.alone, self._engines.lend(target) as engine:
             width = input_ids.shape[1] + min(request.limit, _ROOM) + _DRAFT
             engine.open(len(rows), width, keep=wanted and cache is not None)

@@ -171,7 +171,8 @@ class Engines:
                     self._target = self.learner.target
                 else:
                     self._idle.clear()
-                    passed = _passed.get(model) == (state, fingerprint(model), self._options)
+                    known = isinstance(model, PreTrainedModel)  # Target refuses others
+                    passed = known and _passed.get(model) == (state, fingerprint(model), self._options)
                     options = replace(self._options, check=False) if passed else self._options
                     self._target = _made(model, options, changed)
                 self._warn_if_inexact(self._target)

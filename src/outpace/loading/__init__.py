@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from inspect import signature
+from pathlib import Path
 from typing import Any
 
-from outpace.core import OutpaceError, TargetOptions
+from outpace.core import OutpaceError, TargetOptions, dtype_name
 from outpace.hub import local
 from outpace.loading.loaded import Loaded, load_here
 from outpace.loading.placement import Place, Shared, Spread, check_needs
 from outpace.loading.shared import load_shared
 from outpace.loading.weights import Encoders, needs_of_name
-from outpace.names import check_llamacpp, is_gguf
+from outpace.names import check_llamacpp, check_model, is_gguf
 from outpace.spec import load as load_spec
 
 __all__ = ["Loaded", "load"]
 
 
 def load(
-    name: str | None = None,
-    dtype: str = "auto",
+    name: str | Path | None = None,
+    dtype: str | Any = "auto",
     device: Place = None,
     *,
     trust_remote_code: bool = False,
@@ -37,8 +39,9 @@ def load(
             "owner/name:QUANT" a GGUF file on the hub. The low-rank updates in a folder written by peft are
             merged into the model that they update. On a CPU weights that GPTQ, AWQ or compressed-tensors
             have rounded by groups stay so, in compiled products (docs/reference/models.md).
-        dtype: one of ``DTYPES``, or "auto": the model's own on a GPU; on a CPU bfloat16 if that is the
-            model's own and steps in it are bit-exact here, otherwise float32. ``target.plan`` says which.
+        dtype: one of ``DTYPES``, a short name (fp16, bf16), torch's dtype, or "auto": the model's own on a
+            GPU; on a CPU bfloat16 if that is the model's own and steps in it are bit-exact here, otherwise
+            float32. ``target.plan`` says which.
         device: in torch's notation; None is cuda if available; or several devices or processes.
         trust_remote_code: run Python code that comes with the model.
         llamacpp: options of a .gguf file, fields of ``LlamaCppOptions``, as in "threads=4,n_gpu_layers=-1".
@@ -54,7 +57,17 @@ def load(
             self-test.
         RanksLost: one of several processes has failed.
     """
-    chosen = TargetOptions(**options)
+    chosen = TargetOptions.of(options, "load()", signature(load).parameters)
+    dtype = dtype_name(dtype)
+    if name is not None:
+        if not isinstance(name, str | Path):
+            raise OutpaceError(
+                f"load() takes a name or a folder, not a {type(name).__name__}; for a model in memory, use "
+                "outpace.accelerate(model) or outpace.Engine(model)"
+            )
+        name = str(name)
+    if not isinstance(device, Shared):  # of several processes the first one has looked
+        check_model(name)
     if name is not None and is_gguf(name):
         return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, seq2seq, chosen)
     check_llamacpp(name, llamacpp)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from inspect import signature
@@ -10,17 +11,28 @@ from typing import Any
 
 import torch
 
-from outpace.core import USUAL, ContextOverflow, OutpaceError, TargetOptions, UnsupportedModel
+from outpace.core import (
+    USUAL,
+    ContextOverflow,
+    Generation,
+    OutpaceError,
+    SamplingParams,
+    StreamedToken,
+    TargetOptions,
+    UnsupportedModel,
+)
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
-from outpace.engine.parts import Adaptive
+from outpace.engine.parts import Adaptive, usual_drafter
+from outpace.engine.request import Prompt, prompts_of
 from outpace.loading.images import Images, images_of
 from outpace.loading.placement import Spread, device_of, dtype_of
+from outpace.loading.sampling import params_of, sampling_of_chat
 from outpace.loading.weights import Encoders, load_weights, own_dtype, reads_rounded
 from outpace.names import source_of
 from outpace.policy.governor import Governor
-from outpace.reading import render, token_ids
+from outpace.reading import Messages, chat_ids, has_template, render, token_ids
 from outpace.targets import Target, TargetModel
 from outpace.verify import Verifier
 
@@ -72,10 +84,69 @@ class Loaded:
             engine.governor.begin_with(self.costs)
         return engine
 
+    @cached_property
+    def _engine(self) -> Engine:
+        """The engine of ``generate``, ``stream`` and ``chat``, for the thread that calls one first."""
+        return self.engine(usual_drafter(self.target))
+
+    def generate(
+        self,
+        prompts: Prompt | Seq[Prompt],
+        params: SamplingParams | Seq[SamplingParams] | None = None,
+        *,
+        raw: bool = False,
+        **sampling: Any,
+    ) -> list[Generation]:
+        """Decode prompts together, as ``Engine.generate`` does; greedy by default.
+
+        Args:
+            prompts: one text, one conversation, or a list of prompts: texts, conversations or token ids.
+            params: for all prompts, or one per prompt.
+            raw: continue a text as it stands; otherwise it is a user's turn in the model's chat template, if
+                the model has one.
+            sampling: fields of ``SamplingParams``, in place of ``params``, as in ``max_tokens=200``.
+        """
+        asked = self._in_turns(prompts_of(prompts), raw)
+        return self._engine.generate(asked, params_of(params, sampling))
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, raw: bool = False, **sampling: Any
+    ) -> Iterator[StreamedToken]:
+        """Yield the tokens of one prompt as they are emitted; the arguments are those of ``generate``."""
+        (asked,) = self._in_turns([prompt], raw)
+        return self._engine.stream(asked, params_of(params, sampling))
+
+    def chat(
+        self, messages: str | Messages, params: SamplingParams | None = None, **sampling: Any
+    ) -> Generation:
+        """Answer a conversation, with the sampling of the model's own generation config if it has some.
+
+        Args:
+            messages: dicts with "role" and "content", or the text of a user's only message.
+            params: in place of the model's own.
+            sampling: fields of ``SamplingParams``, before the model's own.
+
+        Raises:
+            OutpaceError: the model has no chat template.
+        """
+        turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        chosen = params_of(params, sampling) if params else sampling_of_chat(self.target, sampling)
+        if chosen.n != 1:
+            raise OutpaceError(
+                f"n={chosen.n}: chat() returns one answer; generate([messages], n={chosen.n}) several"
+            )
+        return self._engine.generate([turns], chosen)[0]
+
+    def _in_turns(self, prompts: Seq[Prompt], raw: bool) -> list[Prompt]:
+        """The prompts, each text as a user's turn if it is to be one."""
+        if raw or not self.has_template:
+            return list(prompts)
+        return [[{"role": "user", "content": one}] if isinstance(one, str) else one for one in prompts]
+
     @property
     def has_template(self) -> bool:
         """True if there is a chat template."""
-        return bool(getattr(self.tokenizer, "chat_template", None))
+        return has_template(self.tokenizer)
 
     @cached_property
     def template_options(self) -> frozenset[str]:
@@ -130,7 +201,7 @@ class Loaded:
             )
         return ids
 
-    def encode_chat(self, messages: Sequence[dict[str, Any]], **options: Any) -> list[int]:
+    def encode_chat(self, messages: Messages, **options: Any) -> list[int]:
         """Token ids of a conversation of any length, up to where the answer begins.
 
         Args:
@@ -139,20 +210,17 @@ class Loaded:
         Raises:
             OutpaceError: as ``render`` and ``tokens``.
         """
-        return self.plain_tokens(self.render(messages, **options))
+        return chat_ids(self.tokenizer, self.name, messages, **options)
 
-    def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+    def render(self, messages: Messages, **options: Any) -> str:
         """A conversation in the model's chat template, up to where the answer begins.
 
         Args:
-            messages: dicts with "role" and "content".
-            options: passed to the template, such as ``tools`` or ``add_generation_prompt=False``.
+            messages, options: as for ``reading.render``.
 
         Raises:
             OutpaceError: there is no chat template, or it rejects the messages.
         """
-        if not self.has_template:
-            raise OutpaceError(f"{self.name} has no chat template; leave --chat out")
         return render(self.tokenizer, self.name, messages, **options)
 
 

@@ -12,13 +12,14 @@ A request passes five stages, whatever its API:
 3. Admit. ``Service.start`` in ``service`` reserves room (``admission``). Only then does the API's module turn
    the body into a ``ParsedRequest`` (``request``): the conversation as the template can show it
    (``dialogue``), prompts as token ids (``texts``), sampling parameters, a schema or the grammar of a call
-   (``grammar``, ``schemas``; ``tools``, ``calls`` and ``marked`` have its format). Long texts and schemas are
-   read by a ``worker`` of a ``pool``.
+   (``grammar``, ``keys``, ``schemas``, ``effects``; ``tools``, ``calls``, ``pairs`` and ``marked`` have its
+   format), and the reasoning before it (``thinking``). Long texts and schemas are read by a ``worker`` of a
+   ``pool``.
 4. Run. ``service`` gives each choice to the engine, with its drafter (``engine``). ``run`` reads what the
    engine emits as ``Event`` objects, and counts it (``metrics``); ``trace`` records the steps on request.
-5. Format. ``answers`` takes the text apart: reasoning, text, calls. The API's module writes them as one
-   response or as chunks. ``formats`` has what these share. A failure at any stage is a ``Refused``
-   (``errors``), written in the API's format.
+5. Format. ``answers`` takes the text apart: reasoning, text, calls (``json_calls``, ``values``). The API's
+   module writes them as one response or as chunks. ``formats`` has what these share. A failure at any stage
+   is a ``Refused`` (``errors``), written in the API's format.
 
 So a wrong field in a chunk of a chat is in ``chat`` or ``formats``, and a wrong event in ``run``.
 

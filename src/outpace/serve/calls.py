@@ -7,34 +7,38 @@ module, the others in ``marked``.
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from pydantic_core import from_json
+from outpace.serve.effects import effective
+from outpace.serve.json_calls import (
+    PYTHON_TAG,
+    Call,
+    Signature,
+    call_of,
+    from_value,
+    object_of,
+    outside,
+    split_outside,
+    unmarked,
+    values_of,
+)
 
-Schema = dict[str, Any]
 Mark = Callable[[str], str]  # a mark as a term of a grammar: its text, or its token
 _FIRM = {"allOf", "oneOf", "not", "if", "dependentSchemas", "unevaluatedProperties", "patternProperties"}
+# Marks around reasoning: of most families, of Mistral, of Seed-OSS, of Kimi and of Gemma 4
+THOUGHT = (
+    ("<think>", "</think>"),
+    ("[THINK]", "[/THINK]"),
+    ("<seed:think>", "</seed:think>"),
+    ("◁think▷", "◁/think▷"),
+    ("<|channel>", "<channel|>"),
+)
 _SPACING = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-
-
-@dataclass(frozen=True)
-class Call:
-    """A call that a model wrote: the function's name, and its arguments as JSON."""
-
-    name: str
-    arguments: str
-
-
-@dataclass(frozen=True)
-class Signature:
-    """A function that may be called, and the schema of its arguments, a JSON object."""
-
-    name: str
-    parameters: Schema
 
 
 class CallFormat(ABC):
@@ -42,17 +46,38 @@ class CallFormat(ABC):
 
     Attributes:
         begin, end: marks around a call; "" if it ends with the answer, or begins it.
-        marks: all marks, of which a tokenizer may have some as special tokens.
+        inner: a mark that begins a call whose first mark is missing; "" for none.
+        marks: all marks, of which a tokenizer may have some as tokens.
         tail: what follows the arguments of a call that streams them.
     """
 
     begin: str
     end: str = ""
+    inner: str = ""
     tail: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
         return tuple(mark for mark in (self.begin, self.end) if mark)
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """Marks that may decide where a call ends."""
+        return (self.end,) if self.end else ()
+
+    def end_of(self, text: str, final: bool = False) -> int | None:
+        """Where the mark stands that ends a call; None if it has not come yet.
+
+        Args:
+            text: what follows the mark that begins the call.
+            final: nothing follows the text.
+        """
+        return next(iter(outside(text, self.end)), None)
+
+    def may_begin(self, text: str) -> bool:
+        """False if what follows the mark that begins a call is none, however it goes on."""
+        said = text.lstrip()
+        return said.startswith(self.inner) or self.inner.startswith(said)
 
     @abstractmethod
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
@@ -63,8 +88,12 @@ class CallFormat(ABC):
         """
 
     @abstractmethod
-    def rule(self, function: Signature, mark: Mark) -> tuple[str, str]:
-        """The body of the grammar's rule for a call of a function, and further rules."""
+    def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
+        """The body of the grammar's rule for a call of a function, and further rules.
+
+        Args:
+            own: what the names of further rules begin with.
+        """
 
     def head(self, name: str) -> str | None:
         """What comes before the arguments of a call as JSON; None if they are written in another way."""
@@ -74,9 +103,9 @@ class CallFormat(ABC):
         """The grammar, in llguidance's form of Lark, of exactly one call of one of these functions."""
         bodies, rules = [], []
         for number, function in enumerate(functions):
-            body, more = self.rule(function, mark)
-            bodies.append(f"call{number}: {body.replace('@', f'r{number}x')}")
-            rules.append(more.replace("@", f"r{number}x"))
+            body, more = self.rule(function, mark, f"r{number}x")
+            bodies.append(f"call{number}: {body}")
+            rules.append(more)
         start = " | ".join(f"call{number}" for number in range(len(functions)))
         return "\n".join([f"start: {start}", *bodies, *filter(None, rules)])
 
@@ -84,12 +113,12 @@ class CallFormat(ABC):
 class JsonCalls(CallFormat):
     """Calls whose arguments are a JSON object between a head with the name and a tail."""
 
-    def rule(self, function: Signature, mark: Mark) -> tuple[str, str]:
+    def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
         head, tail = self.head(function.name), self.tail
         assert head is not None
-        schema = json.dumps({"type": "object"} | closed(function.parameters) | {"x-guidance": _SPACING})
-        terms = [*split_by_marks(head, self.marks, mark), "@", *split_by_marks(tail, self.marks, mark)]
-        return " ".join(terms), f"@: %json {schema}"
+        schema = json.dumps((arguments_of(function) or {"enum": []}) | {"x-guidance": _SPACING})
+        terms = [*split_by_marks(head, self.marks, mark), own, *split_by_marks(tail, self.marks, mark)]
+        return " ".join(terms), f"{own}: %json {schema}"
 
 
 @dataclass(frozen=True)
@@ -103,8 +132,11 @@ class Tagged(JsonCalls):
     def head(self, name: str) -> str:
         return f'{self.begin}\n{{"name": {json.dumps(name)}, "arguments": '
 
+    def may_begin(self, text: str) -> bool:
+        return text.lstrip()[:1] in ("", "{", "[")
+
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        return [_from_value(one) for one in _values(text)]
+        return [from_value(one) for one in values_of(text)]
 
 
 @dataclass(frozen=True)
@@ -113,21 +145,18 @@ class Bare(JsonCalls):
 
     key: str = "parameters"
     begin: str = ""
+    inner: str = PYTHON_TAG
     tail: str = "}"
-    openings: ClassVar[tuple[str, ...]] = ("<|python_tag|>", "{")
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return ("<|python_tag|>",)
+        return (PYTHON_TAG,)
 
     def head(self, name: str) -> str:
         return f'{{"name": {json.dumps(name)}, {json.dumps(self.key)}: '
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        found = [_from_value(one) for one in _values(text.removeprefix("<|python_tag|>"))]
-        if not all(call.name in functions for call in found):
-            raise ValueError("other JSON")
-        return found
+        return unmarked(text, functions)
 
 
 @dataclass(frozen=True)
@@ -141,8 +170,8 @@ class Listed(JsonCalls):
         return f'{self.begin}[{{"name": {json.dumps(name)}, "arguments": '
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        (found,) = _values(text)
-        return [_from_value(one) for one in found]
+        parts = split_outside(text, self.begin)
+        return [from_value(one) for part in parts if part.strip() for one in values_of(part)]
 
 
 @dataclass(frozen=True)
@@ -160,11 +189,15 @@ class Named(JsonCalls):
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
         found = []
-        for one in text.split(self.begin):
-            name, marked, arguments = one.partition("[ARGS]")
-            if not marked:
+        for one in split_outside(text, self.begin):
+            if one.lstrip().startswith("["):  # as older models write it
+                found += Listed().read(one, functions)
+                continue
+            head = re.match(r"\s*([\w.-]+)\s*(?:\[CALL_ID\]\w*)?\s*(\[ARGS\])?", one)
+            arguments = one[head.end() :] if head is not None else ""
+            if head is None or not (head[2] or arguments.startswith("{") or head[1] in functions):
                 raise ValueError("a call has no arguments")
-            found.append(call_of(name.partition("[CALL_ID]")[0].strip(), object_of(arguments)))
+            found.append(call_of(head[1], object_of(arguments)))
         return found
 
 
@@ -175,15 +208,15 @@ class DeepSeek(JsonCalls):
     fenced: bool = False
     begin: str = "<｜tool▁calls▁begin｜>"
     end: str = "<｜tool▁calls▁end｜>"
+    inner: str = "<｜tool▁call▁begin｜>"
     tail: str = "<｜tool▁call▁end｜><｜tool▁calls▁end｜>"
 
     @property
     def marks(self) -> tuple[str, ...]:
-        inner = "<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>"
-        return (self.begin, *inner, self.end)
+        return (self.begin, self.inner, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", self.end)
 
     def head(self, name: str) -> str:
-        start = f"{self.begin}<｜tool▁call▁begin｜>"
+        start = f"{self.begin}{self.inner}"
         return (
             f"{start}function<｜tool▁sep｜>{name}\n```json\n"
             if self.fenced
@@ -192,14 +225,14 @@ class DeepSeek(JsonCalls):
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
         found = []
-        for one in text.split("<｜tool▁call▁begin｜>")[1:]:
-            before, marked, after = one.partition("<｜tool▁call▁end｜>")[0].partition("<｜tool▁sep｜>")
-            if not marked:
+        for one in filter(str.strip, split_outside(text, self.inner)):
+            name, marked, after = split_outside(one, "<｜tool▁call▁end｜>")[0].partition("<｜tool▁sep｜>")
+            if not marked and name.strip() not in functions:
                 raise ValueError("a call has no name")
-            if "```json" in after:
-                before, _, after = after.partition("```json")
-                after = after.rpartition("```")[0]
-            found.append(call_of(before.strip(), object_of(after)))
+            fenced = re.match(r"\s*([\w.-]+)\s*(?:```json|\Z)", after) if "function" in name else None
+            if fenced is not None:
+                name, after = fenced[1], after[fenced.end() :].rstrip().removesuffix("```")
+            found.append(call_of(name.strip(), object_of(after)))
         return found
 
 
@@ -219,6 +252,11 @@ def split_by_marks(text: str, marks: Seq[str], mark: Mark) -> list[str]:
             terms.append(mark(first))
         left = left[place + len(first) :]
     return terms
+
+
+def arguments_of(function: Signature) -> Any:
+    """The schema of a function's arguments in a forced call; False if it allows none."""
+    return closed(effective({"type": "object"} | function.parameters))
 
 
 def closed(schema: Any) -> Any:
@@ -250,35 +288,3 @@ def _closed_within(key: str, value: Any) -> Any:
     if key in ("anyOf", "prefixItems") and isinstance(value, list):
         return [_closed(one) for one in value]
     return _closed(value) if key in ("items", "additionalProperties") else value
-
-
-def _values(text: str) -> Iterator[Any]:
-    """The JSON values of a text, between which there are blanks or semicolons."""
-    decoder, text = json.JSONDecoder(), text.strip()
-    if not text:
-        raise ValueError("a call is empty")
-    while text:
-        value, end = decoder.raw_decode(text)
-        yield value
-        text = text[end:].lstrip(" \n\t;")
-
-
-def object_of(text: str) -> Any:
-    """The JSON value of a text."""
-    return from_json(text.strip(), allow_inf_nan=False)
-
-
-def _from_value(value: Any) -> Call:
-    arguments = value["arguments"] if "arguments" in value else value["parameters"]
-    return call_of(value["name"], object_of(arguments) if isinstance(arguments, str) else arguments)
-
-
-def call_of(name: Any, arguments: Any) -> Call:
-    """A call of a function.
-
-    Raises:
-        ValueError: there is no name, or no object of arguments.
-    """
-    if not (isinstance(name, str) and name and isinstance(arguments, dict)):
-        raise ValueError("a call has a name, and an object of arguments")
-    return Call(name, json.dumps(arguments, ensure_ascii=False))

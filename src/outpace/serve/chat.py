@@ -25,6 +25,7 @@ from outpace.serve.fields import (
     OpenAI,
     TextAndImages,
     TextParts,
+    Thoughts,
     Wire,
     content_of,
     plain_text,
@@ -34,7 +35,15 @@ from outpace.serve.request import ParsedRequest, check_stream, openai_params, sa
 from outpace.serve.run import Event, Run
 from outpace.serve.schemas import Lark
 from outpace.serve.service import Service
-from outpace.serve.tools import Templated, Toolbox, answer_to, check_names, chosen, whole
+from outpace.serve.tools import (
+    Templated,
+    Toolbox,
+    answer_to,
+    check_names,
+    chosen,
+    reasoning_of_answer,
+    whole,
+)
 
 # -- the body ---------------------------------------------------------------------------------------------
 
@@ -121,6 +130,10 @@ class Chat(OpenAI):
     prediction: Prediction | None = None
     chat_template_kwargs: Object | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    # tokens of reasoning at most, by vLLM's, llama-server's and DashScope's names
+    thinking_token_budget: Thoughts | None = None
+    thinking_budget_tokens: Thoughts | None = None
+    thinking_budget: Thoughts | None = None
     modalities: Annotated[
         Annotated[list[Literal["text"]], Field(max_length=8, fail_fast=True)] | None, INERT
     ] = None
@@ -161,7 +174,24 @@ async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedReques
         salted(salt, body),
         body.trace,
         prompt.source,
+        reasoning_of_answer(service, box, prompt.tokens, schema, *_thinking(body)),
     )
+
+
+def _thinking(body: Chat) -> tuple[bool | None, int | None]:
+    """Whether reasoning is asked for, and its budget; None for what the client does not say.
+
+    Raises:
+        Refused: there are two budgets.
+    """
+    given = body.chat_template_kwargs or {}
+    flags = [given[name] for name in ("enable_thinking", "thinking") if isinstance(given.get(name), bool)]
+    wanted = body.reasoning_effort != "none" if body.reasoning_effort is not None else None
+    budgets = {body.thinking_token_budget, body.thinking_budget_tokens, body.thinking_budget} - {None}
+    if len(budgets) > 1:
+        raise Refused(400, "give one of the budgets of thinking, not several", "thinking_token_budget")
+    budget = budgets.pop() if budgets else None
+    return flags[0] if flags else wanted, None if budget == -1 else budget
 
 
 def _turns(service: Service, body: Chat, box: Toolbox) -> tuple[list[dict[str, Any]], dict[str, Any]]:
@@ -266,7 +296,7 @@ class _Writer(Writer):
 
     def _answer(self) -> Answer | Templated:
         request = self._run.request
-        return answer_to(self._service, self._box, request.prompts[0], request.schema is None)
+        return answer_to(self._service, self._box, request)
 
     def _prompt_ids(self) -> dict[str, Any]:
         """The prompt's token ids, if requested."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
-from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Tagged
+from outpace.serve.calls import THOUGHT, Bare, CallFormat, DeepSeek, Listed, Named, Tagged, literal
 from outpace.serve.harmony import Harmony, one_call_each
 from outpace.serve.marked import Coder, Dsml, Gemma, Glm
 
@@ -103,7 +103,12 @@ class Dialogue:
     @cached_property
     def thinks(self) -> bool:
         """True if the template marks reasoning."""
-        return self.harmony or ("<think>" in self.template and "</think>" in self.template)
+        return self.harmony or self.thought is not None
+
+    @cached_property
+    def thought(self) -> tuple[str, str] | None:
+        """The marks around reasoning; None if the template has none."""
+        return thought_of(self.template)
 
     @cached_property
     def harmony(self) -> bool:
@@ -116,12 +121,26 @@ class Dialogue:
         return format_of(self.template) if self.abilities.tools else _GENERIC
 
     @cached_property
-    def marks(self) -> dict[int, str]:
-        """The format's marks that are special tokens, by their ids."""
-        tokenizer = self._model.tokenizer
-        special = set(getattr(tokenizer, "all_special_tokens", ()))
-        marks = (*self.format.marks, *(Harmony().marks if self.harmony else ()))
-        return {int(tokenizer.convert_tokens_to_ids(mark)): mark for mark in marks if mark in special}
+    def tokens(self) -> dict[str, int]:
+        """The marks of calls and of reasoning that are tokens of their own, whatever their kind, with ids."""
+        model, vocabulary = self._model, self._model.tokenizer.get_vocab()
+        marks = (*self.format.marks, *(Harmony().marks if self.harmony else ()), *(self.thought or ()))
+        ids = {mark: vocabulary[mark] for mark in marks if mark in vocabulary}
+        return {mark: token for mark, token in ids.items() if model.plain_tokens(mark)[-1:] == [token]}
+
+    def term(self, mark: str) -> str:
+        """A mark as a term of a grammar: its token, or its text."""
+        return f"<[{self.tokens[mark]}]>" if mark in self.tokens else literal(mark)
+
+    @cached_property
+    def silent(self) -> dict[int, str]:
+        """Those of the marks that have no text, since they are special tokens, by their ids."""
+        decode = self._model.tokenizer.decode
+        return {
+            token: mark
+            for mark, token in self.tokens.items()
+            if not decode([token], skip_special_tokens=True).strip()
+        }
 
     @cached_property
     def parted(self) -> bool:
@@ -224,6 +243,11 @@ def format_of(template: str) -> CallFormat:
     if "<tool_call>" in template:
         return _GENERIC
     return Bare() if "<|python_tag|>" in template or "ipython" in template else Bare("arguments")
+
+
+def thought_of(template: str) -> tuple[str, str] | None:
+    """The marks around reasoning in a template; None if it has none."""
+    return next((marks for marks in THOUGHT if all(mark in template for mark in marks)), None)
 
 
 def _line(tool: dict[str, Any]) -> str:

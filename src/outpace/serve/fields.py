@@ -64,6 +64,7 @@ TextAndImages = BeforeValidator(_no_media)
 Int = Annotated[int, BeforeValidator(_whole)]
 Count = Annotated[Int, Field(ge=0, le=2**31)]
 Most = Annotated[Int, Field(ge=1, le=2**31)]
+Thoughts = Annotated[Int, Field(ge=-1, le=2**31)]  # tokens of reasoning at most; -1 for any number
 Stop = Annotated[str, StringConstraints(min_length=1, max_length=1000)]
 Stops = Annotated[list[Stop], Field(max_length=64, fail_fast=True)]
 Token = Annotated[int, Field(ge=0, le=2**31)]

@@ -155,16 +155,25 @@ def usage(run: Run, generations: Seq[Generation], emitted: int | None = None) ->
         "total_tokens": prompt + completion,
         "prompt_tokens_details": {"cached_tokens": cached},
     }
+    details = dict[str, int]()
     if request.prediction is not None:
         drafted, accepted = (
             sum(one.stats.extra.get(f"reference_{what}", 0) for one in generations)
             for what in ("drafted", "accepted")
         )
-        found["completion_tokens_details"] = {
+        details = {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         }
-    return found
+    if request.reasoning is not None:
+        details["reasoning_tokens"] = reasoned(run, generations)
+    return found | ({"completion_tokens_details": details} if details else {})
+
+
+def reasoned(run: Run, generations: Seq[Generation]) -> int:
+    """The number of tokens of reasoning in answers."""
+    reasoning = run.request.reasoning
+    return 0 if reasoning is None else sum(reasoning.count(run.model, one.tokens) for one in generations)
 
 
 def extras(run: Run, generations: Seq[Generation], asked_metrics: bool, asked: Any) -> dict[str, Any]:

@@ -13,8 +13,9 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.serve.answers import Answer, Kind, Manner, Said, overlap
-from outpace.serve.calls import Call, JsonCalls, Signature, call_of, object_of
+from outpace.serve.answers import Answer, Kind, Manner, Said
+from outpace.serve.calls import JsonCalls
+from outpace.serve.json_calls import Call, Signature, call_of, may_be_unmarked, object_of, outside
 
 _CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = "<|end|>", "<|call|>", "<|return|>", _START
@@ -49,26 +50,18 @@ class HarmonyAnswer(Answer):
     def __init__(self, manner: Manner, decode: Callable[[list[int]], str]) -> None:
         super().__init__(manner, decode)
         self._head = ""  # of the message that is being read
-        if not manner.forced:
-            self._state = "head"
+        self._state = "head"
 
-    def _said(self) -> Iterator[Said]:
-        if self._state == "forced":
+    def _step(self) -> Iterator[Said]:
+        if self._state == "head":
+            self._read_head()
+        elif self._state == "forced":
             yield from self._forced()
-            return
-        while True:
-            state, left = self._state, self._left
-            if state == "head":
-                self._read_head()
-            elif state == "call":
-                if (place := self._end()) is not None:
-                    body = left[: place[0]]
-                    self._left, self._state = left[place[1] :], "head"
-                    yield from self._called(body)
-            else:
-                yield from self._body("reasoning" if state == "analysis" else "text")
-            if (state, left) == (self._state, self._left):
-                return
+        elif self._state != "call":
+            yield from self._body("reasoning" if self._state == "analysis" else "text")
+        elif (place := self._end(outside)) is not None:
+            body, self._left, self._state = self._left[: place[0]], self._left[place[1] :], "head"
+            yield from self._message(body)
 
     def _forced(self) -> Iterator[Said]:
         """As of other formats, but for the token that ends the answer, which no grammar has."""
@@ -78,7 +71,10 @@ class HarmonyAnswer(Answer):
 
     def _read_head(self) -> None:
         """Read the head of a message once it is complete; what cannot be one is the text of an answer."""
-        if _MESSAGE in self._left:
+        opened = self._left.removeprefix(f"{_START}assistant")
+        if any(map(opened.startswith, self._heads)):
+            self._left, self._state = opened, "forced"
+        elif _MESSAGE in self._left:
             self._head, _, self._left = self._left.partition(_MESSAGE)
             found = _OF.search(self._head)
             name = _TO.search(self._head)
@@ -87,49 +83,59 @@ class HarmonyAnswer(Answer):
         elif self._left and not any(
             self._left.startswith(head) or head.startswith(self._left) for head in _HEADS
         ):
-            self._state = "text"
+            functions = self._manner.functions
+            self._state = "head" if functions and may_be_unmarked(self._left, functions) else "text"
 
-    def _end(self) -> tuple[int, int] | None:
-        """Where the text of a message ends, and where the next one begins; None if it goes on."""
-        places = [(self._left.find(end), end) for end in _ENDS if end in self._left]
-        if not places:
+    def _end(self, places: Callable[[str, str], Iterator[int]]) -> tuple[int, int] | None:
+        """Where the text of a message ends, and where the next one begins; None if it goes on.
+
+        Args:
+            places: the places of a mark in a text.
+        """
+        ends = [(place, end) for end in _ENDS if (place := next(places(self._left, end), None)) is not None]
+        if not ends:
             return None
-        place, end = min(places)
+        place, end = min(ends)
         return place, place if end == _START else place + len(end)
 
     def _body(self, kind: Kind) -> Iterator[Said]:
         """Pass on what comes before the end of a message."""
-        place = self._end()
-        if place is not None:
-            text, self._left, self._state = self._left[: place[0]], self._left[place[1] :], "head"
-        else:
-            kept = max(overlap(self._left, end) for end in _ENDS)
-            cut = len(self._left) - kept
-            text, self._left = self._left[:cut], self._left[cut:]
-        if text:
-            yield Said(kind, text)
+        yield from self._until(kind, _ENDS)
+        if self._found:
+            self._left = self._left.removeprefix(self._found) if self._found != _START else self._left
+            self._state = "head"
 
-    def _called(self, body: str) -> Iterator[Said]:
+    def _message(self, body: str) -> Iterator[Said]:
         try:
             (call,) = Harmony().read(f"{self._head}{_MESSAGE}{body}", self._manner.functions)
         except (ValueError, TypeError, RecursionError):  # text that only begins like a call
             yield Said("text", f"{self._head}{_MESSAGE}{body}")
             return
-        if self._manner.parallel or not self.calls:
-            yield self._whole(call)
+        yield from self._called([call])
 
-    def _rest(self, complete: bool) -> Iterator[Said]:
+    def _ended(self, complete: bool) -> Iterator[Said]:
         left, state = self._left, self._state
         if state == "forced":
-            yield from super()._rest(complete)
-            return
-        self._left = ""
-        if state == "call" and complete:  # the token that ends it ended the answer
-            yield from self._called(left)
-        elif state == "call":
-            yield Said("text", f"{self._head}{_MESSAGE}{left}")
-        elif left:
-            yield Said("reasoning" if state == "analysis" else "text", left)
+            yield from super()._ended(complete)
+        elif state == "call" and complete:  # the token that ends it ended the answer, or its JSON is broken
+            place = self._end(_anywhere) or (len(left), len(left))
+            self._left, self._state = left[place[1] :], "head"
+            yield from self._message(left[: place[0]])
+        elif state == "head" and complete and self._manner.functions:
+            self._state = "begin"
+            yield from super()._ended(complete)
+        else:
+            self._left, self._state = "", "text"
+            if state == "call":
+                yield Said("text", f"{self._head}{_MESSAGE}{left}")
+            elif left:
+                yield Said("reasoning" if state == "analysis" else "text", left)
+
+
+def _anywhere(text: str, mark: str) -> Iterator[int]:
+    """The first place of a mark."""
+    if (place := text.find(mark)) >= 0:
+        yield place
 
 
 def one_call_each(turns: Seq[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -4,143 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from pydantic_core import from_json
-
-from outpace.serve.calls import (
-    Call,
-    CallFormat,
-    Mark,
-    Schema,
-    Signature,
-    closed,
-    literal,
-    split_by_marks,
-)
+from outpace.serve.calls import CallFormat, Mark, literal
+from outpace.serve.json_calls import Call, Schema, Signature, written
+from outpace.serve.pairs import Pairs, matched
+from outpace.serve.values import DEEP, is_text, properties, resolved, texts_of, typed
 
 _SCALARS = {"integer": "/-?(0|[1-9][0-9]{0,17})/", "boolean": '("true" | "false")', "null": '"null"'}
 _NUMBER = "/-?(0|[1-9][0-9]{0,17})([.][0-9]{1,17})?/"
 _DSML = "｜DSML｜"
-_DEEP = 32  # objects and lists within one another
-
-
-def _properties(function: Signature) -> dict[str, Any]:
-    found = function.parameters.get("properties")
-    return found if isinstance(found, dict) else {}
-
-
-def _resolved(schema: Any, root: Schema) -> Any:
-    """A schema in place of a reference to one of the root's definitions."""
-    for _ in range(_DEEP):
-        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
-            return schema
-        place: Any = root
-        for name in schema["$ref"].removeprefix("#/").split("/"):
-            place = place.get(name) if isinstance(place, dict) else None
-        schema = place
-    return None
-
-
-def _is_text(schema: Any) -> bool:
-    """True if the values of a schema are texts alone."""
-    if not isinstance(schema, dict):
-        return False
-    if "enum" in schema:
-        return isinstance(schema["enum"], list) and all(isinstance(one, str) for one in schema["enum"])
-    return schema.get("type") == "string" or isinstance(schema.get("const"), str)
-
-
-def _texts(schema: Schema) -> list[str]:
-    """The texts that a schema allows; empty for any."""
-    return list(schema["enum"]) if "enum" in schema else [schema["const"]] if "const" in schema else []
-
-
-Pair = tuple[str, str, bool]  # a key, a value, and whether the value says that it is a text
-Around = Callable[[str, bool], tuple[str, str]]  # what is around the value of a key, which is a text or not
-
-
-class Pairs(CallFormat):
-    """Calls of pairs of a key and a value: a text as it is, all else as JSON."""
-
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        found = []
-        for one in self._calls(text):
-            name, pairs = self._pairs(one)
-            if not re.fullmatch(r"[\w.-]+", name):
-                raise ValueError("a call has no name")
-            function = functions.get(name)
-            known = {} if function is None else _properties(function)
-            root = {} if function is None else function.parameters
-            arguments = {
-                key: value if text_ else _value(value, _resolved(known.get(key), root))
-                for key, value, text_ in pairs
-            }
-            found.append(Call(name, json.dumps(arguments, ensure_ascii=False)))
-        return found
-
-    def rule(self, function: Signature, mark: Mark) -> tuple[str, str]:
-        needed = function.parameters.get("required")
-        names = set(needed) if isinstance(needed, list) else set()
-        before, between, after = self._around(function.name)
-        terms, rules = split_by_marks(before, self.marks, mark), list[str]()
-        for number, (key, schema) in enumerate(_properties(function).items()):
-            own = _resolved(schema, function.parameters)
-            head, tail = between(key, _is_text(own))
-            ended = split_by_marks(tail, self.marks, mark)
-            value, more = _term(f"@v{number}", own, ended, function)
-            rules.append(more)
-            pair = " ".join([*split_by_marks(head, self.marks, mark), value])
-            terms.append(pair if key in names else f"({pair})?")
-        return " ".join([*terms, *split_by_marks(after, self.marks, mark)]), "\n".join(filter(None, rules))
-
-    def _calls(self, text: str) -> list[str]:
-        """The calls between the marks."""
-        return [text]
-
-    @abstractmethod
-    def _pairs(self, text: str) -> tuple[str, list[Pair]]:
-        """A call's name, and its pairs."""
-
-    @abstractmethod
-    def _around(self, name: str) -> tuple[str, Around, str]:
-        """The text before the pairs, what is around a value, and the end."""
-
-
-def _value(text: str, schema: Any) -> Any:
-    if _is_text(schema):
-        return text
-    try:
-        return from_json(text, allow_inf_nan=False)
-    except ValueError:
-        return text
-
-
-def _term(name: str, schema: Any, tail: list[str], function: Signature) -> tuple[str, str]:
-    """The term of a value and of what follows it, and the rules that it needs.
-
-    Args:
-        tail: what follows, as terms; those that are tokens are no literals.
-    """
-    after = " ".join(tail)
-    if not _is_text(schema):
-        root = {
-            key: function.parameters[key] for key in ("$defs", "definitions") if key in function.parameters
-        }
-        whole = closed({**root, **(schema if isinstance(schema, dict) else {})})
-        spacing = {"x-guidance": {"whitespace_flexible": False}}
-        return f"{name} {after}", f"{name}: %json {json.dumps(whole | spacing)}"
-    texts = _texts(schema)
-    if texts:
-        return f"({' | '.join(map(literal, texts))}) {after}", ""
-    if len(tail) > 1 and tail[1].startswith("<["):  # a token ends the text, and what stands before it
-        before = re.escape(json.loads(tail[0])).replace("/", "\\/")
-        return f"{name} {' '.join(tail[1:])}", f"{name}: /(?s:.*){before}/"
-    whole_tail = "".join(map(json.loads, tail))
-    return name, f"{name}[suffix={literal(whole_tail)}]: /(?s:.*)/"
 
 
 @dataclass(frozen=True)
@@ -149,23 +24,26 @@ class Glm(Pairs):
 
     begin: str = "<tool_call>"
     end: str = "</tool_call>"
+    opens: str = "<arg_key>"
+    closes: str = "</arg_value>"
 
-    def _around(self, name: str) -> tuple[str, Around, str]:
-        def between(key: str, text: bool) -> tuple[str, str]:
-            return f"<arg_key>{key}</arg_key>\n<arg_value>", "</arg_value>\n"
+    def _around(self, name: str) -> tuple[str, str]:
+        return f"{self.begin}{name}\n", self.end
 
-        return f"{self.begin}{name}\n", between, self.end
+    def _heads(self, text: bool) -> str:
+        return "</arg_key>\n<arg_value>"
 
-    def _pairs(self, text: str) -> tuple[str, list[Pair]]:
-        name, *rest = text.split("<arg_key>")
-        pairs = []
-        for one in rest:
-            key, marked, value = one.partition("</arg_key>")
-            inner = value.partition("<arg_value>")[2].partition("</arg_value>")
-            if not marked or not inner[1]:
-                raise ValueError("an argument has no value")
-            pairs.append((key.strip(), inner[0], False))
-        return name.strip(), pairs
+    def _other_key(self, text: str) -> tuple[str, bool, str]:
+        found = re.match(r"(.*?)</arg_key>\s*<arg_value>", text, re.DOTALL)
+        if found is None:
+            raise ValueError("an argument has no value")
+        return found[1].strip(), False, text[found.end() :]
+
+    def may_begin(self, text: str) -> bool:
+        return re.fullmatch(r"\s*[\w.-]*\s*(<.*)?", text, re.DOTALL) is not None
+
+    def _name(self, text: str) -> tuple[str, str]:
+        return matched(r"([\w.-]+)\s*(?=<arg_key>|\Z)", text)
 
 
 @dataclass(frozen=True)
@@ -174,25 +52,26 @@ class Coder(Pairs):
 
     begin: str = "<tool_call>"
     end: str = "</tool_call>"
+    inner: str = "<function="
+    opens: str = "<parameter="
+    closes: str = "</parameter>"
+    after: str = "</function>"
 
-    def _around(self, name: str) -> tuple[str, Around, str]:
-        def between(key: str, text: bool) -> tuple[str, str]:
-            return f"<parameter={key}>\n", "\n</parameter>\n"
+    @property
+    def _tail(self) -> str:
+        return f"\n{self.closes}\n"
 
-        return f"{self.begin}\n<function={name}>\n", between, f"</function>\n{self.end}"
+    def _around(self, name: str) -> tuple[str, str]:
+        return f"{self.begin}\n{self.inner}{name}>\n", f"{self.after}\n{self.end}"
 
-    def _pairs(self, text: str) -> tuple[str, list[Pair]]:
-        name, marked, rest = text.strip().removeprefix("<function=").partition(">")
-        if not marked or "</function>" not in rest:
-            raise ValueError("a call has no function")
-        pairs = []
-        for one in rest.split("<parameter=")[1:]:
-            key, _, value = one.partition(">")
-            value, ended, _ = value.partition("</parameter>")
-            if not ended:
-                raise ValueError("an argument has no end")
-            pairs.append((key, value.removeprefix("\n").removesuffix("\n"), False))
-        return name, pairs
+    def _heads(self, text: bool) -> str:
+        return ">\n"
+
+    def _trimmed(self, value: str) -> str:
+        return value.removeprefix("\n").removesuffix("\n")
+
+    def _name(self, text: str) -> tuple[str, str]:
+        return matched(r"<function=([\w.-]+)>", text)
 
 
 @dataclass(frozen=True)
@@ -201,37 +80,38 @@ class Dsml(Pairs):
 
     begin: str = f"<{_DSML}function_calls>"
     end: str = f"</{_DSML}function_calls>"
+    inner: str = f"<{_DSML}invoke name="
+    opens: str = f'<{_DSML}parameter name="'
+    closes: str = f"</{_DSML}parameter>"
+    after: str = f"</{_DSML}invoke>"
+    _tells = True
 
     @property
     def marks(self) -> tuple[str, ...]:
         return (_DSML,)
 
-    def _around(self, name: str) -> tuple[str, Around, str]:
-        def between(key: str, text: bool) -> tuple[str, str]:
-            kind = "true" if text else "false"
-            return f'<{_DSML}parameter name="{key}" string="{kind}">', f"</{_DSML}parameter>\n"
+    def _around(self, name: str) -> tuple[str, str]:
+        return f'{self.begin}\n{self.inner}"{name}">\n', f"{self.after}\n{self.end}"
 
-        return f'{self.begin}\n<{_DSML}invoke name="{name}">\n', between, f"</{_DSML}invoke>\n{self.end}"
+    def _heads(self, text: bool) -> str:
+        return f'" string="{"true" if text else "false"}">'
 
-    def _calls(self, text: str) -> list[str]:
-        before, *calls = text.split(f'<{_DSML}invoke name="')
-        if before.strip() or not calls:
-            raise ValueError("there is no call")
-        return calls
+    def _other_key(self, text: str) -> tuple[str, bool, str]:
+        found = re.match(r'(.*?)"\s*string="(\w*)">', text, re.DOTALL)
+        if found is None:
+            raise ValueError("an argument has no value")
+        return found[1], found[2] == "true", text[found.end() :]
 
-    def _pairs(self, text: str) -> tuple[str, list[Pair]]:
-        name, marked, rest = text.partition('">')
-        if not marked or f"</{_DSML}invoke>" not in rest:
-            raise ValueError("a call has no end")
-        pairs = []
-        for one in rest.split(f'<{_DSML}parameter name="')[1:]:
-            key, _, given = one.partition('" string="')
-            kind, _, value = given.partition('">')
-            value, ended, _ = value.partition(f"</{_DSML}parameter>")
-            if not ended:
-                raise ValueError("an argument has no end")
-            pairs.append((key, value, kind == "true"))
-        return name, pairs
+    def _name(self, text: str) -> tuple[str, str]:
+        return matched(rf'<{_DSML}invoke name="([\w.-]+)">', text)
+
+
+class _Rules(list[str]):
+    """Rules of a grammar; ``own`` is what their names begin with."""
+
+    def __init__(self, own: str) -> None:
+        super().__init__()
+        self.own = own
 
 
 @dataclass(frozen=True)
@@ -246,18 +126,25 @@ class Gemma(CallFormat):
     def marks(self) -> tuple[str, ...]:
         return (self.begin, self.end, self.quote)
 
+    def end_of(self, text: str, final: bool = False) -> int | None:
+        quote, end = re.escape(self.quote), re.escape(self.end)
+        marks = re.finditer(f"{quote}.*?(?:{quote}|\\Z)|{end}", text, re.DOTALL)
+        return next((found.start() for found in marks if found[0] == self.end), None)
+
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
         head = re.match(r"\s*call:([^{]+)", text)
         if head is None:
             raise ValueError("a call has no name")
-        value, rest = self._value(text[head.end() :], 0)
+        name = head[1].strip()
+        root = functions[name].parameters if name in functions else {}
+        value, rest = self._value(text[head.end() :] or "{}", root, root, 0)
         if rest.strip() or not isinstance(value, dict):
             raise ValueError("a call has an object of arguments")
-        return [Call(head[1].strip(), json.dumps(value, ensure_ascii=False))]
+        return [Call(name, written(value))]
 
-    def _value(self, text: str, depth: int) -> tuple[Any, str]:
+    def _value(self, text: str, schema: Any, root: Schema, depth: int) -> tuple[Any, str]:
         """The value that a text begins with, and the rest of the text."""
-        if depth > _DEEP:
+        if depth > DEEP:
             raise ValueError("a call is nested too deeply")
         if text.startswith(self.quote):
             inner, marked, rest = text[len(self.quote) :].partition(self.quote)
@@ -265,38 +152,41 @@ class Gemma(CallFormat):
                 raise ValueError("a text has no end")
             return inner, rest
         if text[:1] in ("{", "["):
-            return self._several(text, depth)
+            return self._several(text, resolved(schema, root), root, depth)
         word = re.match(r"[^,}\]]*", text)
         assert word is not None
-        return _value(word[0].strip(), None), text[word.end() :]
+        return typed(word[0].strip(), schema, root), text[word.end() :]
 
-    def _several(self, text: str, depth: int) -> tuple[Any, str]:
+    def _several(self, text: str, schema: Any, root: Schema, depth: int) -> tuple[Any, str]:
         close = {"{": "}", "[": "]"}[text[0]]
+        own = schema if isinstance(schema, dict) else {}
         found: list[Any] = []
         text = text[1:].lstrip()
         while not text.startswith(close):
-            key = ""
+            key, inner = "", own.get("items")
             if close == "}":
                 key, marked, text = text.partition(":")
                 if not marked:
                     raise ValueError("an argument has no value")
-            value, text = self._value(text.lstrip(), depth + 1)
-            found.append((key.strip().strip('"'), value) if close == "}" else value)
+                key = key.strip().removeprefix(self.quote).removesuffix(self.quote).strip('"')
+                inner = properties(own).get(key)
+            value, text = self._value(text.lstrip(), inner, root, depth + 1)
+            found.append((key, value) if close == "}" else value)
             text = text.lstrip()
             if not text.startswith((",", close)):
                 raise ValueError("a call has no end")
             text = text.removeprefix(",").lstrip()
         return (dict(found) if close == "}" else found), text[1:]
 
-    def rule(self, function: Signature, mark: Mark) -> tuple[str, str]:
-        rules: list[str] = []
+    def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
+        rules = _Rules(own)
         body = self._term(function.parameters, function.parameters, mark, rules, 0)
         head, tail = mark(self.begin), mark(self.end)
         return f"{head} {literal(f'call:{function.name}')} {body} {tail}", "\n".join(rules)
 
-    def _text(self, mark: Mark, rules: list[str]) -> str:
+    def _text(self, mark: Mark, rules: _Rules) -> str:
         """The term of any text: up to its mark, which is a token of its own or text."""
-        name = f"@t{len(rules)}"
+        name = f"{rules.own}t{len(rules)}"
         quote = mark(self.quote)
         if quote.startswith("<"):
             rules.append(f"{name}: /(?s:.*)/")
@@ -304,11 +194,11 @@ class Gemma(CallFormat):
         rules.append(f"{name}[suffix={quote}]: /(?s:.*)/")
         return f"{quote} {name}"
 
-    def _term(self, schema: Any, root: Schema, mark: Mark, rules: list[str], depth: int) -> str:
-        schema = _resolved(schema, root)
-        schema = schema if isinstance(schema, dict) and depth < _DEEP else {}
-        if _is_text(schema):
-            texts, quote = _texts(schema), mark(self.quote)
+    def _term(self, schema: Any, root: Schema, mark: Mark, rules: _Rules, depth: int) -> str:
+        schema = resolved(schema, root)
+        schema = schema if isinstance(schema, dict) and depth < DEEP else {}
+        if is_text(schema):
+            texts, quote = texts_of(schema), mark(self.quote)
             if not texts:
                 return self._text(mark, rules)
             return f"{quote} ({' | '.join(map(literal, texts))}) {quote}"
@@ -327,7 +217,7 @@ class Gemma(CallFormat):
             return self._object(schema, root, mark, rules, depth)
         return f"({self._text(mark, rules)} | {_NUMBER} | {_SCALARS['boolean']})"
 
-    def _object(self, schema: Schema, root: Schema, mark: Mark, rules: list[str], depth: int) -> str:
+    def _object(self, schema: Schema, root: Schema, mark: Mark, rules: _Rules, depth: int) -> str:
         """The term of an object: the keys of its schema, in order, those that are needed always."""
         properties = schema.get("properties")
         pairs = properties if isinstance(properties, dict) else {}
@@ -340,12 +230,12 @@ class Gemma(CallFormat):
         return _object_term(terms, names, rules)
 
 
-def _object_term(terms: dict[str, str], needed: set[str], rules: list[str]) -> str:
+def _object_term(terms: dict[str, str], needed: set[str], rules: _Rules) -> str:
     """The term of an object with these keys, of which each may come once, in order."""
     later, first = '"}"', '"}"'
     for key in reversed(terms):
         one = terms[key]
-        begun, opened = f"@o{len(rules)}", f"@o{len(rules)}f"
+        begun, opened = f"{rules.own}o{len(rules)}", f"{rules.own}o{len(rules)}f"
         rules.append(f'{begun}: "," {one} {later}' + ("" if key in needed else f" | {later}"))
         rules.append(f"{opened}: {one} {later}" + ("" if key in needed else f" | {first}"))
         later, first = begun, opened

@@ -13,12 +13,20 @@ from outpace.core import Generation
 from outpace.serve.answers import Said
 from outpace.serve.errors import Refused
 from outpace.serve.formats import Stream, extras, json_response, new_id, sse
-from outpace.serve.messages_body import CountTokens, Messages, Prompted, conversation, schema_of, toolbox
+from outpace.serve.messages_body import (
+    CountTokens,
+    Messages,
+    Prompted,
+    conversation,
+    schema_of,
+    thinking_of,
+    toolbox,
+)
 from outpace.serve.request import ParsedRequest
 from outpace.serve.run import Run
 from outpace.serve.service import Service
 from outpace.serve.texts import Prompt
-from outpace.serve.tools import Toolbox, answer_to, whole
+from outpace.serve.tools import Toolbox, answer_to, reasoning_of_answer, whole
 
 
 async def messages(service: Service, body: Messages, salt: str | None) -> Response:
@@ -35,7 +43,10 @@ async def messages(service: Service, body: Messages, salt: str | None) -> Respon
         most = service.defaults.most_tokens([prompt.tokens], body.max_tokens)
         params = service.defaults.params(body, max_new_tokens=most, stop=body.stop_sequences)
         chosen = schema if grammar is None else grammar
-        return ParsedRequest([prompt.tokens], params, schema=chosen, salt=salt, source=prompt.source)
+        thought = reasoning_of_answer(service, box, prompt.tokens, chosen, *thinking_of(body))
+        return ParsedRequest(
+            [prompt.tokens], params, schema=chosen, salt=salt, source=prompt.source, reasoning=thought
+        )
 
     run = await service.start(1, parse)
     writer = _Writer(service, body, run)
@@ -82,7 +93,7 @@ class _Writer:
     def __init__(self, service: Service, body: Messages, run: Run) -> None:
         self._service, self._body, self._run, self.box = service, body, run, toolbox(body)
         request = run.request
-        self._answer = answer_to(service, self.box, request.prompts[0], request.schema is None)
+        self._answer = answer_to(service, self.box, request)
         self._blocks = 0
         self._open: tuple[str, int] | None = None  # kind and call of the open block
 

@@ -171,7 +171,7 @@ class AnthropicChoice(Wire):
 
 class Thinking(Wire):
     type: Literal["adaptive", "disabled", "enabled"]
-    budget_tokens: Annotated[Most | None, INERT] = None
+    budget_tokens: Most | None = None
     display: Annotated[str | None, INERT] = None
 
 
@@ -258,10 +258,15 @@ def conversation(
         turns += _turns(message, names)
     dialogue = service.dialogue
     turns, options = dialogue.prepared(dialogue.spread(turns), box.shown)
-    thinking = body.thinking.type if body.thinking is not None else "adaptive"
     effort = body.output_config.effort if body.output_config is not None else None
-    wanted = {"enabled": True, "disabled": False}.get(thinking)
-    return turns, options | dialogue.variables(wanted, effort)
+    return turns, options | dialogue.variables(thinking_of(body)[0], effort)
+
+
+def thinking_of(body: Prompted) -> tuple[bool | None, int | None]:
+    """Whether reasoning is asked for, and its budget; None for what the client does not say."""
+    if body.thinking is None:
+        return None, None
+    return {"enabled": True, "disabled": False}.get(body.thinking.type), body.thinking.budget_tokens
 
 
 _BLOCKS = {  # of a message, by its role

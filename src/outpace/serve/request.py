@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence as Seq
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from outpace.core import SamplingParams, Speculation
+from outpace.loading.sampling import FROM_CONFIG, own_sampling
 from outpace.serve.errors import Refused
 from outpace.serve.fields import OpenAI, Sampled, Speculate
 from outpace.serve.schemas import Lark
+from outpace.serve.thinking import Reasoning
 from outpace.targets.base import TargetModel
 
 _SEEDS = 2**64
 _TOP = 1e-9  # a top_p that keeps only the most probable token
 _ANSWER = 4096  # tokens, if neither request nor context sets a limit
-FROM_CONFIG = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,7 @@ class ParsedRequest:
         prediction: a text that the output may repeat, as token ids.
         salt: requests with the same salt share cached rows and drafters' memory.
         trace: record the steps.
+        reasoning: that which the answer may begin with, before what the schema allows; None for none.
         source: the images of the only prompt, as ``Engine.add`` takes them; None if there are none.
     """
 
@@ -41,11 +43,11 @@ class ParsedRequest:
     salt: str | None = None
     trace: bool = False
     source: Any = None
+    reasoning: Reasoning | None = None
 
     def choice(self, index: int) -> SamplingParams:
         """The parameters, with the seed, of the choice with this index among the choices of all prompts."""
-        seed = self.params.seed
-        return self.params if seed is None else replace(self.params, seed=(seed + index) % _SEEDS)
+        return self.params.output(index)
 
 
 @dataclass(frozen=True)
@@ -65,9 +67,7 @@ class Defaults:
     @classmethod
     def of(cls, target: TargetModel, cut: bool = True) -> Defaults:
         """Defaults of a target, if it has a transformers model."""
-        config = getattr(target.model, "generation_config", None)
-        values = {name: getattr(config, name, None) for name in FROM_CONFIG}
-        return cls({name: value for name, value in values.items() if value is not None}, target.context, cut)
+        return cls(own_sampling(target), target.context, cut)
 
     def params(self, body: Sampled, **more: Any) -> SamplingParams:
         """Sampling parameters of a request.

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from outpace.core import Generation
 from outpace.serve.answers import Said
 from outpace.serve.errors import Refused
-from outpace.serve.formats import Stream, extras, json_response, new_id, sse, usage
+from outpace.serve.formats import Stream, extras, json_response, new_id, reasoned, sse, usage
 from outpace.serve.request import ParsedRequest
 from outpace.serve.responses_body import (
     Origin,
@@ -21,11 +21,12 @@ from outpace.serve.responses_body import (
     Responses,
     conversation,
     schema_of,
+    thinking_of,
     toolbox,
 )
 from outpace.serve.run import Run
 from outpace.serve.service import Service
-from outpace.serve.tools import answer_to, whole
+from outpace.serve.tools import answer_to, reasoning_of_answer, whole
 
 
 async def responses(service: Service, body: Responses, salt: str | None) -> Response:
@@ -48,7 +49,10 @@ async def _parse(service: Service, body: Responses, salt: str | None) -> ParsedR
     most = service.defaults.most_tokens([prompt.tokens], body.max_output_tokens)
     params = service.defaults.params(body, max_new_tokens=most)
     chosen = schema if grammar is None else grammar
-    return ParsedRequest([prompt.tokens], params, schema=chosen, salt=salt, source=prompt.source)
+    thought = reasoning_of_answer(service, box, prompt.tokens, chosen, *thinking_of(body))
+    return ParsedRequest(
+        [prompt.tokens], params, schema=chosen, salt=salt, source=prompt.source, reasoning=thought
+    )
 
 
 class _Writer:
@@ -62,7 +66,7 @@ class _Writer:
         self._body, self._run = body, run
         self.box, self._origins = toolbox(body)
         request = run.request
-        self._answer = answer_to(service, self.box, request.prompts[0], request.schema is None)
+        self._answer = answer_to(service, self.box, request)
         self._items = list[dict[str, Any]]()
         self._open: tuple[str, int] | None = None  # kind and call of the last item
         asked = body.text.format if body.text is not None else None
@@ -114,7 +118,7 @@ class _Writer:
                 "input_tokens": counts["prompt_tokens"],
                 "input_tokens_details": counts["prompt_tokens_details"],
                 "output_tokens": counts["completion_tokens"],
-                "output_tokens_details": {"reasoning_tokens": 0},
+                "output_tokens_details": {"reasoning_tokens": reasoned(self._run, [one])},
                 "total_tokens": counts["total_tokens"],
             },
         }

@@ -22,6 +22,7 @@ from outpace.serve.fields import (
     Object,
     StreamOptions,
     TextAndImages,
+    Thoughts,
     Wire,
     content_of,
     off,
@@ -194,6 +195,7 @@ class ResponseText(Wire):
 
 class Reasoning(Wire):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    max_tokens: Thoughts | None = None  # of reasoning, as OpenRouter has it
     summary: _Inert = None
     generate_summary: _Inert = None
     context: _Inert = None
@@ -316,7 +318,14 @@ def conversation(
     dialogue = service.dialogue
     turns, options = dialogue.prepared(dialogue.spread([*turns, *_turns(asked)]), box.shown)
     effort = body.reasoning.effort if body.reasoning is not None else None
-    return turns, options | dialogue.variables(None if effort is None else effort != "none", effort)
+    return turns, options | dialogue.variables(thinking_of(body)[0], effort)
+
+
+def thinking_of(body: Responses) -> tuple[bool | None, int | None]:
+    """Whether reasoning is asked for, and its budget; None for what the client does not say."""
+    asked = body.reasoning or Reasoning()
+    wanted = None if asked.effort is None else asked.effort != "none"
+    return wanted, None if asked.max_tokens == -1 else asked.max_tokens
 
 
 def _turns(items: Seq[Any]) -> list[dict[str, Any]]:

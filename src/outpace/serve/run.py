@@ -13,6 +13,7 @@ import anyio
 from outpace.core import Generation, StreamedToken
 from outpace.engine.aio import AsyncEngine
 from outpace.engine.handles import Handle
+from outpace.loading import Loaded
 from outpace.serve.admission import Admission, Ticket
 from outpace.serve.errors import Refused, refusal
 from outpace.serve.metrics import Metrics
@@ -66,11 +67,13 @@ class Run:
     """The choices of one request in the engine: read ``events``, or await ``finish``.
 
     Attributes:
+        model: the model, with its tokenizer.
         ticket: the room that it occupies.
         used: the name of the drafter.
     """
 
     engine: AsyncEngine
+    model: Loaded
     metrics: Metrics
     admission: Admission
     ticket: Ticket

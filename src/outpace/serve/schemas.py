@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import llguidance
 
 from outpace.core import OutpaceError
+from outpace.serve.effects import effective
 
 # Fuel and items of a mask are about 10 ms; a state takes 1 to 2 kB.
 _LIMITS: dict[str, Any] = {
@@ -31,12 +32,14 @@ class Lark:
     Attributes:
         text: the grammar.
         bytes: the same for a tokenizer of single bytes, which has no special tokens.
-        schemas: the schemas in it.
+        schemas: the schemas in it, of the functions with these names.
+        unlisted: its texts are JSON, but for marks, and may have keys that no schema lists.
     """
 
     text: str
     bytes: str
-    schemas: Sequence[dict[str, Any]]
+    schemas: Mapping[str, dict[str, Any]]
+    unlisted: bool = False
 
 
 def is_plain(schema: Any) -> bool:
@@ -71,19 +74,26 @@ def bytes_alone() -> llguidance.LLTokenizer:
     return llguidance.LLTokenizer("byte")
 
 
-def compiled(tokenizer: llguidance.LLTokenizer, schema: dict[str, Any] | str) -> llguidance.LLMatcher:
+def compiled(
+    tokenizer: llguidance.LLTokenizer, schema: dict[str, Any] | str, prefix: str | None = None
+) -> llguidance.LLMatcher:
     """A matcher of the JSON texts that a schema allows, without optional whitespace; or of a grammar's texts.
+
+    Args:
+        prefix: a grammar of what comes before, in which the text is ``@body``; None for nothing.
 
     Raises:
         OutpaceError: the schema is wrong, or beyond llguidance's limits.
     """
     try:
         if isinstance(schema, str):
-            text = llguidance.LLMatcher.grammar_from_lark(schema)
+            body = {"lark_grammar": llguidance.LLMatcher.grammar_from_lark(schema)}
         else:
-            text = llguidance.LLMatcher.grammar_from_json_schema(
-                json.dumps(schema), overrides={"whitespace_flexible": False}
-            )
+            own = effective(schema)
+            spacing = {"x-guidance": {"whitespace_flexible": False}}
+            body = {"json_schema": own | spacing if isinstance(own, dict) else own}
+        first = [] if prefix is None else [{"lark_grammar": prefix}]
+        text = json.dumps({"grammars": [*first, body | {"name": "body"}]})
         limits = llguidance.LLParserLimits(**_LIMITS)
         matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
         matcher.compute_bitmask()
@@ -92,3 +102,17 @@ def compiled(tokenizer: llguidance.LLTokenizer, schema: dict[str, Any] | str) ->
     if matcher.is_error():
         raise OutpaceError(f"the schema cannot be used: {matcher.get_error().strip()}")
     return matcher
+
+
+def unforced(schemas: Mapping[str, dict[str, Any]]) -> str | None:
+    """Why a call cannot be forced: the name of the function whose schema is the reason; None for another.
+
+    Args:
+        schemas: those of arguments, by the names of functions.
+    """
+    for name, schema in schemas.items():
+        try:
+            compiled(bytes_alone(), {"type": "object"} | schema)
+        except OutpaceError as error:
+            return f"a call of {name!r} cannot be forced: {error}; leave it out, or let tool_choice be auto"
+    return None

@@ -25,13 +25,14 @@ from outpace.serve.admission import Admission, Limits, Ticket
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.engine import Drafters
 from outpace.serve.errors import Refused, later, refusal, unreadable
-from outpace.serve.grammar import Grammar, Grammars
+from outpace.serve.grammar import Grammars
 from outpace.serve.images import Images
 from outpace.serve.metrics import Metrics
 from outpace.serve.pool import Share, spare
 from outpace.serve.request import Defaults, ParsedRequest
 from outpace.serve.run import Choice, Run
 from outpace.serve.texts import Prompts, Texts
+from outpace.serve.thinking import Budget
 from outpace.serve.totals import CLIENT, Turns
 from outpace.serve.trace import Trace, Traced
 
@@ -67,7 +68,8 @@ class Service:
         self.defaults = Defaults.of(model.target, limits.cut)
         self.dialogue = Dialogue(model)
         target, memory, turns = model.target, max(2**30, 256 * limits.body), Turns(spare())
-        self.grammars = Grammars(model.tokenizer, target.vocabulary, target.eos_token_ids, turns)
+        marks = self.dialogue.tokens.values()
+        self.grammars = Grammars(model.tokenizer, target.vocabulary, target.eos_token_ids, turns, marks)
         self.texts = Texts(model, Share(limits.read, memory), turns)
         self.images = Images(model, self.dialogue, self.name, limits.read, turns)
         self.prompts = Prompts(model, self.texts, self.images, self.name)
@@ -216,11 +218,14 @@ class Service:
         Raises:
             Refused: the request is invalid, there is no room, or it has waited too long.
         """
-        run = Run(self.engine, self.metrics, self.admission, self.admit(choices))
+        run = Run(self.engine, self.model, self.metrics, self.admission, self.admit(choices))
 
         async def read() -> tuple[ParsedRequest, Any]:
             request = await parse()
-            return request, None if request.schema is None else await self.grammars.compile(request.schema)
+            if request.schema is None:
+                return request, None
+            prefix = None if request.reasoning is None else request.reasoning.prefix
+            return request, await self.grammars.compile(request.schema, prefix)
 
         try:
             run.request, matcher = await self.work(read, run.ticket)
@@ -247,11 +252,13 @@ class Service:
             params = replace(
                 params, speculation=replace(drafts, drafter=name, memory=drafts.memory or request.salt)
             )
-            criteria = None
+            criteria, processors = None, list[Any]()
             if matcher is not None:
-                grammar = Grammar(matcher, len(prompt))
-                params = replace(params, logits_processors=[grammar])
-                criteria = grammar.ended
+                grammar = self.grammars.of(matcher, request, len(prompt))
+                processors, criteria = [grammar], grammar.ended
+            if request.reasoning is not None and request.reasoning.budget is not None:
+                processors.append(Budget(self.model, request.reasoning, len(prompt)))
+            params = replace(params, logits_processors=processors)
             trace = Trace(run.used) if request.trace else None
             if trace is not None:
                 params = Traced.of(params, trace)

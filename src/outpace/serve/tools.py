@@ -13,16 +13,19 @@ from starlette.responses import Response
 
 from outpace.core import Generation, StreamedToken
 from outpace.serve.answers import Answer, Manner, Said
-from outpace.serve.calls import Signature, literal
+from outpace.serve.calls import THOUGHT, JsonCalls, arguments_of, literal
 from outpace.serve.dialogue import Dialogue
+from outpace.serve.effects import lists_keys
 from outpace.serve.errors import Refused
 from outpace.serve.harmony import HarmonyAnswer
+from outpace.serve.json_calls import Signature
+from outpace.serve.request import ParsedRequest
 from outpace.serve.schemas import Lark
 from outpace.serve.service import Service
+from outpace.serve.thinking import Reasoning, reasoning_of
 
 _log = logging.getLogger("outpace.serve")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,256}")
-_LAST = 8  # tokens at a prompt's end, among which a mark of reasoning may be
 LEFT_OUT = "x-outpace-tools-left-out"
 
 
@@ -77,15 +80,12 @@ class Toolbox:
             if not _NAME.fullmatch(name):
                 raise Refused(400, "a tool's name has letters, digits, _, . and - only", "tools")
             _check_schema(name, self.functions[name].parameters)
-        ids = {mark: token for token, mark in dialogue.marks.items()}
-
-        def mark(text: str) -> str:
-            return f"<[{ids[text]}]>" if text in ids else literal(text)
-
         functions = list(self.functions.values())
         write = dialogue.format.grammar
-        schemas = [function.parameters for function in functions]
-        return Lark(write(functions, mark), write(functions, literal), schemas)
+        schemas = {function.name: function.parameters for function in functions}
+        listed = all(lists_keys(arguments_of(function)) for function in functions)
+        unlisted = isinstance(dialogue.format, JsonCalls) and not listed
+        return Lark(write(functions, dialogue.term), write(functions, literal), schemas, unlisted)
 
 
 def _check_schema(name: str, schema: dict[str, Any]) -> None:
@@ -135,30 +135,44 @@ def check_names(tools: Seq[dict[str, Any]]) -> None:
         seen.add(name)
 
 
-def answer_to(service: Service, box: Toolbox, prompt: Seq[int], free: bool) -> Answer | Templated:
-    """The parser of an answer.
+def reasoning_of_answer(
+    service: Service, box: Toolbox, prompt: Seq[int], schema: Any, wanted: bool | None, budget: int | None
+) -> Reasoning | None:
+    """The reasoning that an answer may begin with.
 
     Args:
-        prompt: token ids of the prompt, which may end in the mark that begins reasoning.
-        free: the answer has no schema, so that it may begin with reasoning.
+        prompt: token ids of the prompt, which may end in the mark that begins reasoning, or in its end.
+        schema: what the answer must be otherwise; None for any text.
+        wanted: whether the client asks for reasoning; None if it does not say.
+        budget: maximum number of its tokens; None for no limit.
     """
-    tokenizer, dialogue = service.model.tokenizer, service.dialogue
-    forced = isinstance(box.choice, tuple)
+    dialogue, forced = service.dialogue, isinstance(box.choice, tuple)
+    asked = wanted is True or budget is not None
+    if schema is not None and (wanted is False or (dialogue.harmony and not asked)):
+        return None
+    shown, free = bool(box.shown), schema is None
+    return reasoning_of(service.model, dialogue, prompt, budget, free=free, tools=shown, called=forced)
+
+
+def answer_to(service: Service, box: Toolbox, request: ParsedRequest) -> Answer | Templated:
+    """The parser of an answer to a request."""
+    tokenizer, dialogue, reasoning = service.model.tokenizer, service.dialogue, request.reasoning
+    forced, free = isinstance(box.choice, tuple), request.schema is None
     if box.shown and not forced and getattr(tokenizer, "response_template", None):
-        return Templated(service, box, prompt)
-    thinks = free and not forced and service.model.has_template and dialogue.thinks
-    begun = thinks and tokenizer.decode(prompt[-_LAST:]).rstrip().endswith("<think>")
-    functions = box.functions
-    channels = dialogue.harmony and (free or forced)
+        return Templated(service, box, request.prompts[0])
+    channels = dialogue.harmony and (free or forced or reasoning is not None)
+    functions = box.functions if free or forced else {}
     called = bool(functions) and (channels or not dialogue.harmony)
+    thinks = reasoning is not None and not channels
     manner = Manner(
         dialogue.format if called else None,
         functions,
         forced,
         box.parallel,
-        dialogue.marks if called or channels else {},
-        thinks and not channels,
-        begun,
+        dialogue.silent if called or channels or thinks else {},
+        thinks,
+        thinks and reasoning is not None and reasoning.begun,
+        dialogue.thought or THOUGHT[0],
     )
     return (HarmonyAnswer if channels else Answer)(
         manner, lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))

@@ -148,12 +148,15 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
 
 def _schemas(_: bytes) -> Job:
     """JSON schemas, compiled for single bytes: the time does not depend on the vocabulary."""
-    from outpace.serve.schemas import bytes_alone, compiled
+    from outpace.serve.schemas import bytes_alone, compiled, unforced
 
     tokenizer = bytes_alone()
 
     def check(job: dict[str, Any]) -> None:
-        compiled(tokenizer, job["schema"])
+        try:
+            compiled(tokenizer, job["schema"])
+        except OutpaceError as error:
+            raise OutpaceError(unforced(job["functions"]) or str(error)) from error
 
     return check
 

@@ -17,6 +17,7 @@ from outpace.names import is_gguf
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.inputs.refusals import keeps_states
+from outpace.targets.inputs.wrapped import unwrapped
 from outpace.targets.rows import Output, Rows
 from outpace.targets.stock.causal import CausalTarget
 from outpace.targets.stock.multimodal import MultimodalTarget
@@ -39,8 +40,8 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     """A target for a model: a function, because its class depends on the model.
 
     Args:
-        model: a transformers model, decoder-only (with images or without) or encoder-decoder; the path of a
-            GGUF file, which llama.cpp runs; or a target, which is returned.
+        model: a transformers model, decoder-only (with images or without) or encoder-decoder, perhaps in
+            PEFT's wrapper; the path of a GGUF file, which llama.cpp runs; or a target, which is returned.
         options: options of the chosen class; see ``TargetOptions``, ``Seq2SeqTarget``, ``LlamaCppOptions``.
 
     Raises:
@@ -54,16 +55,17 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     if isinstance(model, str | Path):
         if not is_gguf(model):
             raise UnsupportedModel(
-                f"{str(model)!r} is not a GGUF file; pass a loaded model, or use outpace.load(name)"
+                f"{str(model)!r} is not a GGUF file; pass a loaded model, or use outpace.load({str(model)!r})"
             )
         from outpace.targets.llamacpp import LlamaCppTarget
 
         return LlamaCppTarget(local(model), **options)
+    model = unwrapped(model)
     config = getattr(model, "config", None)
     if config is None or not callable(model):
         raise UnsupportedModel(f"a {type(model).__name__} is not a transformers model; pass a loaded model")
     if getattr(config, "is_encoder_decoder", False):
-        asked = TargetOptions(**options)
+        asked = TargetOptions.of(options, "Target()")
         if names := [name for name in asked.named if name != "check"]:
             raise OutpaceError(f"{names[0]} is for decoder-only models: leave it out")
         return Seq2SeqTarget(model, asked.check)

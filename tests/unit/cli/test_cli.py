@@ -213,6 +213,10 @@ def test_logprobs_need_json(run: Run, folder: Path) -> None:
     refused(run(*args), "add --json")
     found = json.loads(run(*args, "--json").stdout)["logprobs"]
     assert len(found) == 3 and all(len(entry["top"]) == 2 for entry in found)
+    texts = {(one["token"], one["text"]) for entry in found for one in (entry, *entry["top"])}
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    assert texts == {(token, tokenizer.decode([token])) for token, _ in texts}
+    assert [entry["logprob"] for entry in found] == [entry["top"][0]["logprob"] for entry in found]  # greedy
 
 
 def test_an_error_in_the_middle_begins_a_line_of_its_own(run: Run, folder: Path) -> None:

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from outpace.cli import screen
 from outpace.cli.app import INTERRUPTED, guarded
@@ -82,3 +84,16 @@ def test_an_interrupt_in_the_middle_of_an_import_is_no_error_of_the_import(
     assert capsys.readouterr().err == "interrupted\n"
     with pytest.raises(ModuleNotFoundError):
         missing()
+
+
+def test_a_table_that_is_too_wide_becomes_lines() -> None:
+    table = Table("method", "tokens per second", "steps", title="speed")
+    table.add_row("suffix:memory=0", "51.25", "")
+    table.add_row("none", "31.02", "128")
+    assert screen.fitting(table, Console(width=80)) is table
+    narrow = Console(width=20, file=io.StringIO(), record=True)
+    narrow.print(screen.fitting(table, narrow))
+    shown = narrow.export_text()
+    assert "\u2026" not in shown and max(map(len, shown.splitlines())) <= 20
+    words = " ".join(shown.split())
+    assert words == ("speed suffix:memory=0 tokens per second 51.25 none tokens per second 31.02 steps 128")

@@ -18,7 +18,7 @@ from outpace.cli.parts import Source, sampling
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
 from outpace_lab.cli.options import ChatPrompts, TrainingData
-from outpace_lab.names import MEASURES, Measure, check_known
+from outpace_lab.names import MEASURES, Measure, check_data, check_known
 
 if TYPE_CHECKING:
     from outpace.loading import Loaded
@@ -79,6 +79,7 @@ def search(
     check_known("measure", measure, MEASURES)
     source = Source(model, device, dtype, trust_remote_code)
     source.check_names()
+    check_data(data)
     with screen.busy("preparing ..."):
         from outpace_lab.cli.train_run import table
         from outpace_lab.train.skipping import find_skipped_layers

@@ -14,7 +14,7 @@ from outpace.cli.app import app, guarded, show
 from outpace.names import check_names
 from outpace.spec_text import plain
 from outpace_lab.cli.options import ChatPrompts, TrainingData
-from outpace_lab.names import OBJECTIVES, WAYS, check_known, method_of
+from outpace_lab.names import OBJECTIVES, WAYS, check_data, check_known, method_of
 
 _training = partial(typer.Option, rich_help_panel="Training")
 
@@ -155,6 +155,7 @@ def train_drafter(
     check_known("objective", objective, OBJECTIVES)
     if tune:
         check_known("way to train a model", plain(tune).partition(":")[0].strip(), WAYS)
+    check_data(data)
     with screen.of_the_first():
         with screen.busy(f"loading {model or 'the embedded model'} ..."):
             from outpace.loading import load

@@ -23,6 +23,8 @@ MISTAKES = {
     "train self_speculative --data x --out y": "`outpace search` finds the layers to skip",
     "train medusa --objective forward --data x --out y": "Did you mean 'forward_kl'?",
     "train medusa --tune lra --data x --out y": "Did you mean 'lora'?",
+    "train eagle --data nope.jsonl --out y": "cannot read nope.jsonl: no such file or folder",
+    "search --data nope.jsonl": "cannot read nope.jsonl: no such file or folder",
     "train medusa --model ./no/such/folder --data x --out y": "no such folder",
     "tune --objective troughput": "Did you mean 'throughput'?",
     "tune --suite bultin": "Did you mean 'builtin'?",

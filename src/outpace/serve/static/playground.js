@@ -25,6 +25,7 @@ const state = {
   form: {
     mode: "chat",
     prompt: { chat: "What is lookahead decoding?", completion: "Question: Anna has 12 apples. She buys 5 more each day for 4 days. How many apples does she have?\nAnswer:" },
+    system: "",
     max_tokens: 128,
     temperature: 0,
     seed: 1,
@@ -34,6 +35,7 @@ const state = {
     text: EXAMPLE,
     change: CHANGE,
   },
+  turns: [], // of the conversation, before the message that is written
   runs: {}, // by name: generate, plain, drafted, edit, batch
   chosen: {}, // name of a run -> index of the step that is looked at
   server: { now: null, rates: [] },
@@ -71,6 +73,7 @@ class Run {
     this.body = body;
     this.steps = [];
     this.ids = [];
+    this.text = "";
     this.usage = null;
     this.error = "";
     this.finish = null;
@@ -115,9 +118,14 @@ class Run {
         this.ids.push(...step.tokens);
         this.latest = performance.now();
       }
+      this.text += choice.delta?.content ?? "";
       this.finish = choice.finish_reason ?? this.finish;
     }
     draw();
+  }
+
+  get cut() {
+    return this.finish === "length";
   }
 
   get seconds() {
@@ -151,9 +159,26 @@ function request(speculation) {
   const { mode, prompt, max_tokens, temperature, seed } = state.form;
   const [path, asked] =
     mode === "chat"
-      ? ["v1/chat/completions", { messages: [{ role: "user", content: prompt.chat }] }]
+      ? ["v1/chat/completions", { messages: [...told(), ...state.turns, { role: "user", content: prompt.chat }] }]
       : ["v1/completions", { prompt: prompt.completion }];
   return [path, { model: state.model.id, ...asked, max_tokens, temperature, seed, ...speculated(speculation) }];
+}
+
+const told = () => (state.form.system.trim() ? [{ role: "system", content: state.form.system }] : []);
+
+// Keep the answer as a turn, and write the next message.
+function reply() {
+  const { body, text } = state.runs.generate;
+  state.turns = [...body.messages.filter(({ role }) => role !== "system"), { role: "assistant", content: text }];
+  state.form.prompt.chat = "";
+  delete state.runs.generate;
+  draw();
+  document.getElementById("message").focus();
+}
+
+function anew() {
+  state.turns = [];
+  draw();
 }
 
 // As choices of one request: a browser opens only so many connections.
@@ -224,13 +249,14 @@ async function connect() {
     state.model = model;
     state.problem = "";
   } catch (error) {
-    state.problem = error.message;
+    state.problem = state.locked && !state.form.key ? "" : error.message; // without a key there is nothing wrong
     if (!state.locked) setTimeout(connect, 2000); // the model is being loaded, or the server started again
   }
   draw();
 }
 
 async function poll() {
+  if (state.locked) return;
   try {
     const sums = sumsOf(await (await get("metrics")).text());
     const before = state.server.now;
@@ -343,12 +369,27 @@ function promptFields() {
       ["chat", "Chat"],
       ["completion", "Completion"],
     ])}
+    ${mode === "chat" ? conversation() : nothing}
     <label class="field">
       <span>${mode === "chat" ? "Message" : "Text to continue"}</span>
-      <textarea rows="6" required .value=${prompt[mode]} @input=${write}></textarea>
+      <textarea id="message" rows="6" required .value=${prompt[mode]} @input=${write}></textarea>
     </label>
   `;
 }
+
+// What the message comes after.
+const conversation = () => html`
+  <label class="field">
+    <span>System prompt</span>
+    <textarea rows="1" .value=${state.form.system} @input=${update("system")}></textarea>
+  </label>
+  ${state.turns.length
+    ? html`<section class="turns" aria-label="Turns">
+        <ol>${state.turns.map(({ role, content }) => html`<li><b>${role}</b> ${content}</li>`)}</ol>
+        <button type="button" @click=${anew}>New conversation</button>
+      </section>`
+    : nothing}
+`;
 
 function editFields() {
   return html`
@@ -394,7 +435,8 @@ function status(run) {
   if (!run) return "";
   if (run.error) return run.error;
   if (!run.ended) return run.steps.length ? "decoding" : "waiting";
-  return `done: ${plural(run.ids.length, "token")} in ${plural(run.steps.length, "step")}, ${figure(run.seconds, 2)} s`;
+  const end = run.cut ? "cut at the limit" : "done";
+  return `${end}: ${plural(run.ids.length, "token")} in ${plural(run.steps.length, "step")}, ${figure(run.seconds, 2)} s`;
 }
 
 // The index of the step that is looked at: the one chosen, else the latest; at the end the last of the longest.
@@ -437,7 +479,7 @@ function tokens(name, label, differs) {
   let place = 0;
   const chosen = chosenStep(name);
   return html`<div
-    class="tokens"
+    class=${run?.cut ? "tokens cut" : "tokens"}
     id=${`tokens-${name}`}
     tabindex="0"
     role="group"
@@ -608,7 +650,14 @@ const INVITATIONS = {
   edit: "Press Edit: the text is sent in the message and as the prediction, so that what stays the same is verified, not written.",
 };
 
-const generate = () => html`${output("generate", "Output")} ${tree("generate")}`;
+const generate = () => html`${output("generate", "Output")} ${replying()} ${tree("generate")}`;
+
+const replying = () => {
+  const run = state.runs.generate;
+  return run?.ended && !run.error && run.body.messages
+    ? html`<div class="actions"><button type="button" @click=${reply}>Reply</button></div>`
+    : nothing;
+};
 
 // The place of the first token that differs; -1 for none, so far.
 function difference(a, b) {
@@ -640,7 +689,7 @@ function race() {
     return html`<section class="panel" aria-label=${label}>
       <header>
         <h2>${label}</h2>
-        <p class=${run?.error ? "error" : ""}>${run?.finish ? `${figure(run.seconds, 2)} s` : status(run)}</p>
+        <p class=${run?.error ? "error" : ""}>${run?.finish ? `${run.cut ? "cut at the limit, " : ""}${figure(run.seconds, 2)} s` : status(run)}</p>
       </header>
       ${run ? figures(run) : nothing}
       <progress max=${run?.body.max_tokens ?? 1} .value=${done} aria-label="Tokens"></progress>
@@ -670,7 +719,8 @@ function edit() {
 
 function server() {
   const sums = state.server.now?.sums;
-  if (!sums || !state.model) return html`<p class="hint" role="status">${state.problem || "asking the server"}</p>`;
+  const waits = state.locked ? "give the API key" : "asking the server";
+  if (!sums || !state.model) return html`<p class="hint" role="status">${state.problem || waits}</p>`;
   const slots = state.model.max_running;
   const busy = sums.num_requests_running;
   const waiting = sums.num_requests_waiting;
@@ -756,6 +806,14 @@ function lines() {
       `assert plain${text} == drafted${text}`,
     ].join("\n");
   }
+  if (body.n > 1) {
+    return [
+      ...start,
+      `answers = ${call(known, speculation && { speculation })}`,
+      "for answer in answers.choices:",
+      `    print(answer.index, ${chat ? "answer.message.content" : "answer.text"})`,
+    ].join("\n");
+  }
   return [
     ...start,
     `stream = ${call({ ...known, stream: true }, speculation && { speculation })}`,
@@ -806,7 +864,7 @@ function page() {
     <header class="top">
       <p class="mark">outpace</p>
       <p class=${state.problem ? "error" : "about"} role="status">
-        ${state.problem || (state.model ? state.model.id : "connecting")}
+        ${state.problem || (state.model ? state.model.id : state.locked ? "this server takes an API key" : "connecting")}
       </p>
       <nav role="tablist" aria-label="Views" @keydown=${tabKeys}>
         ${TABS.map(

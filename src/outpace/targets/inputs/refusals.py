@@ -59,9 +59,16 @@ def refuse_by_config(model: Any, seq2seq: bool = False, states: bool = False) ->
         UnsupportedModel: named by family, with the reason.
     """
     name = family(model)
-    if not isinstance(model, PreTrainedModel):
+    if hasattr(model, "_orig_mod"):
         raise UnsupportedModel(
-            f"{name} is not a transformers PreTrainedModel; pass the model inside it (PEFT: get_base_model())"
+            f"{name} is compiled by torch.compile, whose code is for other shapes than steps have; pass the "
+            "model inside it, model._orig_mod"
+        )
+    if not isinstance(model, PreTrainedModel):
+        raise UnsupportedModel(f"{name} is not a transformers PreTrainedModel; pass the model inside it")
+    if all(weight.is_meta for weight in model.parameters()):
+        raise UnsupportedModel(
+            f"{name} is on torch's device meta, which has no weights; load it with from_pretrained"
         )
     if bool(model.config.is_encoder_decoder) != seq2seq:
         kind = "a decoder-only" if seq2seq else "an encoder-decoder"

@@ -101,7 +101,7 @@ class CausalTarget(FixedSteps):
     _revision = 0
 
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
-        self.options = TargetOptions(**options)
+        self.options = TargetOptions.of(options, "Target()")
         warn_of_untested()
         refuse_by_config(model, states=self._keeps_states)
         if self.options.release is True and self._needs_weights:
