@@ -25,6 +25,8 @@ _SMALL = {
     "token_recycling": "token_recycling:max_nodes=16,top_k=4",
     "combined": "combined:(token_recycling:max_nodes=16)+(prompt_lookup)+(jacobi:num_speculative_tokens=4),"
     "max_nodes=12,row_cost=0",
+    "either": "either:(suffix:num_speculative_tokens=16)+(self:num_speculative_tokens=3)",
+    "self": "self:num_speculative_tokens=4",
     "draft_model": "draft_model:num_speculative_tokens=4",
     "draft_model, trees": "draft_model:num_speculative_tokens=3,branching=2x2",
     "medusa": "medusa:max_nodes=8",
@@ -69,6 +71,8 @@ def test_the_matrix_names_drafters_of_outpace() -> None:
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("drafter", SPECS)
 def test_all_samplings_in_a_batch_that_sequences_join(drafter: str, device: str) -> None:
+    if "self" in SPECS[drafter] and device != "cpu":
+        pytest.skip("weights are rounded for drafts on a CPU")
     lab_on(torch.float64, device).check_joining(SPECS[drafter])
 
 

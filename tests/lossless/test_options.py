@@ -31,6 +31,7 @@ from outpace.testing.checks import Budgets
 NEEDED = {
     "combined": "parts=(lookahead:window=2,ngram=3)+(prompt_lookup)",
     "dflash": "path={trained}",
+    "either": "parts=(suffix)+(prompt_lookup)",
     "hydra": "path={trained}",
     "mtp": "path={trained}",
     "retrieval": "path={datastore}",
@@ -40,6 +41,7 @@ TRIED = [name for name in DRAFTERS if name != "assistant"]  # which drafts for a
 _NOT_TRIED = {"path", "model", "tokenizer", "target_tokenizer", "device", "seed", "draft", "inner", "parts"}
 # Values of options whose types do not tell their ends.
 _VALUES: dict[str, tuple[str, ...]] = {
+    "bits": ("4", "8"),
     "branching": ("1", "1x1x1", "4x2"),
     "acceptance": ("0.5", "0.9+0.5+0.1"),
     "layers": ("1", "5"),

@@ -35,6 +35,7 @@ _ON_DEVICE = "tests/lossless/test_graphs.py::test_learned_drafts_on_the_device_a
 _ASSISTANT = "tests/unit/drafters/test_assistant.py"
 _MUSE = "tests/unit/drafters/test_muse.py"
 _NATIVE = "tests/unit/targets/test_native.py"
+_SELF = "tests/unit/drafters/test_rounded_self.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
 _TREES_ON_GPU = "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
@@ -1397,6 +1398,27 @@ TARGETS = [
     ),
 ]
 DRAFTERS = [
+    Mutant(
+        "a row that the rounded self drafted stays in the cache",
+        "outpace/drafters/models/rounded_self.py",
+        "            with active[0].place.cache.provisional():\n",
+        "            if True:\n",
+        (f"{_SELF}::test_no_row_of_a_draft_stays_in_the_cache",),
+    ),
+    Mutant(
+        "weights are rounded from stale ones",
+        "outpace/targets/stock/rounded.py",
+        "        if known is not self.inner._modules or self._live.changed(thorough=False):\n",
+        "        if known is None and not hasattr(self, '_part'):\n",
+        (f"{_SELF}::test_weights_that_change_are_rounded_anew",),
+    ),
+    Mutant(
+        "a draft on the target's cache goes on from the row of another sequence",
+        "outpace/drafters/support/within.py",
+        "    return torch.cat([output.logits_of(slot) for slot in feeds])\n",
+        "    return torch.cat([output.logits_of(slot) for slot in reversed(list(feeds))])\n",
+        (f"{_SELF}::test_a_batch_drafts_as_each_sequence_does_alone",),
+    ),
     Mutant(
         "jacobi's block does not move on with the text",
         "outpace/drafters/parallel/jacobi.py",

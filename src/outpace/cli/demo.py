@@ -30,7 +30,7 @@ from outpace.cli.observing import engine_of
 from outpace.cli.parts import Source, labelled, profiled, sampling
 from outpace.cli.prompts import Prompt
 from outpace.cli.running import Job, rate
-from outpace.core import DEFAULT_DRAFTER, OutpaceError, SamplingParams
+from outpace.core import OutpaceError, SamplingParams
 from outpace.text import TextStream
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def demo(
     if prompt == "":
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
     if profile is None:
-        drafter = drafter or (DEFAULT_DRAFTER if real or model else DEMO_DRAFTER)
+        drafter = drafter or ("" if real or model else DEMO_DRAFTER)
     if real and model is not None:
         raise OutpaceError("--real names the model; leave --model out")
     if real:

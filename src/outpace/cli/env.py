@@ -95,17 +95,19 @@ def _served(source: Source, quantise: str | None, stock: bool) -> dict[str, Any]
 
 def served(loaded: Loaded) -> dict[str, Any]:
     """How a loaded model runs, as JSON values."""
-    from outpace.engine.parts import usual_drafter
     from outpace.engine.slow import reasons
+    from outpace.engine.usual import usual
 
     target, plan = loaded.target, loaded.target.plan
+    drafter = usual(target)
     return {
         "name": loaded.name,
         "served": True,
         "device": loaded.device,
         "dtype": loaded.dtype,
         "dtype_because": plan.dtype,
-        "drafter": usual_drafter(target),
+        "drafter": drafter.spec,
+        "drafter_because": drafter.because,
         "step": plan.name,
         "native": plan.native,
         "packed": dict(plan.packed),

@@ -159,7 +159,10 @@ SPEC = (
     "combined:(lookahead)+(prompt_lookup); see `outpace drafters`."
 )
 DefaultDrafterSpec = Annotated[
-    str, drafter_option("--drafter", "-d", help=SPEC, show_default=DEFAULT_DRAFTER)
+    str,
+    drafter_option(
+        "--drafter", "-d", help=SPEC, show_default=f"{DEFAULT_DRAFTER}, with self where that pays"
+    ),
 ]
 ObserverSpec = Annotated[
     str,

@@ -119,9 +119,14 @@ def profiled(
         raise OutpaceError(f"there is no profile at {profile}; `outpace tune --out {profile}` writes one")
     if profile is None:
         loaded = source.load(drafter or DEFAULT_DRAFTER, verifier, references)
-        from outpace.engine.parts import usual_drafter
+        from outpace.engine.usual import usual_drafter
 
-        return loaded, drafter or usual_drafter(loaded.target, verifier)
+        spec = drafter or usual_drafter(loaded.target, verifier)
+        if "(self)" in spec and not drafter:
+            with screen.busy("rounding weights for drafts ..."):
+                own: Any = loaded.target.rounded()
+                own.make()
+        return loaded, spec
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")
     source.check_names(verifier=verifier)

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
 
-from outpace.core import DEFAULT_DRAFTER, Draft, OutpaceError
+from outpace.core import Draft, OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
@@ -17,21 +17,11 @@ from outpace.engine.profile import load_costs
 from outpace.policy.governor import FullOrNarrow, Governor
 from outpace.policy.plan import Policy
 from outpace.targets.base import TargetModel
-from outpace.verify import Verifier, load_verifier
+from outpace.verify import Verifier
 
 _log = logging.getLogger(__name__)
 
 Adaptive = Literal["auto"] | bool | Policy
-
-
-def usual_drafter(target: TargetModel, verifier: Verifier | str = "match") -> str:
-    """The drafter where none is named; one of chains if the target or the verifier takes only those.
-
-    Raises:
-        OutpaceError: an unknown verifier.
-    """
-    chains = target.chains_only or load_verifier(verifier).chains
-    return f"{DEFAULT_DRAFTER},branches=1" if chains else DEFAULT_DRAFTER
 
 
 def drafter_of(given: Drafter[Any] | str | None) -> Drafter[Any]:

@@ -95,8 +95,10 @@ def accelerate(
         model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder; one of
             PEFT, whose adapters may be switched, merged and trained between calls.
         drafter: a drafter or its spec string; "none" decodes plainly. By default "suffix:memory=0",
-            which keeps nothing of a call for later ones; as chains (branches=1) for a model or a verifier
-            that takes only those (BLOOM, MPT; docs/reference/models.md).
+            which keeps nothing of a call for later ones, on a CPU with "self" where a trial says that it
+            pays (docs/concepts/rounded-self.md; the first call then rounds weights, for seconds); as chains
+            (branches=1) for a model or a verifier that takes only those (BLOOM, MPT;
+            docs/reference/models.md).
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
             "block" or "traversal" (their distribution), or one of another package.
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing if

@@ -20,8 +20,9 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Learner
-from outpace.engine.parts import Adaptive, usual_drafter
+from outpace.engine.parts import Adaptive
 from outpace.engine.slow import reasons, tell
+from outpace.engine.usual import usual_drafter
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
 from outpace.targets import Target, TargetModel
@@ -150,6 +151,7 @@ class Engines:
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
         self._revision = 0  # of the weights that idle engines were made with
+        self._changes = False  # weights have changed between calls
         self._idle: list[RowEngine] = []
 
     def target(self, model: Any) -> TargetModel:
@@ -183,6 +185,7 @@ class Engines:
                     raise OutpaceError(_ANOTHER)
                 self._idle.clear()
                 self._revision = revision
+                self._changes = True
             return self._target
 
     def _warn_if_inexact(self, target: TargetModel) -> None:
@@ -219,7 +222,7 @@ class Engines:
     def _engine(self, target: TargetModel) -> RowEngine:
         engine = RowEngine(
             target,
-            usual_drafter(target, self.verifier) if self.drafter is None else self.drafter,
+            usual_drafter(target, self.verifier, self._changes) if self.drafter is None else self.drafter,
             self.verifier,
             adaptive=self.adaptive,
             observer=self.learner,

@@ -30,7 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outpace.core import OutpaceError
 from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
-from outpace.engine.parts import usual_drafter
+from outpace.engine.usual import usual_drafter
 from outpace.loading import Loaded, load
 from outpace.loading.apart import loaded_apart
 from outpace.serve.admission import Limits

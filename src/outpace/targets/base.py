@@ -318,6 +318,30 @@ class TargetModel(ABC):
             f"a {type(self).__name__} cannot attend to a part of its committed rows; use another drafter"
         )
 
+    def rounded(self, bits: int = 4) -> TargetModel:
+        """This model with rounded weights, which drafts in this target's caches after committed rows.
+
+        It follows changes of this target's weights. Its rows are to be dropped before this target continues.
+
+        Args:
+            bits: of the weights, 8 or 4.
+
+        Raises:
+            UnsupportedModel: there is none; the message has the reason.
+        """
+        raise UnsupportedModel(f"{_kind(self)} has no rounded self; use another drafter, as suffix")
+
+    def rounded_costs(self) -> tuple[float, float]:
+        """Estimates, by a short trial, of what drafting with ``rounded`` costs, in plain steps.
+
+        Returns:
+            The time of a forward over five rows of this target, and that of a row with rounded weights.
+
+        Raises:
+            UnsupportedModel: there is no rounded self; the message has the reason.
+        """
+        raise UnsupportedModel(f"{_kind(self)} has no rounded self")
+
     def with_embeddings(self, table: Tensor | int) -> TargetModel:
         """This model, extended by token ids beyond its vocabulary: rows of a table of embeddings.
 

@@ -16,6 +16,7 @@ from outpace.drafters.parallel.jacobi import Jacobi
 
 # Drafters that have options without a default.
 WITH_WHAT_IT_NEEDS = {
+    "either": "either:(suffix)+(prompt_lookup)",
     "combined": "combined:(lookahead)",
     "retrieval": "retrieval:path=corpus",
     "dflash": "dflash:path=folder",

@@ -7,7 +7,8 @@ import pytest
 import outpace
 from outpace.core import DEFAULT_DRAFTER, SamplingParams
 from outpace.engine.engine import Engine
-from outpace.engine.parts import usual_drafter
+from outpace.engine.usual import usual, usual_drafter
+from outpace.targets.plan import StepPlan
 from outpace.testing import ToyTarget
 from outpace.verify import VERIFIERS
 
@@ -40,3 +41,31 @@ def test_a_target_of_chains_gets_chains() -> None:
     target.chains_only = "its positions cannot be set"
     drafter = Engine(target, usual_drafter(target)).drafter
     assert not drafter.trees and outpace.load_drafter(f"{DEFAULT_DRAFTER},branches=1") == drafter
+
+
+class Trial(ToyTarget):
+    """A target whose trial of rounded weights is known."""
+
+    def __init__(self, *costs: float) -> None:
+        super().__init__()
+        self.plan = StepPlan("fused")
+        self.costs = costs
+
+    def rounded_costs(self) -> tuple[float, float]:
+        if not self.costs:
+            return super().rounded_costs()
+        return self.costs[0], self.costs[1]
+
+
+def test_self_joins_where_a_trial_says_that_it_pays() -> None:
+    quick, slow = Trial(1.05, 0.4), Trial(1.05, 0.8)
+    assert (
+        usual(quick).spec == f"either:({DEFAULT_DRAFTER})+(self)" and "0.40 of a step" in usual(quick).because
+    )
+    assert usual(slow).spec == DEFAULT_DRAFTER and "gains too little" in usual(slow).because
+    assert usual(Trial()).spec == DEFAULT_DRAFTER and "no rounded self" in usual(Trial()).because
+    for verifier in ("rejection", "block"):
+        assert usual(quick, verifier).spec.startswith(DEFAULT_DRAFTER)
+    assert usual(quick, changes=True).spec == DEFAULT_DRAFTER
+    quick.plan = StepPlan("stock")
+    assert usual(quick).spec == DEFAULT_DRAFTER and "fused layers" in usual(quick).because

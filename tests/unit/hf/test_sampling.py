@@ -138,6 +138,7 @@ def test_a_processor_that_a_batch_has_used_before(none: Any, lookahead: Any, bat
 
 
 OF_OPTIONS = {
+    "either": "either:(suffix)+(prompt_lookup)",
     "combined": "combined:(lookahead)+(prompt_lookup)",
     "retrieval": "retrieval:path={datastore},min_ngram=1",
 }

@@ -11,8 +11,10 @@ from torch import Tensor, nn
 
 from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, byref, functions
-from outpace.native.pointers import pointer, pointer_or_null
+from outpace.native.pointers import check, pointer, pointer_or_null
 from outpace.targets.kernel import Kernel, Stock
+
+_TOGETHER = 1 << 20  # numbers that are rounded at a time
 
 
 class Panels(NamedTuple):
@@ -47,6 +49,11 @@ class Panels(NamedTuple):
         """The dtype of rows and biases."""
         return self.weights.dtype
 
+    def unpack(self) -> Tensor:
+        """The weights, [outputs, inputs]."""
+        rows = self.weights.transpose(1, 2).reshape(-1, self.weights.shape[1] * self.pair)
+        return rows[: self.outputs, : self.inputs]
+
     def product(self, bias: Tensor | None) -> ProductStruct:
         panels, pairs = -(-self.outputs // self.panel), -(-self.inputs // self.pair)
         return ProductStruct(
@@ -58,13 +65,14 @@ class Panels(NamedTuple):
 
 
 class Blocks(NamedTuple):
-    """Weights rounded to 8 or 4 bits, in the blocks of ``native/rounded.h``; rows are bfloat16.
+    """Weights rounded to 8 or 4 bits, in the blocks of ``native/rounded.h``.
 
     A block has a scale, with 4 bits a zero too, per output and ``SHARE`` inputs.
 
     Attributes:
         panel: outputs of a panel.
         weights: bytes, [panels, blocks of inputs, bytes of a block], padded with zeros.
+        dtype: of rows and biases.
     """
 
     inputs: int
@@ -72,10 +80,16 @@ class Blocks(NamedTuple):
     bits: int
     panel: int
     weights: Tensor
+    dtype: torch.dtype = torch.bfloat16
 
     @classmethod
     def pack(cls, weight: Tensor, bits: int) -> Blocks:
-        """Weights, [outputs, inputs]."""
+        """Weights, [outputs, inputs]; some outputs at a time, whose numbers stay in a processor's cache."""
+        some = max(_TOGETHER // weight.shape[1] // rounded_panel(), 1) * rounded_panel()
+        return cls.joined([cls._pack(part, bits) for part in weight.split(some)])
+
+    @classmethod
+    def _pack(cls, weight: Tensor, bits: int) -> Blocks:
         (outputs, inputs), panel = weight.shape, rounded_panel()
         groups = _shares(weight.float(), panel)
         low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
@@ -128,10 +142,15 @@ class Blocks(NamedTuple):
             self._replace(outputs=count, weights=view) for count, view in zip(outputs, views, strict=True)
         ]
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype of rows and biases."""
-        return torch.bfloat16
+    def unpack(self) -> Tensor:
+        """Weights of 8 bits as numbers, [outputs, inputs]."""
+        check(self.bits == 8, f"weights of 8 bits, not {self.bits}")
+        panels, blocks, _ = self.weights.shape
+        scale, numbers = self.weights.split([2 * self.panel, SHARE * self.panel], dim=-1)
+        quads = numbers.view(torch.int8).reshape(panels, blocks, SHARE // 4, self.panel, 4)
+        # [panels, outputs of a panel, blocks, quads of inputs, 4]
+        scaled: Tensor = quads.permute(0, 3, 1, 2, 4).float() * _scales(scale)
+        return scaled.reshape(panels * self.panel, -1)[: self.outputs, : self.inputs].to(self.dtype)
 
     def product(self, bias: Tensor | None) -> ProductStruct:
         panels, blocks = -(-self.outputs // self.panel), -(-self.inputs // SHARE)
@@ -155,6 +174,11 @@ def _shares(matrix: Tensor, panel: int, share: int = SHARE) -> Tensor:
     """A matrix [outputs, inputs] as [panels, blocks, outputs, inputs of a block], padded with zeros."""
     whole = nn.functional.pad(matrix, (0, -matrix.shape[1] % share, 0, -len(matrix) % panel))
     return whole.view(-1, panel, whole.shape[1] // share, share).transpose(1, 2)
+
+
+def _scales(parts: Tensor) -> Tensor:
+    """Scales of blocks as bytes, [panels, blocks, bytes], as factors [panels, outputs, blocks, 1, 1]."""
+    return parts.contiguous().view(torch.bfloat16).float().transpose(1, 2)[..., None, None]
 
 
 def _blocks(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -295,8 +295,8 @@ def _stepped(model: Any) -> Iterator[tuple[str, nn.Module]]:
     yield "head", model.get_output_embeddings()
 
 
-def linears_of(model: Any) -> list[nn.Linear]:
-    """A model's layers that a kernel may replace: none with hooks, and none that are quantised.
+def linears_of(model: Any, dtypes: Collection[torch.dtype] = STOCK.dtypes) -> list[nn.Linear]:
+    """A model's layers that a kernel may replace, by dtype: none with hooks, and none that are quantised.
 
     A quantised layer is a subclass, or its weight is: torchao's has the dtype that its products have. Mamba
     multiplies the weight of one layer itself.
@@ -308,7 +308,7 @@ def linears_of(model: Any) -> list[nn.Linear]:
         if type(module) is nn.Linear
         and module not in read
         and type(module.weight) in (nn.Parameter, Tensor)
-        and module.weight.dtype in KERNELS[0].dtypes
+        and module.weight.dtype in dtypes
         and not has_hooks(module)
     ]
 

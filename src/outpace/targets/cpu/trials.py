@@ -6,8 +6,8 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from functools import cache, lru_cache, partial
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,7 +16,7 @@ from outpace.core import UnsupportedModel, first_line
 from outpace.native.layers import SHARE, functions
 from outpace.native.pool import Pool, follow_torch, pool
 from outpace.native.processors import Threads, usual_threads
-from outpace.targets.cpu.kernels import KERNELS, Compiled
+from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, Blocks, Compiled, Rounded
 from outpace.targets.kernel import Kernel
 
 # Outputs of the layers that rows are tried on: of kernels that sum all outputs alike, and of the others.
@@ -24,6 +24,7 @@ _TRIED_ALIKE, _TRIED_OUTPUTS = 64, 576
 _TRIED_THREADS = (1, 2, 3, 4)  # and torch's number
 # Errors of a kernel that this processor, or this torch, does not support.
 UNAVAILABLE = (RuntimeError, AttributeError, NotImplementedError)
+K = TypeVar("K")
 _CPU = torch.device("cpu")
 _TRIED = (2048, 1024)  # outputs and inputs of the layers of a trial: larger than a processor's nearest cache
 _LAYERS = 4
@@ -227,6 +228,39 @@ def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
     return Trial(best, seconds[stock][0] < single, 4 if four <= single * _WINS else 1, outcomes)
 
 
+class Products(NamedTuple):
+    """Seconds of products of one row.
+
+    Attributes:
+        call: of a call, whatever its weights.
+        rounded: bits -> seconds per rounded weight.
+    """
+
+    call: float
+    rounded: dict[int, float]
+
+
+@lru_cache(maxsize=8)
+def products_of_a_row(dtype: torch.dtype, threads: int) -> Products:
+    """Measure compiled products of a row in a dtype that has them; the result is cached.
+
+    Args:
+        threads: as for ``best_kernel``.
+    """
+    generator = torch.Generator().manual_seed(0)
+    weights = [torch.randn(*_TRIED, generator=generator).to(dtype) for _ in range(_LAYERS)]
+    calls: dict[int, Callable[[Tensor], Any]] = {}
+    for kernel in QUANTISED.values():
+        assert isinstance(kernel, Rounded)
+        packed = [Blocks.pack(weight, kernel.bits)._replace(dtype=dtype) for weight in weights]
+        calls[kernel.bits] = partial(_multiply_all, kernel, packed)
+    calls[0] = _call(COMPILED, [weight[:1] for weight in weights])
+    found = _race(calls, [torch.randn(1, _TRIED[1], generator=generator).to(dtype)])
+    [call] = found.pop(0)
+    numbers = _LAYERS * math.prod(_TRIED)
+    return Products(call / _LAYERS, {bits: seconds[0] / numbers for bits, seconds in found.items()})
+
+
 def unavailable(kernel: Kernel, dtype: torch.dtype) -> str:
     """The reason why this machine does not run a kernel for a dtype; empty if it does, or is not for it."""
     if dtype not in kernel.dtypes:
@@ -239,16 +273,21 @@ def unavailable(kernel: Kernel, dtype: torch.dtype) -> str:
 
 
 def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:
-    packed = [kernel.pack(weight) for weight in weights]
-    return lambda rows: [kernel.multiply(rows, weight, None) for weight in packed]
+    return partial(_multiply_all, kernel, [kernel.pack(weight) for weight in weights])
 
 
-def _race(
-    calls: Mapping[Kernel, Callable[[Tensor], Any]], inputs: Sequence[Tensor]
-) -> dict[Kernel, list[float]]:
+def _multiply_all(kernel: Kernel, packed: Sequence[Any], rows: Tensor) -> None:
+    for weight in packed:
+        kernel.multiply(rows, weight, None)
+
+
+def clock() -> float:
+    """Seconds: with one thread, of the processor, which excludes other programs."""
+    return time.thread_time() if torch.get_num_threads() == 1 else time.perf_counter()
+
+
+def _race(calls: Mapping[K, Callable[[Tensor], Any]], inputs: Sequence[Tensor]) -> dict[K, list[float]]:
     """Seconds of each kernel for each input, the best of five interleaved rounds."""
-    # With one thread, measure processor time, which excludes other programs.
-    clock = time.thread_time if torch.get_num_threads() == 1 else time.perf_counter
     # Kernels in turn, so that each finds its weights in the same caches, for any input.
     best = {(kernel, number): math.inf for number in range(len(inputs)) for kernel in calls}
     for _ in range(_ROUNDS):

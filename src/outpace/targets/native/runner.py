@@ -31,7 +31,7 @@ from outpace.native.pointers import address, addresses, check, pointer, pointer_
 from outpace.targets.batch import Batch
 from outpace.targets.native.fitting import recipe_of
 from outpace.targets.native.recipe import Recipe
-from outpace.targets.native.weights import Weights
+from outpace.targets.native.weights import Product, Weights
 from outpace.targets.rows import Output
 
 _INT = np.dtype(np.int32)
@@ -111,6 +111,7 @@ class NativeRunner:
         recipe = recipe_of(model)
         assert recipe is not None
         self.weights, self._context, self._recipe = Weights(model, recipe, quantise), context, recipe
+        self._own_products: Sequence[Product] = self.weights.products
         weights, config = self.weights, self.weights.config
         self.layers = list(range(config.num_hidden_layers))
         each = views_of(recipe, config)
@@ -152,6 +153,19 @@ class NativeRunner:
         part = copy.copy(self)
         part._window = (sinks, recent)
         part._begin()
+        return part
+
+    def with_products(self, products: Sequence[Product]) -> NativeRunner:
+        """The same with other weights in its products, which are those of all layers, then the head's."""
+        part = copy.copy(self)
+        part._begin()
+        part._own_products = products  # whose addresses the structs have
+        *of_layers, head = (product.packed.product(product.bias) for product in products)
+        part._layers, part._head = [], head
+        for number, layer in enumerate(self._layers):
+            struct = LayerStruct.from_buffer_copy(layer)
+            struct.joined, struct.output, struct.gates, struct.down = of_layers[4 * number : 4 * number + 4]
+            part._layers.append(struct)
         return part
 
     @torch.inference_mode()

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +21,14 @@ from outpace.targets.native.fitting import activation_of, head_size, linears_of_
 from outpace.targets.native.recipe import Recipe
 
 
+class Product(NamedTuple):
+    """Packed weights, their bias, and whether they are the head's."""
+
+    packed: Panels | Blocks
+    bias: Tensor | None
+    head: bool
+
+
 @dataclass
 class Weights:
     """Packed weights of a decoder, and the modules that they were copied from.
@@ -29,6 +37,7 @@ class Weights:
         held: modules whose weights are copied, or read in place.
         kernels: name of a kernel -> number of the model's linear layers.
         doubled: linear layers whose own weights steps no longer read.
+        products: of each layer, four; then the head's.
     """
 
     model: Any
@@ -37,6 +46,7 @@ class Weights:
     held: list[nn.Module] = field(default_factory=list)
     kernels: Counter[str] = field(default_factory=Counter)
     doubled: list[nn.Linear] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list)
     _kept: list[Any] = field(default_factory=list)  # whose addresses the structs have
 
     def __post_init__(self) -> None:
@@ -119,7 +129,8 @@ class Weights:
             raise UnsupportedModel(
                 f"a product is [{packed.outputs}, {packed.inputs}] where [{outputs}, {inputs}] is expected"
             )
-        self._kept += [packed, bias]
+        self._kept.append(bias)
+        self.products.append(Product(packed, bias, head))
         self._compare(packed, linears, order)
         return packed.product(bias)
 

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from outpace.cache import Slot, StateShape, Window
 from outpace.core import UnsupportedModel
 from outpace.targets.cpu.linear import Packer, release
+from outpace.targets.cpu.rounding import Rounding
 from outpace.targets.gpu.fixed import WIDEST
 from outpace.targets.gpu.graphs import Made
 from outpace.targets.gpu.tree_attention import with_trees
@@ -25,6 +26,7 @@ from outpace.targets.inputs.probe import Probe, probed
 from outpace.targets.inputs.refusals import attends
 from outpace.targets.inputs.states import Key, StateProbe, has_states
 from outpace.targets.inputs.surgery import keep_layers
+from outpace.targets.native.rounding import NativeRounding
 from outpace.targets.native.runner import NativeRunner
 from outpace.targets.rows import Rows
 from outpace.tree import is_chain
@@ -153,6 +155,21 @@ class Modules:
         part.line, part.line_untried, part.trees = None, False, None
         part.masks = self.masks.over_window(sinks, recent)
         part.native = self.native and self.native.over_window(sinks, recent)
+        return part
+
+    def rounding(self, bits: int) -> Rounding | NativeRounding:
+        """How the linear layers of the step are rounded."""
+        return Rounding(self.step, bits) if self.native is None else NativeRounding(self.native, bits)
+
+    def rounded(self, rounding: Rounding | NativeRounding) -> Modules:
+        """The same with rounded linear layers. Who uses it follows changes of the weights."""
+        part = copy.copy(self)
+        part._weights, part.row_step = Weights(()), 1
+        part.line, part.line_untried, part.trees = None, True, None
+        if isinstance(rounding, NativeRounding):
+            part.native = rounding.made()
+        else:
+            part.step = rounding.made()
         return part
 
     def with_trees(self) -> Modules:

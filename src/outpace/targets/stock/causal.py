@@ -50,6 +50,7 @@ from outpace.targets.step.self_test import tested
 from outpace.targets.step.trees import disproved, give_trees
 from outpace.targets.stock.fixed_steps import FixedSteps
 from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
+from outpace.targets.stock.rounded import RoundedTarget, costs_of
 from outpace.targets.stock.uncached import scale_of
 from outpace.transfer import upload
 
@@ -97,8 +98,10 @@ class CausalTarget(FixedSteps):
     _never_trees = ""  # why forwards with branches run on the model's own attention
     _no_graphs: str
     _needs_weights = ""  # why the model's own weights cannot be freed
+    not_rounded = ""  # why it has no rounded self
     _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
+    _rounded_costs: tuple[float, float] | None = None  # once they were asked for
 
     def __init__(self, model: PreTrainedModel, **options: Any) -> None:
         self.options = TargetOptions.of(options, "Target()")
@@ -125,7 +128,7 @@ class CausalTarget(FixedSteps):
         self.options, self._no_graphs = resolved(self.options, devices, never)
         self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
-        self._trial = RLock()
+        self._trial, self._rounded = RLock(), dict[int, RoundedTarget]()
         self._choose()
 
     def _prepared(self, model: Any) -> Any:
@@ -251,13 +254,13 @@ class CausalTarget(FixedSteps):
         self._modules.structure.accept()
 
     def revision(self) -> int:
-        self._follow(begins=True)
+        self.follow(begins=True)
         if self._others is None or self._others.changed(thorough=True):
             self._others = Weights(self._modules.live())
             self._revision += 1
         return self._revision
 
-    def _follow(self, begins: bool) -> None:
+    def follow(self, begins: bool) -> None:
         """Follow changes of the model.
 
         Args:
@@ -272,11 +275,15 @@ class CausalTarget(FixedSteps):
             self._modules.structure.accept()
             self._modules.line, self._modules.line_untried = None, True  # a copy of its modules
             self._others = None  # so that the revision is another
+            for part in self._rounded.values():
+                part.stale = True
             if self._modules.trees is not None:
                 self._no_trees("modules of the model were replaced since it was tested")
         moved = begins and self._addresses is not None and self._addresses.moved()
         if moved or self._modules.changed(begins):
             self.renew()
+        for part in self._rounded.values() if begins else ():
+            part.look()
 
     @property
     def _embedded(self) -> int:
@@ -326,7 +333,7 @@ class CausalTarget(FixedSteps):
         check_chains(self, feeds)
         kv = checked_cache(self, cache, KVCache)
         follow_torch()
-        self._follow(begins=not all(map(kv.length, feeds)))
+        self.follow(begins=not all(map(kv.length, feeds)))
         if self._modules.native is not None:
             return self._run_native(self._modules.native, kv, feeds, logits_from, hidden_layers, states)
         modules = self._modules.over(feeds)
@@ -399,6 +406,7 @@ class CausalTarget(FixedSteps):
         found = copy.copy(self)
         found.plan = replace(self.plan, layouts=Counter())
         found._fixed = self._fixed and self._fixed.anew()
+        found._rounded = {}
         return found
 
     @property
@@ -416,10 +424,25 @@ class CausalTarget(FixedSteps):
     def over_window(self, sinks: int, recent: int) -> CausalTarget:
         if self.options.static is True:
             raise UnsupportedModel("a target of fixed shapes has no windows of its cache; leave static out")
+        return self.on_modules(self._modules.over_window(sinks, recent))
+
+    def on_modules(self, modules: Modules) -> CausalTarget:
+        """This target with other modules, which uses its caches."""
         part = self._twin()
-        part._is_part, part._fixed = True, None
-        part._modules = self._modules.over_window(sinks, recent)
+        part._is_part, part._fixed, part._modules = True, None, modules
         return part
+
+    def rounded(self, bits: int = 4) -> RoundedTarget:
+        with self._trial:  # engines of several threads share one
+            if bits not in self._rounded:
+                self._rounded[bits] = RoundedTarget(self, bits)
+            return self._rounded[bits]
+
+    def rounded_costs(self) -> tuple[float, float]:
+        with self._trial:
+            if self._rounded_costs is None:
+                self._rounded_costs = costs_of(self)
+            return self._rounded_costs
 
     def with_embeddings(self, table: Tensor | int) -> CausalTarget:
         embeddings: Any = self.model.get_input_embeddings()

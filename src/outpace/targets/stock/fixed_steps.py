@@ -33,7 +33,7 @@ class FixedSteps(UncachedForwards):
     _addresses: Addresses | None = None  # of all weights, which are in what ``_fixed`` has captured
 
     @abstractmethod
-    def _follow(self, begins: bool) -> None:
+    def follow(self, begins: bool) -> None:
         """Follow changes of the model; ``begins``: a text begins."""
 
     def shapes_beside(self) -> FixedShapes | None:
@@ -46,7 +46,7 @@ class FixedSteps(UncachedForwards):
     def play(self, cache: Cache, program: Program) -> bool:
         refuse_training(self.model)
         fixed = checked_cache(self, cache, FixedCache)
-        self._follow(begins=not all(map(fixed.length, program.widths)))
+        self.follow(begins=not all(map(fixed.length, program.widths)))
         shapes = self._fixed
         if shapes is None:
             return False

@@ -50,6 +50,7 @@ class MultimodalTarget(CausalTarget):
     _never_fixed = "positions of images are given from outside"
     _never_trees = "states of images are given to layers of the model itself"
     _needs_weights = "it reads images with its own weights"
+    not_rounded = "it reads more than text"
 
     def __init__(self, model: Any, **options: Any) -> None:
         self._prompts: WeakKeyDictionary[Slot, PromptStates] = WeakKeyDictionary()

@@ -43,6 +43,7 @@ class RecurrentTarget(CausalTarget):
     _keeps_states = True
     _never_fixed = "its states are not of fixed shapes"
     _never_trees = "the kernel is tested for layers without states only"
+    not_rounded = "it keeps a recurrent state, of which no rows of a draft can be dropped"
     _may_line_up = False  # rows of different sequences have states of their own
 
     def __init__(self, model: Any, **options: Any) -> None:

@@ -30,11 +30,11 @@ from outpace.drafters.support.growth import Growth
 from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
 from outpace.drafters.support.shapes import shape_of
 from outpace.drafters.support.vocabulary import part_of
+from outpace.drafters.support.within import Within, draft_chains, place_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.combined.split import SplitTarget
 from outpace_lab.drafters.layers.exit_adapter import Adapter, AdapterConfig
-from outpace_lab.drafters.layers.within import Within, draft_chains, place_of
 
 _CHUNK = 512  # rows of a text that attention reads at once
 

@@ -35,7 +35,8 @@ class Within:
     @property
     def last(self) -> int:
         """The end of the chain so far, at first the root."""
-        return self.tree.tokens[-1] if self.tree.tokens else self.sequence.tokens[-1]
+        end = self.tree.front[-1]
+        return self.tree.tokens[end] if end >= 0 else self.sequence.tokens[-1]
 
 
 @dataclass(frozen=True, kw_only=True)
