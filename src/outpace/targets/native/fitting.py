@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
-from transformers.activations import ACT2FN
 
 from outpace.native.forward import ACTIVATIONS
 from outpace.native.layers import DTYPES, LANES, functions
@@ -19,6 +19,7 @@ from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.native.recipe import RECIPES, Recipe
 
+_ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
 _PLAIN = frozenset((nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout))
 _NORMS: dict[str, set[type]] = {"rms": set(), "wide rms": set(), "layer": {nn.LayerNorm}}
 
@@ -41,13 +42,15 @@ def why_not_native(model: Any) -> str | None:
         return library
     base = stack_base(model)
     package = f"transformers.models.{model.config.model_type.removesuffix('_text')}."
-    plain = {*_PLAIN, type(ACT2FN[activation_of(base.config)])} | ({nn.LayerNorm} & _NORMS[recipe.norm])
+    plain = _PLAIN | _NORMS[recipe.norm]
     for module in [model, *base.modules(), model.get_output_embeddings()]:
         if hooks_of(module):
             return "modules in it have hooks"
         kind = type(module)
         if kind in plain or isinstance(module, Rounded):
             continue
+        if kind.__module__ in _ACTIVATIONS:
+            continue  # whether it is the config's, ``_why_altered`` sees
         if not kind.__module__.startswith(package):
             return f"there are no compiled steps for a {kind.__name__}"
         if kind.forward.__module__ != kind.__module__:
@@ -121,6 +124,13 @@ def linears_of_layer(layer: Any, recipe: Recipe) -> list[list[Any]]:
     return [[getattr(part, name) for name in names] for part, names in parts]
 
 
+def _same(one: Any, other: Any) -> bool:
+    """True if two settings are equal; partial functions are if their parts are."""
+    if isinstance(one, partial) and isinstance(other, partial):
+        return (one.func, one.args, one.keywords) == (other.func, other.args, other.keywords)
+    return bool(one == other)
+
+
 def _why_altered(base: Any, recipe: Recipe) -> str | None:
     """The reason why a recipe does not describe the layers, if someone has changed one's attributes.
 
@@ -144,6 +154,6 @@ def _why_altered(base: Any, recipe: Recipe) -> str | None:
                 return f"{place} is a {type(part).__name__}"
             own = attributes(part)
             for key, value in attributes(usual).items():
-                if key != "training" and own.get(key, value) != value:
+                if key != "training" and not _same(own.get(key, value), value):
                     return f"{place}.{key} is {own[key]!r} and not {value!r}"
     return None

@@ -202,7 +202,7 @@ class Weights:
         """What the embeddings are multiplied by."""
         module = self.model.get_input_embeddings()
         scale = getattr(module, "embed_scale", None)
-        own = 1.0 if scale is None else float(torch.as_tensor(scale).to(self.dtype))
+        own = 1.0 if scale is None else float(scale.to(self.dtype))
         return own * self.recipe.embedding
 
 
