@@ -60,6 +60,8 @@ def why_not_native(model: Any) -> str | None:
 
 def _why_no_sizes(base: Any, recipe: Recipe) -> str | None:
     config, first = base.config, base.layers[0]
+    if len(base.layers) != config.num_hidden_layers:
+        return f"it has {len(base.layers)} layers, and its config says {config.num_hidden_layers}"
     size = head_size(config, getattr(first, recipe.attention))
     if activation_of(config) not in ACTIVATIONS:
         return f"its activation is {activation_of(config)}"
