@@ -40,7 +40,7 @@ NEEDS = {
     "needs Whisper": 1,
     "needs llama.cpp": 2,
     "needs minutes": 1,
-    "needs a terminal of its own": 2,
+    "needs a terminal of its own": 3,
     "needs the server": 1,  # tests/serve/test_clients.py runs it
 }
 PRINTS = "prints"

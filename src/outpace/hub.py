@@ -42,6 +42,14 @@ def cached_names() -> list[str]:
     return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
 
 
+def here(name: str) -> Path | None:
+    """The folder of a model in the hub's cache, or a GGUF file's path; None if it is not there."""
+    if is_quantised(name):
+        repository, quant = name.split(":")
+        return _here(repository, quant)
+    return _current(name)
+
+
 @lru_cache(maxsize=64)
 def source(repository: str) -> str:
     """What a model is loaded from: its name or, if only the cache has an answer, its folder there.

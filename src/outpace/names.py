@@ -30,6 +30,7 @@ FILE = "file:"  # before the path of a suite's file
 # Kinds of devices in torch's notation; a package may register another.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mlu", "musa", "xla", "mtia", "meta")
 _HERE = Path(__file__).parent
+GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
 def check_names(
@@ -215,6 +216,33 @@ def is_gguf(name: str | Path) -> bool:
     return str(name).lower().endswith(".gguf") or hub.is_quantised(str(name))
 
 
+def is_model(folder: Path) -> bool:
+    """True if a folder is a transformers model, or low-rank updates of one."""
+    return any((folder / file).is_file() for file in ("config.json", ADAPTER))
+
+
+def models_in(folder: Path) -> dict[str, str]:
+    """The models in a folder, by the names of their folders and files, in order; empty if it has none."""
+    found = dict[str, str]()
+    if is_model(folder):
+        return found
+    for path in sorted(folder.iterdir()):
+        if is_model(path):
+            found[path.name] = str(path)
+        elif path.is_dir():
+            inner = _heads(sorted(path.glob("*.gguf")))
+            found |= {(path.name if len(inner) == 1 else one.name): str(one) for one in inner}
+        else:
+            found |= {one.name: str(one) for one in _heads([path])}
+    return found
+
+
+def _heads(paths: list[Path]) -> list[Path]:
+    """The GGUF files that are models: no projectors, and of several parts the first."""
+    names = [path for path in paths if path.suffix.lower() == ".gguf" and "mmproj" not in path.name.lower()]
+    return [path for path in names if (part := GGUF_PART.search(path.name)) is None or int(part[1]) == 1]
+
+
 def shown_name(name: str | None) -> str:
     """A model's name for messages."""
     return nano_path().name if name is None else name
@@ -238,7 +266,7 @@ def source_of(name: str | None) -> str:
         raise OutpaceError("the model's name is empty; give a folder or a name on the Hugging Face hub")
     path = Path(name).expanduser()
     if path.is_dir():
-        if not any((path / file).is_file() for file in ("config.json", ADAPTER)):
+        if not is_model(path):
             raise OutpaceError(f"{name} is not a model: the folder has no config.json")
         return str(path)
     if is_gguf(name):

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 from outpace.core import ContextOverflow, OutpaceError, first_line
 from outpace.files import check_text
@@ -43,7 +43,7 @@ def token_ids(tokenizer: Any, text: str, special: bool = True, most: int | None 
     return list(tokenizer(text, add_special_tokens=special).input_ids)
 
 
-def is_conversation(prompt: Any) -> bool:
+def is_conversation(prompt: Any) -> TypeGuard[Messages]:
     """True for a list of messages, as opposed to one of token ids or of prompts."""
     return isinstance(prompt, Sequence) and bool(prompt) and isinstance(prompt[0], Mapping)
 

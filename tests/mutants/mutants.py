@@ -38,6 +38,7 @@ _NATIVE = "tests/unit/targets/test_native.py"
 _SELF = "tests/unit/drafters/test_rounded_self.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
 _TREES_ON_GPU = "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
+_ROUTER = "tests/serve/test_router.py"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
 
 CACHE = [
@@ -1864,6 +1865,34 @@ HF = [
 ]
 
 SERVE = [
+    Mutant(
+        "steps of several models, and loading, run at the same time",
+        "outpace/serve/service.py",
+        "            turn=turn,\n",
+        "            turn=None,\n",
+        (f"{_ROUTER}::test_steps_of_all_models_and_loading_take_turns",),
+    ),
+    Mutant(
+        "a model is unloaded in the middle of its requests",
+        "outpace/serve/router.py",
+        "            await model.idle()\n        except BaseException:\n",
+        "            await asyncio.sleep(0)\n        except BaseException:\n",
+        (f"{_ROUTER}::test_a_busy_model_finishes_first_and_its_new_requests_wait",),
+    ),
+    Mutant(
+        "the model that was used last is unloaded for another",
+        "outpace/serve/router.py",
+        "(one.busy, one.since)",
+        "(one.busy, -one.since)",
+        (f"{_ROUTER}::test_the_longest_idle_is_unloaded_for_another",),
+    ),
+    Mutant(
+        "each of several models has a queue of its own",
+        "outpace/serve/router.py",
+        "            total=self._total,\n",
+        "            total=None,\n",
+        (f"{_ROUTER}::test_the_queue_is_one_for_all_models",),
+    ),
     Mutant(
         "a page of another origin may send a form that is read as JSON",
         "outpace/serve/body.py",

@@ -6,21 +6,23 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from socket import socket
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from outpace.cli import completing, screen
 from outpace.cli import options as o
-from outpace.cli import screen
 from outpace.cli.app import app, guarded
-from outpace.cli.observing import attached, observer_of
+from outpace.cli.observing import Attachment, attached, observer_of
 from outpace.cli.parts import Source, profiled, steps
 from outpace.cli.place import place_of
+from outpace.cli.several import MOST, Several, chosen
 from outpace.core import OutpaceError, need
 from outpace.names import read_device_map
 
@@ -29,12 +31,26 @@ if TYPE_CHECKING:
 
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
+    from outpace.loading.placement import Place
     from outpace.serve.admission import Limits
-    from outpace.serve.server import Server
+    from outpace.serve.router import Router
+    from outpace.serve.server import Options, Server
     from outpace.serve.service import Service
 
 API_KEYS = "OUTPACE_API_KEYS"
 
+Models = Annotated[
+    list[str] | None,
+    o.model_option(
+        "--model",
+        "-m",
+        metavar="MODEL",
+        autocompletion=completing.models,
+        help="Hub name or folder, smollm2 (see `outpace pull`), or a .gguf file or owner/name:QUANT, which "
+        "llama.cpp runs. Default: the embedded model. Repeatable, also as NAME=MODEL; or a folder of models: "
+        "each is loaded when a request first names it.",
+    ),
+]
 _server = partial(typer.Option, rich_help_panel="Server")
 _limits = partial(typer.Option, rich_help_panel="Limits")
 
@@ -128,6 +144,27 @@ PrefixStore = Annotated[
         help="Folder that keeps the prefix cache from one start to the next, users' prompts included.",
     ),
 ]
+ModelsMax = Annotated[
+    int | None,
+    _limits(
+        "--models-max",
+        metavar="N",
+        help="Of several models, how many are loaded at once; for another, the one that has been idle for "
+        f"longest is unloaded. Default: {MOST}.",
+        min=1,
+        show_default=False,
+    ),
+]
+ModelsIdle = Annotated[
+    float | None,
+    _limits(
+        "--models-idle",
+        metavar="SECONDS",
+        help="Unload a model after this time without a request. Default: only when others need its memory.",
+        min=0,
+        show_default=False,
+    ),
+]
 RefuseLong = Annotated[
     bool,
     _limits(
@@ -148,7 +185,7 @@ Lenient = Annotated[
 @app.command(epilog="Example: outpace serve --drafter prompt_lookup --port 8000")
 @guarded
 def serve(
-    model: o.ModelName = None,
+    model: Models = None,
     drafter: o.DefaultDrafterSpec = "",
     also: Others = None,
     profile: o.ProfileFile = None,
@@ -179,35 +216,73 @@ def serve(
     memory: Memory = 0.8,
     prefix_cache: PrefixCache = None,
     prefix_store: PrefixStore = None,
+    models_max: ModelsMax = None,
+    models_idle: ModelsIdle = None,
     refuse_long_answers: RefuseLong = False,
     lenient: Lenient = False,
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     began, others, step = time.monotonic(), _others(also or []), steps(quantise, stock, bool(observer))
-    source = Source(model, device, dtype, trust_remote_code, llamacpp)
-    _check(source, [drafter, *others.values()], otlp_endpoint, device_map)
+    source = Source(None, device, dtype, trust_remote_code, llamacpp, "images", step)
+    keeps = models_max is not None or models_idle is not None
+    source, several = chosen(model or [], keeps, source, drafter, others, adaptive)
+    single = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}
+    single |= {"--observer": observer, "--served-model-name": served_model_name}
+    _check(source, several, single, [drafter, *others.values()], otlp_endpoint)
     watching = observer_of(observer, parallel)
-    from outpace.serve.auth import Keys
-    from outpace.serve.engine import make_engine, rooms
-    from outpace.serve.server import Options, Server, listen
+    from outpace.serve.server import Server, listen
 
-    place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
+    place = place_of(device, device_map, parallel, parallel_timeout, source.model, dtype, trust_remote_code)
     limits = _bounds(max_running, max_waiting, max_wait, max_body, not refuse_long_answers, lenient)
-    keys = Keys.read(api_keys, os.environ.get(API_KEYS, ""))
-    options = Options(served_model_name or (), drain, cors_origin or (), _tracer(otlp_endpoint), keys, limits)
-    options, listener = replace(options, store=prefix_store), listen(host, port)
-    ready = partial(_banner, host=host, listener=listener, keys=len(keys), began=began)
-
-    def load() -> tuple[Loaded, Engine]:
-        parts = Source(model, place, dtype, trust_remote_code, llamacpp, "images", step)
-        loaded, spec = profiled(parts, drafter, profile, "match")
-        learner = learners.enter_context(attached(watching, loaded, spec))
-        own = spec if learner is None else learner.drafter
-        room = {"adaptive": "auto" if adaptive is None else adaptive, **rooms(memory, prefix_cache)}
-        return loaded, make_engine(loaded, own, limits, others, learner, True, **room)
-
+    named = served_model_name, drain, cors_origin
+    options, listener = _options(named, otlp_endpoint, api_keys, limits, prefix_store), listen(host, port)
+    ready = partial(_banner, host=host, listener=listener, keys=len(options.keys), began=began)
     with ExitStack() as learners:
+        more = source, place, drafter, profile, watching, learners, limits, others, adaptive
+        load: Callable[[], Any] = partial(_one, *more, memory, prefix_cache)
+        if several is not None:
+            room = models_max or MOST, memory, prefix_cache
+            load = partial(several.plan, limits, room, models_idle, prefix_store)
         _run(Server(options, load, ready), listener, not no_access_log)
+
+
+def _options(
+    named: tuple[list[str] | None, float, list[str] | None],
+    endpoint: str | None,
+    keys: Path | None,
+    limits: Limits,
+    store: Path | None,
+) -> Options:
+    """The server's options; ``named`` are the names of its model, the time to drain, and origins."""
+    from outpace.serve.auth import Keys
+    from outpace.serve.server import Options
+
+    names, drain, origins = named
+    known = Keys.read(keys, os.environ.get(API_KEYS, ""))
+    return Options(names or (), drain, origins or (), _tracer(endpoint), known, limits, store)
+
+
+def _one(
+    source: Source,
+    place: Place,
+    drafter: str,
+    profile: Path | None,
+    watching: Attachment | None,
+    learners: ExitStack,
+    limits: Limits,
+    others: dict[str, str],
+    adaptive: bool | None,
+    memory: float,
+    prefixes: int | None,
+) -> tuple[Loaded, Engine]:
+    """Load the model of a server that has one, and make its engine."""
+    from outpace.serve.engine import make_engine, rooms
+
+    loaded, spec = profiled(replace(source, place=place), drafter, profile, "match")
+    learner = learners.enter_context(attached(watching, loaded, spec))
+    own = spec if learner is None else learner.drafter
+    more = {"adaptive": "auto" if adaptive is None else adaptive, **rooms(memory, prefixes)}
+    return loaded, make_engine(loaded, own, limits, others, learner, True, **more)
 
 
 def _bounds(running: int, waiting: int, wait: float, body: float, cut: bool, lenient: bool) -> Limits:
@@ -224,15 +299,23 @@ def _tracer(endpoint: str | None) -> Tracer | None:
     return tracer_to(endpoint) if endpoint else None
 
 
-def _check(source: Source, specs: list[str], endpoint: str | None, device_map: str | None) -> None:
-    """Refuse missing extras and unknown names, before torch is imported."""
+def _check(
+    source: Source,
+    several: Several | None,
+    single: dict[str, Any],
+    specs: list[str],
+    endpoint: str | None,
+) -> None:
+    """Refuse missing extras, unknown names, and options of one model for several; imports no torch."""
     need("serve", "outpace serve")
     if endpoint:
         need("otel", "--otlp-endpoint")
     for spec in specs:
         source.check_names(spec)
-    if device_map is not None:
-        read_device_map(device_map)
+    if several is not None:
+        several.check(single)
+    if single["--device-map"] is not None:
+        read_device_map(single["--device-map"])
 
 
 def _run(server: Server, listener: socket, access: bool) -> None:
@@ -246,9 +329,34 @@ def _run(server: Server, listener: socket, access: bool) -> None:
         raise OutpaceError(f"the server failed: {error!r}") from error
 
 
-def _banner(service: Service, host: str, listener: socket, keys: int, began: float) -> None:
+def _banner(served: Service | Router, host: str, listener: socket, keys: int, began: float) -> None:
     """Print where the service is and what it serves."""
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
+    from outpace.serve.service import Service
+
+    if isinstance(served, Service):
+        _of_one(served, address)
+    else:
+        _of_several(served, address)
+    screen.note(f"  keys      {keys or 'none: requests need no key'}")
+    screen.note(f"  ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it", style="dim")
+
+
+def _of_several(router: Router, address: str) -> None:
+    """Print what a host of several models serves."""
+    known = [model.known for model in router.models.values()]
+    screen.note(f"outpace serves {len(known)} models, each loaded when a request first names it")
+    screen.note(f"  API       {address}/v1")
+    screen.note(f"  page      {address}/")
+    for one in known:
+        total = router.room.of(one.device)
+        large = total is not None and one.bytes > total
+        size = f"{one.bytes / 2**30:.1f} GiB{', more than there is here' if large else ''}"
+        screen.note(f"  model     {one.name} ({size})")
+
+
+def _of_one(service: Service, address: str) -> None:
+    """Print what the service of one model is."""
     model, quantised = service.model, service.model.target.quantised
     weights = f", weights in {quantised}" if quantised else ""
     screen.note(f"outpace serves {service.name} ({model.dtype}{weights} on {model.device})")
@@ -263,8 +371,6 @@ def _banner(service: Service, host: str, listener: socket, keys: int, began: flo
     )
     for reason in service.slow:
         screen.note(f"  slower than it could be: {reason}")
-    screen.note(f"  keys      {keys or 'none: requests need no key'}")
-    screen.note(f"  ready after {time.monotonic() - began:.1f} s; Ctrl-C ends it", style="dim")
 
 
 def _others(given: list[str]) -> dict[str, str]:

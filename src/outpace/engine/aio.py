@@ -8,6 +8,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -53,6 +54,9 @@ class AsyncEngine:
         max_unread: number of tokens by which a reader may lag before its request is ended with an error; None
             for no limit. A slow reader does not slow other requests.
         on_failure: called in the engine's thread with the error that ended it.
+        turn: a context of each step, and of what else computes, as a ``FairLock`` that several engines share:
+            their steps then take turns. Loading a model beside a running engine needs it too, since
+            transformers changes torch's default dtype for all threads while it makes a model.
 
     Raises:
         OutpaceError: an argument has the wrong type.
@@ -65,6 +69,7 @@ class AsyncEngine:
         max_waiting: int = 256,
         max_unread: int | None = None,
         on_failure: Callable[[BaseException], object] | None = None,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
         if not isinstance(make, Engine) and not callable(make):
             raise OutpaceError(f"AsyncEngine takes an Engine or a function that returns one, not {make!r}")
@@ -72,6 +77,7 @@ class AsyncEngine:
         self._max_waiting = whole_number("max_waiting", max_waiting, 1)
         self._max_unread = None if max_unread is None else whole_number("max_unread", max_unread, 1)
         self._on_failure = on_failure
+        self._turn = nullcontext() if turn is None else turn
         self._inbox: queue.SimpleQueue[Add | Cancel | Score | Stop] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the next six
         # What has not ended, wherever it is: what an interrupt may lose on its way is found here.
@@ -247,8 +253,9 @@ class AsyncEngine:
     def _run(self) -> None:
         torch.set_num_threads(self._torch_threads)  # OpenMP counts them per thread
         try:
-            engine = self._made if isinstance(self._made, Engine) else self._made()
-            engine.warm()
+            with self._turn:
+                engine = self._made if isinstance(self._made, Engine) else self._made()
+                engine.warm()
             while not self._served(engine):
                 pass
         except BaseException as error:
@@ -281,14 +288,20 @@ class AsyncEngine:
             for key in list(self._running):
                 self._remove(engine, key)
             self._works.end(OutpaceError("the engine was shut down"))
+        if self._running or self._works:
+            with self._turn:
+                self._compute(engine)
+        self._publish()
+        return bool(self._running or self._works) or self._stop is None
+
+    def _compute(self, engine: Engine) -> None:
+        """Run one step, and a piece of what else is to be done."""
         if self._running:
             engine.step()
             self._memory_use = engine.memory_use
             for key, running in list(self._running.items()):
                 self._report(engine, key, running)
         self._works.advance(engine)
-        self._publish()
-        return bool(self._running or self._works) or self._stop is None
 
     def _take(self, engine: Engine, message: Add | Cancel | Score | Stop) -> None:
         if isinstance(message, Stop):
@@ -305,7 +318,8 @@ class AsyncEngine:
         elif message.key in self._requests:
             source = message.arguments.get("source")
             if source is None or isinstance(source, Source):
-                self._add_to(engine, message)
+                with self._turn:
+                    self._add_to(engine, message)
             else:
                 self._works.add(self._encoding(engine, message, source))
 

@@ -6,7 +6,7 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping, Set
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from outpace.cache import Cache
 from outpace.core import ContextOverflow, OutpaceError, PromptStates, SamplingParams
@@ -119,16 +119,15 @@ class Requests:
     def _read(self, prompt: Prompt, source: Any) -> tuple[list[int], Any]:
         """A prompt's token ids and its source, which of a model with an encoder is the text."""
         tokenizer: Any = self.tokenizer
-        chat = is_conversation(prompt)
-        if not chat and not isinstance(prompt, str):
+        if not isinstance(prompt, str) and not is_conversation(prompt):
             return token_ids(prompt), source
         if not callable(tokenizer):
             raise OutpaceError(
                 "a prompt must be a list of token ids: to take texts and messages, the engine needs a "
                 "tokenizer, Engine(target, drafter, tokenizer=tokenizer)"
             )
-        if chat:
-            return chat_ids(tokenizer, self.target.name, prompt), source
+        if not isinstance(prompt, str):
+            return chat_ids(tokenizer, self.target.name, cast(Messages, prompt)), source
         most = None if self.target.has_encoder else self.target.context
         ids = ids_of_text(tokenizer, prompt, most=most)
         return self.target.parts(ids) if source is None else (ids, source)
@@ -164,7 +163,8 @@ def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]
 
 def prompts_of(given: Prompt | Seq[Prompt]) -> Seq[Prompt]:
     """A list of prompts; a text or a conversation alone is one of them."""
-    return [given] if isinstance(given, str) or is_conversation(given) else given  # type: ignore[list-item, return-value]
+    alone = isinstance(given, str) or is_conversation(given)
+    return cast(Seq[Prompt], [given] if alone else given)
 
 
 def params_of_each(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:

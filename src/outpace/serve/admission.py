@@ -86,30 +86,36 @@ class Ticket:
         self._choices = 0
 
 
+def choices_in(limits: Limits) -> Total:
+    """The room for choices of a whole server."""
+    return Total(limits.choices, max(1, limits.choices // _SHARE))
+
+
 class Admission:
     """Room for choices, of which a ticket reserves some.
 
     Args:
         clock: function that returns the time in seconds.
+        total: the choices that hold a ticket of any model's in this process; None for one model alone.
 
     Attributes:
         total: the choices that hold a ticket, by their clients.
+        inside: number of choices that hold a ticket of this model's.
         empty: set while there are none.
+        emptied: the time since when there are none.
     """
 
-    def __init__(self, limits: Limits, metrics: Metrics, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, limits: Limits, metrics: Metrics, clock: Callable[[], float], total: Total | None = None
+    ) -> None:
         self.limits = limits
         self.clock = clock
-        self.total = Total(limits.choices, max(1, limits.choices // _SHARE))
+        self.total = total or choices_in(limits)
+        self.inside, self.emptied = 0, clock()
         self.empty = asyncio.Event()
         self.empty.set()
         self._metrics = metrics
         self._ends: deque[float] = deque(maxlen=_RECENT)
-
-    @property
-    def inside(self) -> int:
-        """Number of choices that hold a ticket."""
-        return self.total.all
 
     def admit(self, choices: int) -> Ticket:
         """Reserve room for choices.
@@ -122,15 +128,18 @@ class Admission:
             raise Refused(400, f"{choices} choices exceed the maximum of {most}", "n")
         if not self.total.take(CLIENT.get(), choices):
             self._metrics.refused("overload")
-            message = f"the server is full: {self.inside} of {most} choices are running or waiting"
+            message = f"the server is full: {self.total.all} of {most} choices are running or waiting"
             raise later(429, message, "overloaded", self.seconds_for(choices))
+        self.inside += choices
         self.empty.clear()
         return Ticket(self, choices)
 
     def leave(self, client: str, choices: int) -> None:
         """Release the room of a ticket."""
         self.total.give(client, choices)
-        if not self.inside:
+        self.inside -= choices
+        if not self.inside and not self.empty.is_set():
+            self.emptied = self.clock()
             self.empty.set()
 
     def finished(self) -> None:

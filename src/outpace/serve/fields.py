@@ -100,6 +100,12 @@ def check_size(value: Any) -> None:
             left.extend(value for value in inner if isinstance(value, dict | list))
 
 
+class ModelName(Wire):
+    """``POST /models/load`` and ``/models/unload``."""
+
+    model: str
+
+
 class Error(Wire):
     """An error in OpenAI's format."""
 

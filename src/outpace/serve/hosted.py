@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator, MutableMapping
 from collections.abc import Sequence as Seq
+from contextlib import AbstractContextManager
 from typing import Any
 
 from starlette.types import Message
@@ -25,11 +26,20 @@ class Hosted:
 
     Args:
         names: names of the model in requests.
+        turn: a context of each step, which models of one process share; see ``AsyncEngine``.
     """
 
-    def __init__(self, model: Loaded, engine: Engine, limits: Limits, names: Seq[str], keys: Keys) -> None:
+    def __init__(
+        self,
+        model: Loaded,
+        engine: Engine,
+        limits: Limits,
+        names: Seq[str],
+        keys: Keys,
+        turn: AbstractContextManager[object] | None = None,
+    ) -> None:
         self.app = make_app(keys, limits)
-        self.service = Service(model, engine, limits, names)
+        self.service = Service(model, engine, limits, names, turn=turn)
         self.app.state.service = self.service
         self._inside = 0
         self._empty = asyncio.Event()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client import (
     CollectorRegistry,
@@ -12,6 +12,8 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector
 
 from outpace.core import Generation
 
@@ -92,6 +94,39 @@ class Metrics:
             for position, count in enumerate(stats.accepted_per_position):
                 self._positions(drafter, str(position)).inc(count)
 
+    def families(self) -> Iterable[Metric]:
+        """All metrics, each with its samples."""
+        return self._registry.collect()
+
     def text(self) -> bytes:
         """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class Joined(Collector):
+    """The metrics of several models, each name once with the samples of all.
+
+    Args:
+        parts: those of each model.
+        own: metrics of the server's own.
+    """
+
+    def __init__(self, parts: Iterable[Metrics], own: CollectorRegistry) -> None:
+        self._parts, self._own = list(parts), own
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the metrics."""
+        found: dict[str, Metric] = {}
+        for part in self._parts:
+            for family in part.families():
+                found.setdefault(family.name, family)
+                if found[family.name] is not family:
+                    found[family.name].samples += family.samples
+        yield from found.values()
+        yield from self._own.collect()
+
+    def text(self) -> bytes:
+        """All metrics in Prometheus' text format."""
+        registry = CollectorRegistry()
+        registry.register(self)
+        return generate_latest(registry)

@@ -30,6 +30,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from outpace.core import OutpaceError
 from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
+from outpace.engine.fair import FairLock
 from outpace.engine.usual import usual_drafter
 from outpace.loading import Loaded, load
 from outpace.loading.apart import loaded_apart
@@ -278,6 +279,9 @@ class Replica:
     async def __init__(self, config: Config, models: dict[str, str | None]) -> None:  # type: ignore[misc]
         self._config, self._models = config, models
         self._hosted: dict[str, Hosted] = {}
+        self._steps = (
+            FairLock()
+        )  # of all models: while one is loaded, torch's default dtype is not the others'
         if config.gpus == 0:
             torch.set_num_threads(max(1, int(config.cpus)))
         await self.hosted(next(iter(models)))
@@ -286,7 +290,7 @@ class Replica:
         """The model of this name; ``build`` keeps what this returns, up to ``loaded`` models."""
         config = self._config
         model, engine = await loaded_apart(partial(self._load, self._models[name]))
-        hosted = Hosted(model, engine, config.limits, [name], config.keys)
+        hosted = Hosted(model, engine, config.limits, [name], config.keys, self._steps)
 
         async def unload() -> None:
             self._hosted.pop(name)
@@ -300,14 +304,11 @@ class Replica:
     def _load(self, model: str | None) -> tuple[Loaded, Engine]:
         config = self._config
         trust = config.trust_remote_code
-        loaded = load(model, config.dtype, trust_remote_code=trust, seq2seq="images", release="auto")
-        return loaded, make_engine(
-            loaded,
-            config.drafter or usual_drafter(loaded.target),
-            config.limits,
-            ready=True,
-            **rooms(config.memory, config.prefix_cache),
-        )
+        with self._steps:
+            loaded = load(model, config.dtype, trust_remote_code=trust, seq2seq="images", release="auto")
+            drafter = config.drafter or usual_drafter(loaded.target)
+            room = rooms(config.memory, config.prefix_cache)
+            return loaded, make_engine(loaded, drafter, config.limits, ready=True, **room)
 
     async def answer(self, key: str, model: str, scope: Scope, body: bytes) -> AsyncIterator[Message]:
         """The ASGI messages in answer to a request.

@@ -23,15 +23,15 @@ from outpace.serve.body import IGNORED, StrictRequest, ignored_header, invalid_b
 from outpace.serve.chat import Chat, chat
 from outpace.serve.completions import Completions, completions
 from outpace.serve.errors import Refused, error_response, later, refusal, unknown_model
-from outpace.serve.fields import Failure, Wire
+from outpace.serve.fields import Failure, ModelName, Wire
 from outpace.serve.formats import json_response
+from outpace.serve.host import Host
 from outpace.serve.messages import count_tokens, messages
 from outpace.serve.messages_body import AnthropicFailure, CountTokens, Messages
 from outpace.serve.middleware import Middleware
 from outpace.serve.playground import FILES, File
 from outpace.serve.responses import responses
 from outpace.serve.responses_body import Responses
-from outpace.serve.service import Service
 from outpace.serve.tokens import Detokenize, Tokenize, detokenize, tokenize
 from outpace.serve.totals import Total, Turns
 
@@ -50,7 +50,7 @@ class _Route(APIRoute):
         async def handler(request: Request) -> Response:
             if request.method != "POST":
                 return await _unless_gone(request, handle(request))
-            strict = StrictRequest(request, _APIS[self.path][1])
+            strict = StrictRequest(request, _BODIES[self.path])
             try:
                 await strict.body()
                 return await _unless_gone(strict, handle(strict))
@@ -83,25 +83,19 @@ async def _disconnect(request: Request) -> None:
 # -- routes ----------------------------------------------------------------------------------------------
 
 
-def _service(request: Request) -> Service:
-    service: Service | None = request.app.state.service
-    if service is None:
+def _host(request: Request) -> Host:
+    host: Host | None = request.app.state.service
+    if host is None:
         raise later(503, "the model is being loaded; try again", "loading", 2)
-    return service
-
-
-def _check_model(service: Service, model: str | None) -> None:
-    if model is not None and model not in service.names:
-        raise unknown_model(model, service.names)
+    return host
 
 
 def _endpoint(api: Callable[..., Awaitable[Response]], kind: type[Any]) -> Callable[..., Awaitable[Response]]:
     """Make a route of ``api(service, body, tenant)``, with a body of this type."""
 
     async def endpoint(body: Any, request: Request) -> Response:
-        service = _service(request)
-        _check_model(service, body.model)
-        response = await api(service, body, request.state.tenant)
+        async with _host(request).use(body.model) as service:
+            response = await api(service, body, request.state.tenant)
         if ignored := getattr(request.state, "ignored", None):
             response.headers[IGNORED] = ignored_header(ignored)
         return response
@@ -122,43 +116,42 @@ _APIS: dict[str, tuple[Callable[..., Awaitable[Response]], type[Wire]]] = {
 }
 
 
-def _card(service: Service, name: str) -> dict[str, Any]:
-    return {
-        "id": name,
-        "object": "model",
-        "created": service.created,
-        "owned_by": "outpace",
-        "max_model_len": service.defaults.context,
-        "drafters": service.drafters.names,
-        "chat": service.model.has_template,
-        "capabilities": service.capabilities,
-        "max_running": service.admission.limits.running,
-    }
+async def _load(body: ModelName, request: Request) -> Response:
+    async with _host(request).use(body.model):
+        return json_response({"success": True})
+
+
+async def _unload(body: ModelName, request: Request) -> Response:
+    await _host(request).unload(body.model)
+    return json_response({"success": True})
+
+
+# Of llama-server's router.
+_MANAGING: dict[str, Callable[..., Awaitable[Response]]] = {"/models/load": _load, "/models/unload": _unload}
+_BODIES: dict[str, type[Wire]] = {path: kind for path, (_, kind) in _APIS.items()} | dict.fromkeys(
+    _MANAGING, ModelName
+)
 
 
 async def _models(request: Request) -> Response:
-    service = _service(request)
-    return json_response({"object": "list", "data": [_card(service, name) for name in service.names]})
+    return json_response({"object": "list", "data": _host(request).cards()})
 
 
 async def _model(name: str, request: Request) -> Response:
-    service = _service(request)
-    _check_model(service, name)
-    return json_response(_card(service, name))
+    cards = {card["id"]: card for card in _host(request).cards()}
+    if name not in cards:
+        raise unknown_model(name, cards)
+    return json_response(cards[name])
 
 
 async def _health(request: Request) -> Response:
-    service: Service | None = request.app.state.service
-    found: dict[str, Any] = {"status": "ok"}
-    if service is not None:
-        await service.check_health()
-        if service.slow:
-            found["slow"] = service.slow
-    return json_response(found)
+    host: Host | None = request.app.state.service
+    found = {} if host is None else await host.health()
+    return json_response({"status": "ok", **found})
 
 
 async def _ready(request: Request) -> Response:
-    _service(request).check()
+    _host(request).check()
     return json_response({"status": "ready"})
 
 
@@ -167,12 +160,13 @@ async def _version() -> Response:
 
 
 async def _metrics(request: Request) -> Response:
-    text = await asyncio.to_thread(_service(request).metrics.text)
+    text = await asyncio.to_thread(_host(request).metrics.text)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
 
 _PAGES: dict[str, Callable[..., Awaitable[Response]]] = {
     "/v1/models": _models,
+    "/models": _models,
     "/v1/models/{name:path}": _model,
     "/health": _health,
     "/health/ready": _ready,
@@ -228,14 +222,14 @@ def make_app(
     keys: Keys,
     limits: Limits,
     origins: Sequence[str] = (),
-    opening: Callable[[], Awaitable[Service | None]] | None = None,
+    opening: Callable[[], Awaitable[Host | None]] | None = None,
     tracer: Tracer | None = None,
 ) -> FastAPI:
-    """Make the application; ``app.state.service`` is its service, None while the model is being loaded.
+    """Make the application; ``app.state.service`` is its host, None while its only model is being loaded.
 
     Args:
         origins: origins whose pages may send requests from a browser.
-        opening: makes the service, once the event loop runs; returns None if that failed.
+        opening: makes the host, once the event loop runs; returns None if that failed.
         tracer: OpenTelemetry tracer that gets a span of each request.
     """
 
@@ -258,6 +252,8 @@ def make_app(
     router = APIRouter(route_class=_Route)
     for path, (api, kind) in _APIS.items():
         router.add_api_route(path, _endpoint(api, kind), methods=["POST"], **_documented(path))
+    for path, manage in _MANAGING.items():
+        router.add_api_route(path, manage, methods=["POST"], **_documented(path))
     for path, page in _PAGES.items():
         router.add_api_route(path, page, methods=["GET"], **_documented(path))
     for path, file in FILES.items():

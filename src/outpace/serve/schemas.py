@@ -87,7 +87,7 @@ def compiled(
     """
     try:
         if isinstance(schema, str):
-            body = {"lark_grammar": llguidance.LLMatcher.grammar_from_lark(schema)}
+            body: dict[str, Any] = {"lark_grammar": llguidance.LLMatcher.grammar_from_lark(schema)}
         else:
             own = effective(schema)
             spacing = {"x-guidance": {"whitespace_flexible": False}}

@@ -23,6 +23,7 @@ from outpace.loading import Loaded
 from outpace.loading.apart import loaded_apart
 from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
+from outpace.serve.host import Host
 from outpace.serve.protocol import Guarded
 from outpace.serve.routes import make_app
 from outpace.serve.service import Service
@@ -82,11 +83,15 @@ class Server(uvicorn.Server):
 
     Args:
         load: loads the model and makes the engine; called in a thread while the server is already listening.
-        ready: called with the service once it is ready for requests.
+            Or returns what makes the host of several models, in the event loop.
+        ready: called with the service, or that host, once it is ready for requests.
     """
 
     def __init__(
-        self, options: Options, load: Callable[[], tuple[Loaded, Engine]], ready: Callable[[Service], None]
+        self,
+        options: Options,
+        load: Callable[[], tuple[Loaded, Engine] | Callable[[], Host]],
+        ready: Callable[[Any], None],
     ) -> None:
         self._options, self._load, self._ready = options, load, ready
         self.error: Exception | None = None  # the error that ended loading or the engine
@@ -100,21 +105,24 @@ class Server(uvicorn.Server):
         config |= {"http": partial(Guarded, limits=options.limits, places=self.places), "ws": "none"}
         super().__init__(uvicorn.Config(self.app, server_header=False, **config))
 
-    async def _open(self) -> Service | None:
+    async def _open(self) -> Host | None:
         self._loop = asyncio.get_running_loop()
         try:
-            model, engine = await loaded_apart(self._load)
-            if self._options.store is not None:
-                engine.check_prefix_store()
+            made = await loaded_apart(self._load)
+            host = self._service(*made) if isinstance(made, tuple) else made()
         except Exception as error:
             self.error, self.should_exit = error, True
             return None
-        own = Path(model.name).name if Path(model.name).is_dir() else model.name
-        names = self._options.names or (own,)
+        self._ready(host)
+        return host
+
+    def _service(self, model: Loaded, engine: Engine) -> Service:
         options = self._options
-        service = Service(model, engine, options.limits, names, on_failure=self._failed, store=options.store)
-        self._ready(service)
-        return service
+        if options.store is not None:
+            engine.check_prefix_store()
+        own = Path(model.name).name if Path(model.name).is_dir() else model.name
+        names = options.names or (own,)
+        return Service(model, engine, options.limits, names, on_failure=self._failed, store=options.store)
 
     def _failed(self) -> None:
         """End the server after the engine's thread has died; streams have received their error event."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from collections.abc import Sequence as Seq
-from contextlib import suppress
+from contextlib import AbstractContextManager, asynccontextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +24,7 @@ from outpace.loading import Loaded
 from outpace.serve.admission import Admission, Limits, Ticket
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.engine import Drafters
-from outpace.serve.errors import Refused, later, refusal, unreadable
+from outpace.serve.errors import Refused, later, refusal, unknown_model, unreadable
 from outpace.serve.grammar import Grammars
 from outpace.serve.images import Images
 from outpace.serve.metrics import Metrics
@@ -33,7 +33,7 @@ from outpace.serve.request import Defaults, ParsedRequest
 from outpace.serve.run import Choice, Run
 from outpace.serve.texts import Prompts, Texts
 from outpace.serve.thinking import Budget
-from outpace.serve.totals import CLIENT, Turns
+from outpace.serve.totals import CLIENT, Total, Turns
 from outpace.serve.trace import Trace, Traced
 
 T = TypeVar("T")
@@ -51,6 +51,9 @@ class Service:
         clock: function that returns the time in seconds.
         on_failure: called in the event loop when the engine's thread has died.
         store: the folder that keeps the prefix cache from one process to the next; None for none.
+        metrics: those of earlier services of this model, which this one continues.
+        total: the choices of all models in this process; None if this is the only one.
+        turn: a context of each step; see ``AsyncEngine``.
     """
 
     def __init__(
@@ -63,6 +66,9 @@ class Service:
         clock: Callable[[], float] = time.monotonic,
         on_failure: Callable[[], object] | None = None,
         store: Path | None = None,
+        metrics: Metrics | None = None,
+        total: Total | None = None,
+        turn: AbstractContextManager[object] | None = None,
     ) -> None:
         self.model, self.names = model, tuple(names)
         self.defaults = Defaults.of(model.target, limits.cut)
@@ -92,15 +98,19 @@ class Service:
 
         self._own, self._store = engine, store
         self.engine = AsyncEngine(
-            self._restored, max_waiting=2 * limits.choices + 8, max_unread=limits.unread, on_failure=failed
+            self._restored,
+            max_waiting=2 * limits.choices + 8,
+            max_unread=limits.unread,
+            on_failure=failed,
+            turn=turn,
         )
-        self.metrics = Metrics(
+        self.metrics = metrics or Metrics(
             self.name,
             lambda: self.engine.running,
             lambda: max(0, self.admission.inside - self.engine.running),
             lambda: self.engine.memory_use or 0.0,
         )
-        self.admission = Admission(limits, self.metrics, clock)
+        self.admission = Admission(limits, self.metrics, clock, total)
 
     def _restored(self) -> Engine:
         """The engine with the stored prefix cache, which has read an image; runs in the engine's thread."""
@@ -134,6 +144,38 @@ class Service:
             "exact": "exactness" not in self.exactness,
             "promise": target.promise,
         }
+
+    # -- as the only model of a server -------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def use(self, model: str | None) -> AsyncIterator[Service]:
+        """The service of a request that names this model; see ``Host``."""
+        if model is not None and model not in self.names:
+            raise unknown_model(model, self.names)
+        yield self
+
+    def cards(self) -> list[dict[str, Any]]:
+        """The model as ``/v1/models`` lists it, once by each of its names."""
+        card = {
+            "object": "model",
+            "created": self.created,
+            "owned_by": "outpace",
+            "max_model_len": self.defaults.context,
+            "drafters": self.drafters.names,
+            "chat": self.model.has_template,
+            "capabilities": self.capabilities,
+            "max_running": self.admission.limits.running,
+        }
+        return [{"id": name, **card} for name in self.names]
+
+    async def health(self) -> dict[str, Any]:
+        """What ``/health`` says, besides that the server is well."""
+        await self.check_health()
+        return {"slow": self.slow} if self.slow else {}
+
+    async def unload(self, model: str) -> None:
+        """Refuse to unload the only model."""
+        raise Refused(400, f"{model} is the server's only model, and stays loaded; end the server instead")
 
     # -- admission ---------------------------------------------------------------------------------------
 

@@ -106,7 +106,7 @@ def test_half_precision_is_said_to_have_other_texts_than_stock(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr("outpace.hf.tell", told.append)
-    outpace.accelerate(make("llama").to(dtype), "lookahead", stock=stock)
+    outpace.accelerate(make("llama").to(dtype), "none", stock=stock)
     assert len(told) == (dtype == torch.bfloat16 and not stock)
     assert all("give stock=True" in line for line in told)
 

@@ -20,6 +20,7 @@ const TABS = [
 const state = {
   tab: "generate",
   model: null,
+  models: [], // those of the server; several are loaded when they are first asked for
   problem: "", // why the server does not answer
   locked: false, // it wants a key
   form: {
@@ -226,6 +227,7 @@ async function submit(event) {
     if (!together) await plain;
     if (!state.runs.plain.error) await Promise.all([plain, begin("drafted", request(drafter === "off" ? "" : drafter))]);
   }
+  if (state.model.status) await connect(); // it is loaded now, so its drafters are known
 }
 
 let sought = false; // the answer has just been asked for
@@ -244,8 +246,9 @@ function stop() {
 
 async function connect() {
   try {
-    const model = (await (await get("v1/models")).json()).data[0];
-    if (!state.model && !model.chat) state.form.mode = "completion";
+    state.models = (await (await get("v1/models")).json()).data;
+    const model = state.models.find(({ id }) => id === state.model?.id) ?? state.models[0];
+    if (!state.model && model.chat === false) state.form.mode = "completion";
     state.model = model;
     state.problem = "";
   } catch (error) {
@@ -295,6 +298,7 @@ const update = (name) => (event) => {
 function form() {
   const { form, tab } = state;
   return html`<form @submit=${submit} aria-label="Request">
+    ${state.models[0]?.status ? modelField() : nothing}
     ${tab === "edit" ? editFields() : promptFields()}
     <div class="row">
       ${number("max_tokens", "Tokens", 1, 100000, 1)} ${number("temperature", "Temperature", 0, 2, "any")}
@@ -315,6 +319,23 @@ function form() {
       <button type="button" @click=${stop} ?disabled=${!running()}>Stop</button>
     </div>
   </form>`;
+}
+
+// One of several models, and whether it is loaded.
+function modelField() {
+  const choose = (event) => {
+    state.model = state.models.find(({ id }) => id === event.target.value);
+    state.form.drafter = "";
+    draw();
+  };
+  return html`<label class="field">
+    <span>Model</span>
+    <select @change=${choose} ?disabled=${running()}>
+      ${state.models.map(
+        ({ id, status }) => html`<option value=${id} ?selected=${id === state.model.id}>${id}${status.value === "loaded" ? "" : ` (${status.value})`}</option>`,
+      )}
+    </select>
+  </label>`;
 }
 
 function drafterField() {
