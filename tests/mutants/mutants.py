@@ -1277,10 +1277,10 @@ TARGETS = [
         ),
     ),
     Mutant(
-        "layers whose numbers are not their config's are fused",
-        "outpace/targets/cpu/fusible.py",
-        "    if why := _unknown((*inner, *norms_of(model))) or _altered(stack):\n",
-        "    if why := _unknown((*inner, *norms_of(model))):\n",
+        "layers whose numbers are not their config's are native",
+        "outpace/targets/native/fitting.py",
+        " or _why_altered(base, recipe)\n",
+        "\n",
         (
             "tests/unit/targets/test_attributes.py::test_layers_that_are_not_as_their_config_makes_them_are_not_fused",
         ),

@@ -163,7 +163,7 @@ class Several:
         return found
 
     def _loads(self, source: Source, limits: Limits) -> Callable[[dict[str, Any]], tuple[Loaded, Engine]]:
-        from outpace.engine.parts import usual_drafter
+        from outpace.engine.usual import usual_drafter
         from outpace.loading import load
         from outpace.serve.engine import make_engine
 

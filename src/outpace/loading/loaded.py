@@ -24,8 +24,9 @@ from outpace.core import (
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
-from outpace.engine.parts import Adaptive, usual_drafter
+from outpace.engine.parts import Adaptive
 from outpace.engine.request import Prompt, prompts_of
+from outpace.engine.usual import usual_drafter
 from outpace.loading.images import Images, images_of
 from outpace.loading.placement import Spread, device_of, dtype_of
 from outpace.loading.sampling import params_of, sampling_of_chat

@@ -43,8 +43,6 @@ PROMPT = [3, 6, 7, 11, 6, 7, 3, 40, 41, 42]
 CALL = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 8}
 FUSED = not isinstance(functions(torch.float32), str)
 _OWN = set(vars(nn.Module())) - {"training"}
-# As the words of errors from elsewhere, which need not name what was changed.
-_LATER = ("_is_hf_initialized", "gradient_checkpointing")
 
 
 def made(family: str) -> Any:
@@ -179,7 +177,7 @@ def test_a_target_follows_or_refuses_every_change(family: str, options: Any) -> 
         seen += expected is None or not torch.equal(expected, plain)
         change.undo()
         assert torch.equal(logits(of), before), f"{change.kind}.{change.name} was undone"
-    assert not missed
+    assert not missed, missed
     assert seen > 8 and refused
 
 
@@ -188,6 +186,8 @@ def check_accelerated(family: str) -> None:
     kind, tried, missed, texts = FAMILIES[family][1], set(), [], set()
     for change in changes(model):
         if (change.kind, change.name) in tried and change.name != "inv_freq":
+            continue
+        if change.name in ("generate", "__getstate__"):  # the accelerated model's own
             continue
         tried.add((change.kind, change.name))
         change.do()
@@ -205,10 +205,10 @@ def check_accelerated(family: str) -> None:
                 raise
             found = None
         change.undo()
-        if found != expected:
+        if expected is not None and found != expected:  # a change may break the stock model alone
             missed.append(f"{change.kind}.{change.name}")
         texts.add(str(expected))
-    assert not missed
+    assert not missed, missed
     assert len(texts) > 3
     assert model.generate(**CALL)[0].tolist() == kind.generate(model, **CALL)[0].tolist()
 
