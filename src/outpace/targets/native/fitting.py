@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from outpace.core import first_line
 from outpace.native.forward import ACTIVATIONS
 from outpace.native.layers import DTYPES, LANES, functions
 from outpace.targets.cpu.compiled_attention import HEAD_SIZE
@@ -145,8 +146,11 @@ def _why_altered(base: Any, recipe: Recipe) -> str | None:
         config = getattr(layer, recipe.attention).config
         if not 0 <= number < config.num_hidden_layers:
             return f"a layer_idx is {number}, of {config.num_hidden_layers} layers"
-        with torch.device("meta"):
-            made = dict(type(layer)(config, number).named_modules())
+        try:
+            with torch.device("meta"):
+                made = dict(type(layer)(config, number).named_modules())
+        except Exception as error:  # of a config that was changed since, whatever its entries are now
+            return f"its config makes no such layer: {first_line(error)}"
         for name, part in layer.named_modules():
             if isinstance(part, nn.Linear | Rounded):
                 continue
