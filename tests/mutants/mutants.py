@@ -900,8 +900,8 @@ ENGINE = [
     Mutant(
         "the lowest priority joins first",
         "outpace/engine/scheduler.py",
-        "0 if late else -self.sequence.priority, self.number",
-        "0 if late else self.sequence.priority, self.number",
+        "0 if late else -self.sequence.priority, self.place",
+        "0 if late else self.sequence.priority, self.place",
         ("tests/unit/engine/test_scheduler.py::test_priority_goes_first",),
     ),
     Mutant(
@@ -2450,8 +2450,8 @@ OTHERS = [
     Mutant(
         "threads are as many as cores, whatever the control group allows",
         "outpace/native/processors.py",
-        "    if quota is not None and quota < found.count:\n",
-        "    if quota is not None and quota > found.count:\n",
+        "    if quota is not None and quota < found.number:\n",
+        "    if quota is not None and quota > found.number:\n",
         ("tests/unit/native/test_processors.py",),
     ),
     Mutant(

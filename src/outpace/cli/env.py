@@ -68,7 +68,7 @@ def environment() -> dict[str, Any]:
         **{name: _version(name) for name in _PACKAGES},
         "processor": processor(),
         "cores": os.cpu_count(),
-        "threads": threads.count,
+        "threads": threads.number,
         "threads_because": threads.because,
         "instructions": limits(platform.machine(), instructions()),
         "limited_to": None if limit is None else limit.march,

@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from outpace.core import TokenLogprobs
+from outpace.core import OutpaceError, TokenLogprobs
 from outpace.engine.engine import Engine
 from outpace.engine.errand import Errand
 
@@ -20,7 +20,7 @@ class Work(Protocol):
 
     Attributes:
         client: whose it is: clients take turns.
-        answer: called once, with the result or an error.
+        answer: called once, with the result or an error, also if it was cancelled.
         cancelled: returns True once the answer is no longer needed.
     """
 
@@ -123,11 +123,13 @@ class Works:
                 break
 
     def _piece(self, engine: Engine, one: Work, seconds: float) -> bool:
-        """Do a piece of a work; return True if it has ended, with whatever answer, or was cancelled."""
+        """Do a piece of a work; return True if it has ended, with whatever answer."""
         try:
-            if not (one.cancelled() or one.advance(engine, seconds)):
+            if one.cancelled():
+                one.answer(OutpaceError("nobody waits for this any more"))
+            elif not one.advance(engine, seconds):
                 return False
-            if not one.cancelled():
+            else:
                 one.answer(one.result())
         except Exception as error:
             one.answer(error)

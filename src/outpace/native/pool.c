@@ -23,7 +23,7 @@
 #define AWAKE 100000       /* nanoseconds that a thread without work stays awake: longer than most gaps in a forward */
 #define PATIENCE 200000    /* nanoseconds, and twice a chunk's, after which a thread with a chunk is taken not to run */
 #define REST 4000000       /* nanoseconds for which the pool then has a thread less */
-#define LONGEST 256000000
+#define LONGEST 32000000 /* so that at most about a tenth of the time is lost by trying again */
 
 struct worker {
     APART atomic_int asleep;

@@ -46,7 +46,7 @@ def pool() -> Pool | str:
     if isinstance(library, str):
         return library
     usual, current = usual_threads(), torch.get_num_threads()
-    library.pool_usual(usual.count if usual.forced else min(usual.count, current))
+    library.pool_usual(usual.number if usual.forced else min(usual.number, current))
     return Pool(library, current)
 
 

@@ -27,7 +27,7 @@ class Threads(NamedTuple):
         forced: it was asked for.
     """
 
-    count: int
+    number: int
     because: str
     forced: bool = False
 
@@ -53,9 +53,9 @@ def usual_threads(root: Path = Path("/")) -> Threads:
     if len(fast) < len(cores):
         found = Threads(len(fast), "fast cores that this process may use")
     quota = _quota(root)
-    if quota is not None and quota < found.count:
+    if quota is not None and quota < found.number:
         found = Threads(max(int(quota), 1), f"its control group allows {quota:g} processors")
-    return found if found.count <= MOST else Threads(MOST, "the most that there can be")
+    return found if found.number <= MOST else Threads(MOST, "the most that there can be")
 
 
 def checked(asked: str) -> int:
@@ -77,7 +77,8 @@ def _allowed() -> list[int]:
 
 def _cores(root: Path, allowed: Collection[int]) -> list[int]:
     """One processor of each core."""
-    folder, found = root / "sys/devices/system/cpu", {}
+    folder = root / "sys/devices/system/cpu"
+    found: dict[str, int] = {}
     for processor in allowed:
         siblings = _text(folder / f"cpu{processor}/topology/thread_siblings_list")
         found.setdefault(siblings or str(processor), processor)

@@ -107,7 +107,7 @@ class Guarded(HttpToolsProtocol):
             cycle.disconnected = True
             cycle.message_event.set()
 
-    def eof_received(self) -> bool:
+    def eof_received(self) -> bool:  # type: ignore[override]
         """Keep the connection until what the client has asked is answered."""
         self._half = True
         if self._ends or not (self._open or self._ahead):

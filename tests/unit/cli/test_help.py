@@ -42,7 +42,7 @@ def test_threads_are_those_of_steps_torch_and_what_is_started(monkeypatch: pytes
         monkeypatch.setenv(name, "1")
     try:
         assert _use_threads(None) is None and os.environ[VARIABLE] == "1"
-        assert _use_threads(before + 2) == before + 2 == torch.get_num_threads() == usual_threads().count
+        assert _use_threads(before + 2) == before + 2 == torch.get_num_threads() == usual_threads().number
         assert os.environ["OMP_NUM_THREADS"] == str(before + 2)
     finally:
         torch.set_num_threads(before)

@@ -130,7 +130,7 @@ def settled_threads() -> Threads:
     if usual.forced:
         return usual
     count = int(shared.library.pool_usual_threads())
-    if count < usual.count:
+    if count < usual.number:
         usual = Threads(count, "torch's number")
     if count == 1 or isinstance(functions(torch.float32), str):
         return usual
