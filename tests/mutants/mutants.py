@@ -900,8 +900,8 @@ ENGINE = [
     Mutant(
         "the lowest priority joins first",
         "outpace/engine/scheduler.py",
-        "0 if late else -self.sequence.priority, self.place",
-        "0 if late else self.sequence.priority, self.place",
+        "return not late, 0 if late else -self.sequence.priority, self.place",
+        "return not late, 0 if late else self.sequence.priority, self.place",
         ("tests/unit/engine/test_scheduler.py::test_priority_goes_first",),
     ),
     Mutant(

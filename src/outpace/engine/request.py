@@ -127,7 +127,7 @@ class Requests:
                 "tokenizer, Engine(target, drafter, tokenizer=tokenizer)"
             )
         if not isinstance(prompt, str):
-            return chat_ids(tokenizer, self.target.name, cast(Messages, prompt)), source
+            return chat_ids(tokenizer, self.target.name, prompt), source
         most = None if self.target.has_encoder else self.target.context
         ids = ids_of_text(tokenizer, prompt, most=most)
         return self.target.parts(ids) if source is None else (ids, source)
