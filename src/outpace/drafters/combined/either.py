@@ -22,6 +22,7 @@ from outpace.tree import worthwhile
 
 _FIRST, _SECOND = range(2)
 _KEEP = 0.95  # share of earlier steps' weight that a new one leaves
+_FORGET = 0.02  # share of what the second one lacks of it that is forgotten in each step of the first one
 _HOPE = 2.0  # tokens per plain step's time that the second one is assumed to reach at first
 _SURE = 2.0  # tokens that are expected of a draft of the first one that is taken where no costs are known
 _WIDE = 32  # nodes of a draft that copies, at most
@@ -40,6 +41,11 @@ class Reached:
 
     def step(self, tokens: int, time: float) -> None:
         self._tokens, self._time = self._tokens * _KEEP + tokens, self._time * _KEEP + time
+
+    def rest(self) -> None:
+        """Forget, in a step of the first one, that the second reached little, so that it is tried again."""
+        if self.speed < _HOPE:
+            self._tokens += _FORGET * (_HOPE * self._time - self._tokens)
 
 
 class Shared(NamedTuple):
@@ -186,6 +192,8 @@ class Either(Drafter[EitherState]):
                 sequence.stats.count(f"{name}_drafted", len(step.draft))
                 sequence.stats.count(f"{name}_accepted", len(step.path))
             plain, row = sequence.plain_seconds, sequence.row_cost
+            if state.drafted == _FIRST:
+                state.reached.rest()
             if state.drafted == _SECOND and plain is not None and row is not None:
                 state.reached.step(len(step.tokens), 1 + row * len(step.draft) + state.seconds / plain)
             state.drafted = -1

