@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Container, Iterable
 from typing import Any
 
@@ -13,6 +14,11 @@ def since(version: str) -> pytest.MarkDecorator:
     """Skip tests on transformers before a version, ``major.minor``."""
     needed, found = (tuple(map(int, one.split(".")[:2])) for one in (version, transformers.__version__))
     return pytest.mark.skipif(found < needed, reason=f"needs transformers {version}")
+
+
+def described(case: Any) -> str:
+    """An id of a case that is the same in every process: without addresses."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(case))
 
 
 def first(count: int, cases: Iterable[Any]) -> list[Any]:

@@ -43,11 +43,11 @@ LAYERS: list[set[str]] = [
 # The rooms of targets, bottom to top.
 ROOMS: list[set[str]] = [
     {"hardware", "kernel", "plan", "rows"},
-    {"base"},
+    {"base", "batch"},
     {"around"},
     {"inputs", "ranks", "ties"},
     {"cpu"},
-    {"gpu"},
+    {"gpu", "native"},
     {"step"},
     {"stock", "llamacpp"},
     {"combined"},
@@ -386,7 +386,7 @@ def test_size_budget() -> None:
         ("drafters.__init__", "from outpace.engine import Engine", "downwards"),
         ("engine", "from outpace import SamplingParams", "where it lives"),
         ("engine", "import outpace", "where it lives"),
-        ("targets.inputs.masks", "from outpace.targets.cpu.fused import fuse", "rooms below"),
+        ("targets.inputs.masks", "from outpace.targets.native.runner import NativeRunner", "rooms below"),
         ("targets.base", "from outpace.targets.around import WrappedTarget", "rooms below"),
         ("targets.newcomer.steps", "from outpace.targets.base import Rows", "no floor"),
         ("newcomer", "from outpace.core import Draft", "no layer"),

@@ -25,7 +25,7 @@ from outpace.cli.app import app
 from outpace.core import SamplingParams, Speculation
 from outpace.drafters import DRAFTERS
 from outpace.learned.formats import FORMATS, UNTOLD, Format
-from outpace.targets.cpu.fusible import FAMILIES as FUSED
+from outpace.targets.native.recipe import RECIPES
 from outpace.targets.stock.causal import CausalTarget
 from outpace.verify import VERIFIERS
 
@@ -124,13 +124,13 @@ def families() -> str:
     for kind, why in zoo.NOT_TEXT.items():
         rows.setdefault(kind, ("no text", why))
     return table(
-        ("family", "served", "drafters it excludes", "fused on CPU", "reason"),
+        ("family", "served", "drafters it excludes", "native on a CPU", "reason"),
         (
             [
                 f"`{kind}`",
                 how,
                 _excluded(how, kind in SEVERAL_STATES),
-                "yes" if kind in FUSED else "",
+                "yes" if kind in RECIPES else "",
                 why,
             ]
             for kind, (how, why) in sorted(rows.items())

@@ -1,4 +1,4 @@
-"""Benchmark of a step on a CPU: stock transformers, packed weights, bit-exact, and fused layers.
+"""Benchmark of a step on a CPU: stock transformers, packed weights, bit-exact, and native.
 
     OMP_NUM_THREADS=1 python lab/measure/step.py MODEL --dtype bfloat16 --out RESULT.json
 
@@ -40,7 +40,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "as it is": {"exact": False, "pack": False},
     "packed": {"exact": False, "fuse": False},
     "packed, bit-exact": {"exact": True, "fuse": False},
-    "fused": {},  # bit-exact
+    "native": {},  # bit-exact
     "int8": {"quantise": "int8"},  # bfloat16 only, as int4
     "int4": {"quantise": "int4"},
 }

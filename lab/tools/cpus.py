@@ -13,7 +13,7 @@ import sys
 from outpace.native.instructions import LIMITS, NATIVE, VARIABLE, instructions, limits
 
 TESTS = [
-    *(f"tests/unit/targets/test_{name}.py" for name in ("self_test", "fused", "exact", "line", "causal")),
+    *(f"tests/unit/targets/test_{name}.py" for name in ("self_test", "native", "exact", "line", "causal")),
     *(f"tests/unit/native/test_{name}.py" for name in ("layers", "instructions")),
     "tests/lossless/test_bit_exact.py",
 ]

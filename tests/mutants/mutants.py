@@ -34,6 +34,7 @@ _PLANS = "tests/unit/targets/test_plans.py"
 _ON_DEVICE = "tests/lossless/test_graphs.py::test_learned_drafts_on_the_device_are_those_of_the_host"
 _ASSISTANT = "tests/unit/drafters/test_assistant.py"
 _MUSE = "tests/unit/drafters/test_muse.py"
+_NATIVE = "tests/unit/targets/test_native.py"
 _SELF = "tests/unit/drafters/test_rounded_self.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
 _TREES_ON_GPU = "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
@@ -899,8 +900,8 @@ ENGINE = [
     Mutant(
         "the lowest priority joins first",
         "outpace/engine/scheduler.py",
-        "0 if late else -self.sequence.priority, self.place",
-        "0 if late else self.sequence.priority, self.place",
+        "return not late, 0 if late else -self.sequence.priority, self.place",
+        "return not late, 0 if late else self.sequence.priority, self.place",
         ("tests/unit/engine/test_scheduler.py::test_priority_goes_first",),
     ),
     Mutant(
@@ -1186,6 +1187,48 @@ TARGETS = [
         ),
     ),
     Mutant(
+        "a sliding window of a native step is one column too long",
+        "outpace/native/forward.h",
+        "all > view->window ? all - view->window : 0;",
+        "all > view->window ? all - view->window - 1 : 0;",
+        (f"{_NATIVE}::test_logits_are_those_of_the_stock_model",),
+    ),
+    Mutant(
+        "a node of a native step sees the row before it, not the one it hangs under",
+        "outpace/native/forward.h",
+        "for (int i = depth - 1; i >= 0; i--, at = parents[at])",
+        "for (int i = depth - 1; i >= 0; i--, at--)",
+        (f"{_NATIVE}::test_nodes_of_a_tree_have_the_bits_of_plain_decoding",),
+    ),
+    Mutant(
+        "soft caps are left out of native attention",
+        "outpace/targets/native/weights.py",
+        '            cap=float(getattr(self.config, "attn_logit_softcapping", None) or 0),\n',
+        "            cap=0.0,\n",
+        (f"{_NATIVE}::test_logits_are_those_of_the_stock_model",),
+    ),
+    Mutant(
+        "sequences of another lane are read from the first one's memory",
+        "outpace/targets/native/runner.py",
+        "buffers = self._lanes.get(window.lane.memory)",
+        "buffers = next(iter(self._lanes.values()), None)",
+        (f"{_NATIVE}::test_nodes_of_a_tree_have_the_bits_of_plain_decoding",),
+    ),
+    Mutant(
+        "angles are those of the first positions alone",
+        "outpace/targets/native/runner.py",
+        "if known is not None and positions <= known[1]:",
+        "if known is not None:",
+        (f"{_NATIVE}::test_positions_beyond_the_first_table_have_angles_of_their_own",),
+    ),
+    Mutant(
+        "given inputs are not put in the order of the lanes",
+        "outpace/targets/native/runner.py",
+        "inputs if moved is None else inputs[torch.from_numpy(moved)]",
+        "inputs",
+        (f"{_NATIVE}::test_inputs_follow_their_sequences_into_the_order_of_a_lane",),
+    ),
+    Mutant(
         "keys and values with other strides are read as if they had the same",
         "outpace/targets/cpu/compiled_attention.py",
         "    if key.stride() == value.stride() and key.stride()[2:] == (key.shape[3], 1):\n",
@@ -1196,9 +1239,9 @@ TARGETS = [
     ),
     Mutant(
         "rows that attend to all before them are taken for the first ones of a text",
-        "outpace/targets/cpu/fused_rows.py",
-        "        return [self.columns - self.width] * len(self.slots)\n",
-        "        return [0] * len(self.slots)\n",
+        "outpace/targets/cpu/compiled_attention.py",
+        "        place = np.tile(np.arange(columns - width, columns, dtype=np.int32), batch)\n",
+        "        place = np.tile(np.arange(0, width, dtype=np.int32), batch)\n",
         ("tests/unit/targets/test_exact.py::test_a_row_of_a_tree_has_the_bits_of_plain_decoding",),
     ),
     Mutant(
@@ -1234,10 +1277,10 @@ TARGETS = [
         ),
     ),
     Mutant(
-        "layers whose numbers are not their config's are fused",
-        "outpace/targets/cpu/fusible.py",
-        "    if why := _unknown((*inner, *norms_of(model))) or _altered(stack):\n",
-        "    if why := _unknown((*inner, *norms_of(model))):\n",
+        "layers whose numbers are not their config's are native",
+        "outpace/targets/native/fitting.py",
+        " or _why_altered(base, recipe)\n",
+        "\n",
         (
             "tests/unit/targets/test_attributes.py::test_layers_that_are_not_as_their_config_makes_them_are_not_fused",
         ),

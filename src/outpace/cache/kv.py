@@ -242,14 +242,13 @@ class KVCache(Cache):
     # -- the forward -------------------------------------------------------------------------------------
 
     def begin(
-        self, widths: Mapping[Slot, int], multiple: int = 1, least: int = 1, apart: Collection[Slot] = ()
+        self, widths: Mapping[Slot, int], multiple: int = 1, apart: Collection[Slot] = ()
     ) -> list[Window]:
         """Open a forward, with a window per lane.
 
         Args:
             widths: number of rows that each slot feeds, above 0 for at least one slot.
             multiple: the number of rows of a window, over all its slots, is padded to a multiple of this.
-            least: and to at least this number.
             apart: slots that have a window of their own.
 
         Raises:
@@ -263,7 +262,7 @@ class KVCache(Cache):
             others = {place: width for place, width in fed.items() if place not in own}
             for places in [*([others] if others else []), *({place: fed[place]} for place in own)]:
                 covered = range(min(places), max(places) + 1)
-                windows.append(self._window(lane, places, covered, -(-least // len(covered)), multiple))
+                windows.append(self._window(lane, places, covered, multiple))
         self._windows = windows
         return windows
 

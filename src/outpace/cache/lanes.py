@@ -227,8 +227,8 @@ class Window:
     Args:
         widths: number of rows that each place feeds.
         covered: the places.
-        least: minimum width.
         multiple: the number of rows, over all places, is padded to a multiple of this.
+        least: minimum width.
     """
 
     def __init__(
@@ -236,8 +236,8 @@ class Window:
         lane: Lane,
         widths: Mapping[int, int],
         covered: range,
-        least: int = 1,
         multiple: int = 1,
+        least: int = 1,
     ) -> None:
         self.lane = lane
         self.start, self.stop = covered.start, covered.stop

@@ -117,7 +117,7 @@ class FixedWindow(Window):
 
     def __init__(self, lane: Lane, widths: Mapping[int, int], least: int) -> None:
         covered = range(min(power_of_two(max(widths) + 1), lane.places))
-        super().__init__(lane, widths, covered, least)
+        super().__init__(lane, widths, covered, least=least)
         self.columns = min(max(power_of_two(self.columns), _LEAST_COLUMNS), lane.room)
         self.span = None
 

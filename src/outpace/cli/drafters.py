@@ -51,9 +51,14 @@ def drafters(name: Name = None, as_json: o.AsJson = False) -> None:
     """
     if name is not None:
         check_names(drafter=name)
+    if name is None:
+        with screen.busy("reading the drafters ..."):
+            every = catalogue()
+        show(every, as_json, table)
+        return
     with screen.busy("reading the drafters ..."):
-        found = catalogue() if name is None else entry_of(name)
-    show(found, as_json, table if name is None else described)
+        one = entry_of(name)
+    show(one, as_json, described)
 
 
 def entry_of(name: str) -> dict[str, Any]:

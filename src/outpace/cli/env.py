@@ -109,7 +109,7 @@ def served(loaded: Loaded) -> dict[str, Any]:
         "drafter": drafter.spec,
         "drafter_because": drafter.because,
         "step": plan.name,
-        "fused": plan.fused,
+        "native": plan.native,
         "packed": dict(plan.packed),
         "bit_exact": target.bit_exact,
         "inexact": target.inexact,

@@ -226,7 +226,7 @@ def serve(
     source = Source(None, device, dtype, trust_remote_code, llamacpp, "images", step)
     keeps = models_max is not None or models_idle is not None
     source, several = chosen(model or [], keeps, source, drafter, others, adaptive)
-    single = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}
+    single: dict[str, Any] = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}
     single |= {"--observer": observer, "--served-model-name": served_model_name}
     _check(source, several, single, [drafter, *others.values()], otlp_endpoint)
     watching = observer_of(observer, parallel)

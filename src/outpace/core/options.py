@@ -44,17 +44,16 @@ class TargetOptions:
             compile it.
         exact: make the logits of a row bit-identical for any number of rows, tree, other sequences, threads
             and chunks of the prompt. True refuses a model for which this fails; "auto" tries it on a CPU, for
-            bfloat16 and float16, where near-ties would otherwise differ, and for fused layers; see
+            bfloat16 and float16, where near-ties would otherwise differ, and for native steps; see
             ``bit_exact``. On a CPU all linear layers then use compiled products, unless ``pack`` is False.
             On a GPU linear layers, norms and attention then run on Triton kernels (``gpu/invariant.py``).
         pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
             model or a machine that does not support it; "auto" packs if it is faster, or makes the target
             bit-exact, and memory allows. A kernel's name ("compiled", "oneDNN", "FBGEMM float16") takes that
             one instead of the fastest, so that all processes have the same bits.
-        fuse: run the layers' operations between matrix products as functions that are compiled on first use,
-            with this machine's C compiler (``cpu/fused.py``), for families of Llama's structure in float32 or
-            bfloat16 on a CPU. True refuses a model or a machine that does not support it; "auto" does it
-            where it is supported, unless ``pack`` is False.
+        fuse: compute forwards by one function in C (``native/forward.h``), for the families with a recipe
+            (``targets/native/recipe.py``), in float32 or bfloat16 on a CPU. True refuses a model or a machine
+            that does not support it; "auto" does it where it is supported, unless ``pack`` is False.
         quantise: round the weights of linear layers of a bfloat16 model on a CPU, in a copy: "int8" to 8
             bits with a scale per output and 32 inputs; "int4" to 4 bits with a zero as well (to 8 bits in
             the head, and if the inputs are not a multiple of 32). A product's rows are rounded to 8 bits with

@@ -18,7 +18,7 @@ from outpace.embedded import CACHE
 from outpace.native import build, layers
 from outpace.policy.plan import Policy
 from outpace.targets.base import TargetModel
-from outpace.targets.plan import FUSED
+from outpace.targets.plan import NATIVE
 from outpace.verify import Verifier
 
 _log = logging.getLogger(__name__)
@@ -58,14 +58,14 @@ def _step(target: TargetModel) -> str:
     dtype = str(target.dtype).removeprefix("torch.")
     if plan.own_dtype == "bfloat16" and not plan.dtype and dtype in ("float32", "float64"):
         return f"weights are {dtype}, as asked for; bfloat16, the model's own, is faster: leave dtype out"
-    why = "" if plan.fused else plan.why_not(FUSED)
+    why = "" if plan.native else plan.why_not(NATIVE)
     if why and isinstance(layers_of(target.dtype), str):
         return f"steps run without compiled functions: {layers_of(target.dtype)}"
     for option, reason in _OFF.items():
         if why == reason:
-            return f"layers are not fused, since {reason}; leave {option} out for faster steps"
+            return f"forwards are not native, since {reason}; leave {option} out for faster steps"
     if why:
-        return f"layers are not fused: {why}; docs/reference/models.md names the families that are"
+        return f"forwards are not native: {why}; docs/reference/models.md names the families that are"
     if anew := build.compiled_anew():
         return f"functions in C are compiled in each process: {anew}; set {CACHE} to another folder"
     return ""

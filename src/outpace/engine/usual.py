@@ -40,8 +40,8 @@ def usual(target: TargetModel, verifier: Verifier | str = "match", changes: bool
         return Usual(copying, f"{who} takes no draft of several drafters")
     if changes:
         return Usual(copying, "not self, since weights change, and would be rounded anew each time")
-    if not target.plan.fused:
-        return Usual(copying, "not self, which is for a CPU and fused layers")
+    if not target.plan.native:
+        return Usual(copying, "not self, which is for native steps on a CPU")
     try:
         verified, drafted = target.rounded_costs()
     except UnsupportedModel as error:

@@ -24,9 +24,14 @@ class Work(Protocol):
         cancelled: returns True once the answer is no longer needed.
     """
 
-    client: str
-    answer: Callable[[Any], None]
-    cancelled: Callable[[], bool]
+    @property
+    def client(self) -> str: ...
+
+    @property
+    def answer(self) -> Callable[[Any], None]: ...
+
+    @property
+    def cancelled(self) -> Callable[[], bool]: ...
 
     def advance(self, engine: Engine, seconds: float) -> bool:
         """Do a piece, of about this time if that can be chosen; return True once the result is there."""

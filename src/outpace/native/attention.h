@@ -137,10 +137,11 @@ static int attend(const struct rows *rows, const struct heads *heads, int sequen
     if (!scores) return 1;
     float *const sums = scores + tile.count * room, *const zeros = sums + tile.count * size;
     float *const keys = zeros + size + BLOCK * size, *const values = keys + near;
-    const int64_t at = sequence * heads->sequence_stride + head * heads->head_stride;
+    const struct held held = held_of(heads, sequence);
+    const real *const own_keys = held.keys + head * held.head_stride, *const own_values = held.values + head * held.head_stride;
     memset(sums, 0, (tile.count + 1) * size * sizeof(float));
-    widen(heads->keys + at + (int64_t)tile.begin * size, near, keys);
-    widen(heads->values + at + (int64_t)tile.begin * size, near, values);
+    widen(own_keys + (int64_t)tile.begin * size, near, keys);
+    widen(own_values + (int64_t)tile.begin * size, near, values);
     tile.block = zeros + size;
     tile.zeros = zeros, tile.near_keys = keys, tile.near_values = values;
     for (int i = 0; i < tile.count; i++) {
@@ -148,14 +149,15 @@ static int attend(const struct rows *rows, const struct heads *heads, int sequen
         tile.sum[i] = sums + i * size;
         score_near(rows, &tile, i, 0, tile.skipped[i]); /* before the others: its last group reaches into theirs */
     }
-    score_far(&tile, size, heads->keys + at + (int64_t)tile.lead * size);
+    score_far(&tile, size, own_keys + (int64_t)tile.lead * size);
     for (int i = 0; i < tile.count; i++) {
         const int count = rows->count[tile.row[i]];
         score_near(rows, &tile, i, tile.skipped[i] + tile.far, count);
+        if (heads->cap) bend(tile.score[i], count, 1.0f, heads->cap);
         tile.total[i] = weigh(tile.score[i], count);
         mix_near(rows, &tile, i, 0, tile.skipped[i]);
     }
-    mix_far(&tile, size, heads->values + at + (int64_t)tile.lead * size);
+    mix_far(&tile, size, own_values + (int64_t)tile.lead * size);
     for (int i = 0; i < tile.count; i++) {
         real *out = heads->out + (tile.query[i] - rows->queries);
         mix_near(rows, &tile, i, tile.skipped[i] + tile.far, rows->count[tile.row[i]]);

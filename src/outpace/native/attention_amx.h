@@ -87,8 +87,8 @@ static int attend_squared(const struct rows *rows, const struct heads *heads, in
     if (!scores) return 1;
     float *const near = scores + tile.count * room, *const sums = near + tile.count * wide;
     real *const queries = (real *)(sums + tile.count * size), *const paired = queries + tile.count * size;
-    const int64_t at = sequence * heads->sequence_stride + head * heads->head_stride;
-    const real *const keys = heads->keys + at, *const values = heads->values + at;
+    const struct held held = held_of(heads, sequence);
+    const real *const keys = held.keys + head * held.head_stride, *const values = held.values + head * held.head_stride;
     memset(sums, 0, tile.count * size * sizeof(float));
     for (int i = 0; i < tile.count; i++)
         memcpy(queries + i * size, (const real *)rows->queries + (tile.query[i] - rows->queries), size * sizeof(real));
@@ -107,7 +107,8 @@ static int attend_squared(const struct rows *rows, const struct heads *heads, in
         if (run > tile.far)
             memcpy(scores + i * room + tile.far, own + rows->first[row] + tile.far, (run - tile.far) * sizeof(float));
         for (int column = run; column < count; column++) scores[i * room + column] = own[rest[column]];
-        tile.total[i] = weigh_pairs(scores + i * room, count, heads->scale);
+        if (heads->cap) bend(scores + i * room, count, heads->scale, heads->cap);
+        tile.total[i] = weigh_pairs(scores + i * room, count, heads->cap ? 1.0f : heads->scale);
     }
     const real *places[DEPTH];
     for (int first = 0; first < tile.far; first += PART) {

@@ -54,6 +54,12 @@ static __attribute__((noinline)) void mix(int size, float *sums, const float *we
     else mix_of(size / LANES, sums, weights, values, count);
 }
 
+/* Scores [count] times ``scale``, bent below ``cap``; the numbers up to a multiple of LANES change too. */
+static __attribute__((noinline)) void bend(float *scores, int count, float scale, float cap) {
+    for (int i = 0; i < count; i += LANES)
+        *(lanes *)(scores + i) = bent(*(lanes *)(scores + i) * (scale / cap)) * cap;
+}
+
 /* Weights of scores [count], not yet divided by their sum, which is returned. */
 static __attribute__((noinline)) float weigh(float *scores, int count) {
     const int whole = (count + LANES - 1) / LANES * LANES;

@@ -1,7 +1,7 @@
-/* A Llama-like layer for a step of a few rows on a CPU; its matrix products and norms, and the best of logits, for any
-   model. One library: this file includes the parts, which are to be read in this order: numbers.h (vectors, rounding),
+/* A decoder's forward on a CPU, and its parts for other models: matrix products, norms, attention, the best of logits.
+   One library: this file includes the parts, which are to be read in this order: numbers.h (vectors, rounding),
    pool.h (threads), tiles.h, amx.h, rounded.h and products.h (matrix products), norms.h, rows.h (what a forward's rows are),
-   dots.h, attention.h and attention_amx.h, best.h.
+   dots.h, attention.h and attention_amx.h, forward.h (a model and a batch), best.h.
 
    Compiled for a wheel (packaged.py) or on the machine it runs on (build.py), once per dtype of the activations:
    REAL16 for bfloat16, float32 otherwise. Sums are in float32, and results are rounded where transformers rounds them.
@@ -19,102 +19,20 @@
 #include "norms.h"
 #include "attention.h"
 #include "attention_amx.h"
+#include "forward.h"
 #include "best.h"
-
-typedef int attending(const struct rows *, const struct heads *, int, int, int, int);
-
-struct entering {
-    const struct rows *rows;
-    const struct heads *heads;
-    attending *form;
-    int tiles, failed; /* ``tiles``: of a sequence and a head, at most */
-};
-
-static void enter_row(void *given, long row) {
-    const struct entering *const job = given;
-    enter(job->rows, job->heads, row);
-}
-
-static void attend_tile(void *given, long item) {
-    struct entering *const job = given;
-    const struct rows *const rows = job->rows;
-    const int part = (int)(item / job->tiles), sequence = part / rows->shared, from = (int)(item % job->tiles) * TILE;
-    const int queries = (rows->begin[sequence + 1] - rows->begin[sequence]) * (rows->heads / rows->shared);
-    if (from < queries && job->form(rows, job->heads, sequence, part % rows->shared, from,
-                                    from + TILE < queries ? from + TILE : queries))
-        __atomic_store_n(&job->failed, 1, __ATOMIC_RELAXED);
-}
-
-/* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
-int attention(const struct rows *rows, const struct heads *heads) {
-    int64_t work = 0;
-    int most = 0;
-    for (int row = 0; row < rows->rows; row++) work += (int64_t)rows->count[row] * rows->heads * rows->size;
-    for (int i = 0; i < rows->sequences; i++)
-        most = rows->begin[i + 1] - rows->begin[i] > most ? rows->begin[i + 1] - rows->begin[i] : most;
-    const int tiles = (most * (rows->heads / rows->shared) + TILE - 1) / TILE;
-    struct entering job = {rows, heads, attend, tiles, 0};
-#ifdef SQUARED
-    if (squared()) job.form = attend_squared;
-#endif
-    const long items = (long)rows->sequences * rows->shared * tiles;
-    if (work > 4 * CHUNK) {
-        share(rows->rows, enter_row, &job);
-        share(items, attend_tile, &job);
-    } else {
-        for (int row = 0; row < rows->rows; row++) enter_row(&job, row);
-        for (long item = 0; item < items; item++) attend_tile(&job, item);
-    }
-    return job.failed;
-}
-
-/* A layer's products and norms. */
-struct block {
-    struct product joined, output, gates, down; /* queries, keys and values; gate and up */
-    const real *before, *between;               /* weights of the norms before attention and before the gate */
-    float epsilon;
-};
-
-/* Room for the intermediate results of a layer, [rows, ...]. */
-struct room {
-    real *state, *joined, *attended, *both, *inner;
-};
-
-/* A layer of rows [rows, hidden size], its attention per window. Rows of no window keep what ``attended`` has for
-   them. Returns 1 if out of memory. */
-static int layer(const struct block *own, const struct room *room, long rows, const real *given, real *result,
-                 int windows, const struct rows *const *parts, const struct heads *heads) {
-    const long hidden = own->joined.inputs, inner = own->down.inputs;
-    norm(rows, hidden, given, NULL, own->before, own->epsilon, NULL, room->state);
-    if (multiply(&own->joined, rows, room->state, room->joined)) return 1;
-    for (int window = 0; window < windows; window++)
-        if (attention(parts[window], heads + window)) return 1;
-    if (multiply(&own->output, rows, room->attended, room->state)) return 1;
-    norm(rows, hidden, given, room->state, own->between, own->epsilon, result, room->state);
-    if (multiply(&own->gates, rows, room->state, room->both)) return 1;
-    gated(rows, inner, room->both, room->both + inner, 2 * inner, room->inner);
-    if (multiply(&own->down, rows, room->inner, room->state)) return 1;
-    for (long i = 0; i < rows * hidden; i += LANES) store(result + i, load(result + i) + load(room->state + i));
-    return 0;
-}
-
-/* Run layers one after the other, each with its result and, per window, its rows and heads. Returns 1 if out of
-   memory. */
-int layers(int count, const struct block *const *blocks, const struct room *room, long rows, const real *given,
-           real *const *results, int windows, const struct rows *const *parts, const struct heads *heads) {
-    for (int i = 0; i < count; i++)
-        if (layer(blocks[i], room, rows, i ? results[i - 1] : given, results[i], windows, parts + i * windows,
-                  heads + i * windows))
-            return 1;
-    return 0;
-}
 
 /* Sizes of the structs that Python fills, which it compares with its own. */
 long size_of_product(void) { return sizeof(struct product); }
 long size_of_rows(void) { return sizeof(struct rows); }
 long size_of_heads(void) { return sizeof(struct heads); }
-long size_of_block(void) { return sizeof(struct block); }
-long size_of_room(void) { return sizeof(struct room); }
+long size_of_decoder(void) { return sizeof(struct decoder); }
+long size_of_batch(void) { return sizeof(struct batch); }
+long size_of_layer(void) { return sizeof(struct layer); }
+long size_of_view(void) { return sizeof(struct view); }
+long size_of_lane(void) { return sizeof(struct lane); }
+long size_of_norm(void) { return sizeof(struct norm); }
+long size_of_forward_room(void) { return sizeof(struct forward_room); }
 
 /* Read a boolean mask [sequences * width, columns]: the columns that each row attends to, as ``struct rows``
    has them. ``cells`` are the rows' places in it; those of padding (``place`` -1) attend to none. Returns the

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from outpace.native.forward import STRUCTS as FORWARD_STRUCTS
+from outpace.native.forward import BatchStruct, DecoderStruct, ForwardRoomStruct, NormStruct, ProductStruct
 from outpace.native.packaged import FOLDER
 from outpace.native.pointers import check, pointer
 from outpace.native.pool import pooled
@@ -26,9 +28,10 @@ class RowsStruct(Structure):
 
     _fields_ = [
         *((name, c_int32) for name in ("rows", "sequences", "heads", "shared", "size")),
+        *((name, c_int32) for name in ("rotary", "interleaved")),
         *((name, c_void_p) for name in ("order", "begin", "sequence", "place")),
         *((name, c_void_p) for name in ("first", "run", "count", "start", "columns")),
-        *((name, c_void_p) for name in ("cosine", "sine", "queries")),
+        *((name, c_void_p) for name in ("angle", "cosine", "sine", "queries")),
     ]
 
 
@@ -38,62 +41,30 @@ class HeadsStruct(Structure):
     _fields_ = [
         *((name, c_void_p) for name in ("query", "key", "value")),
         *((name, c_int64) for name in ("query_stride", "key_stride", "value_stride")),
-        *((name, c_void_p) for name in ("query_norm", "key_norm")),
-        *((name, c_float) for name in ("epsilon", "scale")),
+        *((name, c_float) for name in ("scale", "cap")),
+        *((name, c_void_p) for name in ("each_query", "each_key")),
         *((name, c_void_p) for name in ("keys", "values")),
         *((name, c_int64) for name in ("sequence_stride", "head_stride")),
-        ("out", c_void_p),
+        *((name, c_void_p) for name in ("held", "out")),
     ]
-
-
-class ProductStruct(Structure):
-    """``struct product`` of ``tiles.h``."""
-
-    _fields_ = [
-        *((name, c_long) for name in ("inputs", "outputs", "bits")),
-        *((name, c_void_p) for name in ("weights", "bias")),
-    ]
-
-
-class BlockStruct(Structure):
-    """``struct block`` of ``layers.c``."""
-
-    _fields_ = [
-        *((name, ProductStruct) for name in ("joined", "output", "gates", "down")),
-        *((name, c_void_p) for name in ("before", "between")),
-        ("epsilon", c_float),
-    ]
-
-
-class RoomStruct(Structure):
-    """``struct room`` of ``layers.c``."""
-
-    _fields_ = [(name, c_void_p) for name in ("state", "joined", "attended", "both", "inner")]
 
 
 STRUCTS: dict[str, type[Structure]] = {
     "product": ProductStruct,
     "rows": RowsStruct,
     "heads": HeadsStruct,
-    "block": BlockStruct,
-    "room": RoomStruct,
+    **FORWARD_STRUCTS,
 }
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "panel_outputs": (c_int, []),
     "rounded_outputs": (c_int, []),
     "pair_inputs": (c_int, []),
     "multiply": (c_int, [POINTER(ProductStruct), c_long, *[c_void_p] * 2]),
-    "norm": (None, [c_long, c_long, *[c_void_p] * 3, c_float, *[c_void_p] * 2]),
-    "gated": (None, [c_long, c_long, *[c_void_p] * 2, c_long, c_void_p]),
+    "norm": (None, [POINTER(NormStruct), c_long, c_long, *[c_void_p] * 2]),
     "best": (None, [*[c_long] * 3, *[c_void_p] * 4]),
     "attention": (c_int, [POINTER(RowsStruct), POINTER(HeadsStruct)]),
-    "layers": (
-        c_int,
-        [
-            *(c_int, POINTER(POINTER(BlockStruct)), POINTER(RoomStruct), c_long, c_void_p, POINTER(c_void_p)),
-            *(c_int, POINTER(POINTER(RowsStruct)), POINTER(HeadsStruct)),
-        ],
-    ),
+    "listed": (c_int64, [POINTER(DecoderStruct), POINTER(BatchStruct)]),
+    "forward": (c_int, [POINTER(DecoderStruct), POINTER(BatchStruct), POINTER(ForwardRoomStruct)]),
     "read_mask": (c_int64, [c_void_p, c_int32, c_int32, *[c_void_p] * 7]),
 }
 

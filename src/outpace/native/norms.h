@@ -1,69 +1,112 @@
-/* Norms, and the gate of a feed-forward layer. */
+/* Norms, and the activation of a feed-forward layer. */
 
 #pragma once
 
 #include "numbers.h"
 #include "pool.h"
 
-static inline float norm_scale(const real *row, long size, float epsilon) {
-    lanes sum = {0};
-    for (long i = 0; i < size; i += LANES) sum += load(row + i) * load(row + i);
-    return 1.0f / sqrtf(total(sum) / (float)size + epsilon);
+enum norm_kind {
+    NO_NORM,
+    RMS_NORM,      /* root mean square; rounded before it is multiplied by the weight, as Llama's */
+    WIDE_RMS_NORM, /* rounded after it, as Gemma's and OLMo's */
+    LAYER_NORM
+};
+
+/* A norm. The weight is in float32, since Gemma's is one more than a number in ``real``. */
+struct norm {
+    const float *weight, *bias; /* a bias may be NULL */
+    float epsilon;
+    int32_t kind;
+};
+
+/* The norm of a row of ``size`` numbers, a multiple of LANES; ``out`` may be the row itself. */
+static inline void norm_row(const struct norm *own, long size, const real *row, real *out) {
+    const lanes zero = {0};
+    float mean = 0;
+    if (own->kind == LAYER_NORM) {
+        lanes sum = {0};
+        for (long i = 0; i < size; i += LANES) sum += load(row + i);
+        mean = total(sum) / (float)size;
+    }
+    lanes squares = {0};
+    for (long i = 0; i < size; i += LANES) squares += (load(row + i) - mean) * (load(row + i) - mean);
+    const float scale = 1.0f / sqrtf(total(squares) / (float)size + own->epsilon);
+    for (long i = 0; i < size; i += LANES) {
+        lanes value = (load(row + i) - mean) * scale;
+        if (own->kind == RMS_NORM) value = narrow(value);
+        store(out + i, *(const lanes *)(own->weight + i) * value +
+                           (own->bias ? *(const lanes *)(own->bias + i) : zero));
+    }
 }
 
 struct norming {
-    long rows, size, each; /* ``each``: rows of a chunk */
-    const real *given, *more, *weight;
-    float epsilon;
-    real *sum, *out;
-};
-
-static void norm_row(const struct norming *job, long row) {
-    const long size = job->size;
-    const real *own = job->given + row * size;
-    if (job->more) {
-        for (long i = 0; i < size; i += LANES)
-            store(job->sum + row * size + i, load(own + i) + load(job->more + row * size + i));
-        own = job->sum + row * size;
-    }
-    const float scale = norm_scale(own, size, job->epsilon);
-    for (long i = 0; i < size; i += LANES)
-        store(job->out + row * size + i, load(job->weight + i) * narrow(load(own + i) * scale));
-}
-
-static void norm_rows(void *given, long chunk) {
-    const struct norming *const job = given;
-    const long end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
-    for (long row = chunk * job->each; row < end; row++) norm_row(job, row);
-}
-
-/* Root mean square norm of rows [rows, size]; with ``more``, of their sum with it, which goes to ``sum``. */
-void norm(long rows, long size, const real *given, const real *more, const real *weight, float epsilon,
-          real *sum, real *out) {
-    struct norming job = {rows, size, items_of_chunk(rows, size), given, more, weight, epsilon, sum, out};
-    share(chunks_of(rows, job.each), norm_rows, &job);
-}
-
-struct gating {
-    long rows, size, each, stride;
-    const real *gate, *up;
+    const struct norm *own;
+    long rows, size, each, stride, out_stride; /* ``each``: rows of a chunk */
+    const real *given;
     real *out;
 };
 
-static void gate_rows(void *given, long chunk) {
-    const struct gating *const job = given;
-    const long size = job->size, end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
+static void norm_some(void *given, long chunk) {
+    const struct norming *const job = given;
+    const long end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
+    for (long row = chunk * job->each; row < end; row++) {
+        const real *const from = job->given + row * job->stride;
+        real *const to = job->out + row * job->out_stride;
+        if (job->own->kind != NO_NORM) norm_row(job->own, job->size, from, to);
+        else if (from != to) memcpy(to, from, job->size * sizeof(real));
+    }
+}
+
+/* Norms of rows [rows, size], ``stride`` apart; without a norm, the rows. */
+static void norm_rows(const struct norm *own, long rows, long size, const real *given, long stride, real *out,
+                      long out_stride) {
+    struct norming job = {own, rows, size, items_of_chunk(rows, size), stride, out_stride, given, out};
+    share(chunks_of(rows, job.each), norm_some, &job);
+}
+
+enum activation { SILU, GELU_TANH, GELU };
+
+static inline lanes activated(enum activation kind, lanes value) {
+    if (kind == SILU) return narrow(value / (exponential(-value) + 1.0f));
+    if (kind == GELU_TANH) /* half of one more than a hyperbolic tangent is a logistic function */
+        return narrow(value / (exponential((value * value * 0.044715f + 1.0f) * value * -1.59576912f) + 1.0f));
+    /* The error function to 1.5e-7: Abramowitz and Stegun, Handbook of Mathematical Functions, 7.1.26. */
+    const lanes zero = {0}, size = pick(value < 0.0f, -value, value) * 0.70710678f;
+    const lanes t = 1.0f / (size * 0.3275911f + 1.0f);
+    lanes sum = t * 1.061405429f - 1.453152027f;
+    sum = sum * t + 1.421413741f;
+    sum = sum * t - 0.284496736f;
+    sum = (sum * t + 0.254829592f) * t * exponential(-size * size);
+    return narrow(pick(value < 0.0f, sum, zero + 2.0f - sum) * value * 0.5f);
+}
+
+struct activating {
+    enum activation kind;
+    int gated;
+    long rows, size, each;
+    const real *given;
+    real *out;
+};
+
+static void activate_some(void *given, long chunk) {
+    const struct activating *const job = given;
+    const long size = job->size, stride = job->gated ? 2 * size : size;
+    const long end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
     for (long row = chunk * job->each; row < end; row++)
         for (long next = 0; next < size; next += LANES) {
             const long i = next < size - LANES ? next : size - LANES; /* the last ones may overlap */
-            lanes value = load(job->gate + row * job->stride + i);
-            value = narrow(value / (exponential(-value) + 1.0f));
-            store(job->out + row * size + i, value * load(job->up + row * job->stride + i));
+            const lanes value = activated(job->kind, load(job->given + row * stride + i));
+            store(job->out + row * size + i, job->gated ? value * load(job->given + row * stride + size + i) : value);
         }
 }
 
-/* SiLU of ``gate`` times ``up``, rows [rows, size] ``stride`` apart; ``size`` is at least 16. */
-void gated(long rows, long size, const real *gate, const real *up, long stride, real *out) {
-    struct gating job = {rows, size, items_of_chunk(rows, 4 * size), stride, gate, up, out};
-    share(chunks_of(rows, job.each), gate_rows, &job);
+/* The activation of rows [rows, size], times the second half of [rows, 2 * size] where they are gated. */
+static void activate(enum activation kind, int gated, long rows, long size, const real *given, real *out) {
+    struct activating job = {kind, gated, rows, size, items_of_chunk(rows, 4 * size), given, out};
+    share(chunks_of(rows, job.each), activate_some, &job);
+}
+
+/* ``norm_rows`` for Python. */
+void norm(const struct norm *own, long rows, long size, const real *given, real *out) {
+    norm_rows(own, rows, size, given, size, out, size);
 }

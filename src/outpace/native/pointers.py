@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
@@ -53,6 +54,11 @@ def rows_pointer(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int], strid
     ):
         raise _refusal(buffer, dtype, shape)
     return buffer.data_ptr()
+
+
+def addresses(pointers: Sequence[int]) -> NDArray[np.uint64]:
+    """Addresses that ``pointer`` or ``rows_pointer`` gave, for a function that takes several at once."""
+    return np.array(pointers, dtype=np.uint64)
 
 
 def address(array: NDArray[Any], dtype: Any, *shape: int) -> int:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.native.layers import ProductStruct
+from outpace.native.forward import ProductStruct
 
 
 class Kernel(ABC):

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-FUSED = "fused"
+NATIVE = "native"
 
 
 class PassedOver(NamedTuple):
     """A plan that was not taken.
 
     Attributes:
-        name: the plan's; "fused" occurs twice, bit-exact first.
+        name: the plan's.
         reason: why not.
         exact: it is for bit-exact steps.
         tried: its step was made, and disproved.
@@ -31,15 +31,15 @@ class StepPlan:
     """How a target's steps run; ``str`` is a table for people.
 
     Attributes:
-        name: of the step: "invariant", "fused", "exact", "packed" or "stock" (``step/plans.py``); what runs
+        name: of the step: "invariant", "native", "exact", "packed" or "stock" (``step/plans.py``); what runs
             it, for a target that is not a transformers model's.
         exact: its logits have the same bits among any rows; see ``TargetModel.bit_exact``.
         inexact: reason why not; empty if they have.
         passed_over: the plans before it in the list, with the reasons.
         packed: kernel -> number of linear layers whose weights are packed for it.
         row_step: the rows of a forward are padded to a multiple of this.
-        layouts: layout of a forward -> number of those that ran: "fixed" (shapes), "mixed line" (the rows of
-            several windows in a line), "line" (of one) and "padded" (a window).
+        layouts: layout of a forward -> number of those that ran: "flat" (native), "fixed" (shapes), "mixed
+            line" (the rows of several windows in a line), "line" (of one) and "padded" (a window).
         no_graphs: why forwards on a GPU are not captured as graphs, under static="auto"; empty if they are.
         no_trees: why forwards with branches on a GPU run on the model's own attention, not on the kernel for
             trees; empty if they run on it.
@@ -60,9 +60,9 @@ class StepPlan:
     own_dtype: str = field(default="", compare=False)
 
     @property
-    def fused(self) -> bool:
-        """True if the model's layers are fused."""
-        return self.name == FUSED
+    def native(self) -> bool:
+        """True if forwards are computed in C."""
+        return self.name == NATIVE
 
     def why_not(self, name: str) -> str:
         """The reason why a plan was passed over; empty if it was not."""
@@ -73,8 +73,8 @@ class StepPlan:
         bits = "bit-exact" if self.exact else f"not bit-exact: {self.inexact}"
         layers = (f"{count} layers packed by {kernel}" for kernel, count in self.packed.items())
         rows = [
-            *((_label(passed.name, passed.exact), f"no: {passed.reason}") for passed in self.passed_over),
-            (_label(self.name, self.exact), "; ".join(["runs here", *layers, bits])),
+            *((passed.name, f"no: {passed.reason}") for passed in self.passed_over),
+            (self.name, "; ".join(["runs here", *layers, bits])),
             *([("graphs", f"no: {self.no_graphs}")] if self.no_graphs else []),
             *([("trees", f"no kernel: {self.no_trees}")] if self.no_trees else []),
             *([("dtype", self.dtype)] if self.dtype else []),
@@ -82,7 +82,3 @@ class StepPlan:
         ]
         width = max(len(name) for name, _ in rows)
         return "\n".join(f"{name:{width}}  {text}" for name, text in rows)
-
-
-def _label(name: str, exact: bool) -> str:
-    return f"{name}, bit-exact" if name == FUSED and exact else name

@@ -23,7 +23,7 @@ from outpace.verify import load_verifier
 
 NO_COMPILER = "there is no C compiler; install gcc or clang, or set CC"
 
-FAST = StepPlan("fused", True, "")
+FAST = StepPlan("native", True, "")
 
 
 def target(plan: StepPlan = FAST, device: str = "cpu", **options: Any) -> Any:
@@ -34,8 +34,8 @@ def target(plan: StepPlan = FAST, device: str = "cpu", **options: Any) -> Any:
     )
 
 
-def not_fused(why: str) -> StepPlan:
-    return StepPlan("packed", False, "", (PassedOver("fused", why, False),))
+def not_native(why: str) -> StepPlan:
+    return StepPlan("packed", False, "", (PassedOver("native", why, False),))
 
 
 def test_the_usual_steps_have_none() -> None:
@@ -44,7 +44,7 @@ def test_the_usual_steps_have_none() -> None:
 
 def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "functions", lambda dtype: NO_COMPILER)
-    assert reasons(target(not_fused(NO_COMPILER))) == (
+    assert reasons(target(not_native(NO_COMPILER))) == (
         f"steps run without compiled functions: {NO_COMPILER}",
     )
 
@@ -53,11 +53,11 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     ("given", "told"),
     [
         (target(stock=True), "leave stock out"),
-        (target(StepPlan("fused", True, "", own_dtype="bfloat16")), "weights are float32, as asked for"),
-        (target(not_fused("fuse is off")), "leave fuse out"),
-        (target(not_fused("pack is off")), "leave pack out"),
-        (target(not_fused("its shapes are fixed")), "leave static out"),
-        (target(not_fused("there are no compiled steps for a Mine")), "models.md names the families"),
+        (target(StepPlan("native", True, "", own_dtype="bfloat16")), "weights are float32, as asked for"),
+        (target(not_native("fuse is off")), "leave fuse out"),
+        (target(not_native("pack is off")), "leave pack out"),
+        (target(not_native("its shapes are fixed")), "leave static out"),
+        (target(not_native("there are no compiled steps for a Mine")), "models.md names the families"),
         (target(device="cuda", static=False), "one kernel at a time: static is off"),
     ],
 )
@@ -68,7 +68,7 @@ def test_a_target(given: Any, told: str) -> None:
 
 
 def test_a_dtype_that_was_not_asked_for_is_no_reason() -> None:
-    plan = StepPlan("fused", True, "", dtype="float32, since ...", own_dtype="bfloat16")
+    plan = StepPlan("native", True, "", dtype="float32, since ...", own_dtype="bfloat16")
     assert reasons(target(plan)) == () == reasons(target(device="cuda", static=True))
 
 

@@ -68,4 +68,4 @@ def test_self_joins_where_a_trial_says_that_it_pays() -> None:
         assert usual(quick, verifier).spec.startswith(DEFAULT_DRAFTER)
     assert usual(quick, changes=True).spec == DEFAULT_DRAFTER
     quick.plan = StepPlan("stock")
-    assert usual(quick).spec == DEFAULT_DRAFTER and "fused layers" in usual(quick).because
+    assert usual(quick).spec == DEFAULT_DRAFTER and "native steps" in usual(quick).because

@@ -12,6 +12,7 @@ from transformers import LogitsProcessorList, TemperatureLogitsWarper
 import outpace
 from models import tiny_llama
 from outpace import Engine, OutpaceError, SamplingParams, Target
+from parts import described
 
 PROMPT = [3, 6, 7, 11]
 WRONG_PROMPTS: list[Any] = [
@@ -43,7 +44,7 @@ def engine() -> Engine:
     return Engine(Target(tiny_llama().double(), check=False), "none")
 
 
-@pytest.mark.parametrize("prompt", WRONG_PROMPTS, ids=repr)
+@pytest.mark.parametrize("prompt", WRONG_PROMPTS, ids=described)
 def test_what_is_no_list_of_token_ids(prompt: Any, engine: Engine) -> None:
     for work in (lambda: engine.add(prompt), lambda: engine.add(PROMPT, output=prompt)):
         with pytest.raises(OutpaceError, match=r"prompt must be a list|outside the model's vocabulary"):
@@ -85,7 +86,7 @@ def test_integers_of_other_libraries_are_token_ids(engine: Engine) -> None:
         {"logits_processors": {"a": 1}},
         {"logits_processors": TemperatureLogitsWarper(2.0)},
     ],
-    ids=repr,
+    ids=described,
 )
 def test_parameters_of_the_wrong_type(options: Any) -> None:
     with pytest.raises(OutpaceError) as error:

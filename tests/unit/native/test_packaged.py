@@ -128,7 +128,7 @@ def logits(dtype: torch.dtype) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).to(dtype).eval()
     target = CausalTarget(model, fuse=True, exact=True)
-    assert target.plan.fused
+    assert target.plan.native
     cache, found = target.new_cache(slots=2, length=128), []
     slots = [cache.allocate(), cache.allocate()]
     feeds = {

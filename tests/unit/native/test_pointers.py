@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
 
 import outpace
 from outpace.cache.lanes import Lane, LayerShape, RowShape, buffer_layouts
@@ -18,7 +19,10 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.draws import many_rows
 from outpace.native import draw, layers, move
 from outpace.native.pointers import address, pointer, pointer_or_null, rows_pointer
-from outpace.targets.cpu import fused_layer, fused_rows, kernels, linear
+from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
+from outpace.targets.cpu import kernels, linear
+from outpace.targets.cpu.compiled_attention import AttendedRows, Sizes
 
 HERE = layers.functions(torch.float32)
 compiled_here = pytest.mark.skipif(isinstance(HERE, str), reason=f"nothing is compiled here: {HERE}")
@@ -152,38 +156,29 @@ def test_rows_without_parameters_or_in_another_dtype_are_not_drawn() -> None:
 
 
 @compiled_here
+def test_a_mask_of_other_sizes_is_refused() -> None:
+    sizes = Sizes(2, 2, 4, 1, 1, 32, torch.float32)
+    with pytest.raises(OutpaceError, match="a mask of 4 rows"):
+        AttendedRows(sizes, torch.ones(1, 1, 2, 4, dtype=torch.bool))
+
+
+@compiled_here
 @pytest.mark.parametrize(
-    ("batch", "width", "line", "mask"),
+    "wrong",
     [
-        (1, 2, [0, 2], None),  # a cell beyond the grid
-        (1, 2, [-1, 0], None),
-        (2, 2, None, (1, 1, 2, 4)),  # a mask of fewer rows
-        (1, 2, None, (1, 2, 2, 4)),  # of several heads
+        {"parents": [-1, 1, 0]},  # a node under itself, from which no path leads back
+        {"parents": [-1, 2, 0]},
+        {"parents": [-2, 0, 0]},
+        {"tokens": [1, 2, 1 << 20]},
+        {"tokens": [1, -1, 2]},
+        {"read": [3]},
     ],
 )
-def test_rows_outside_of_a_forward_are_refused(
-    batch: int, width: int, line: list[int] | None, mask: tuple[int, ...] | None
-) -> None:
-    window: Any = SimpleNamespace(
-        slots=[None] * batch, width=width, offsets=[0] * batch, widths=[width] * batch, columns=4
-    )
-    heads = fused_rows.HeadSizes(1, 1, 32, torch.float32)
-    rotation = (torch.zeros(batch, width, 32),) * 2
-    seen = None if mask is None else torch.ones(mask, dtype=torch.bool)
-    with pytest.raises(OutpaceError, match="a compiled function"):
-        fused_rows.LayerRows(heads, seen, None if line is None else torch.tensor(line), window, rotation)
-
-
-def test_products_that_a_fused_layer_does_not_take_are_refused() -> None:
-    config = SimpleNamespace(
-        hidden_size=32, intermediate_size=48, num_attention_heads=2, num_key_value_heads=1
-    )
-    attention: Any = SimpleNamespace(config=config, head_dim=32)
-    sizes = [(32, 128), (64, 32), (32, 96), (48, 32)]
-    products = [nn.Linear(*size, device="meta") for size in sizes]
-    fused_layer._check_sizes(attention, products, torch.float32)
-    for place, (inputs, outputs) in enumerate(sizes):
-        for size in ((inputs, outputs - 1), (inputs + 1, outputs)):
-            wrong = [*products[:place], nn.Linear(*size, device="meta"), *products[place + 1 :]]
-            with pytest.raises(OutpaceError, match="products with inputs and outputs"):
-                fused_layer._check_sizes(attention, wrong, torch.float32)
+def test_a_batch_that_leads_out_of_its_arrays_is_refused(wrong: dict[str, list[int]]) -> None:
+    model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32)
+    target: Any = CausalTarget(model, check=False)
+    cache = target.new_cache()
+    batch = Batch.of(cache, {cache.allocate(): Rows([1, 2, 3], [-1, 0, 0])})
+    changed = {name: np.array(value, dtype=np.int32) for name, value in wrong.items()}
+    with pytest.raises(OutpaceError, match="outside of its arrays"):
+        target._modules.native.run(cache, replace(batch, **changed), target._modules.cache_layers)

@@ -18,6 +18,7 @@ from outpace.targets.cpu.linear import Norm
 from outpace.targets.cpu.trials import using_threads
 from outpace.targets.inputs.shared import Shared
 from outpace.targets.kernel import Kernel
+from parts import described
 
 pytestmark = pytest.mark.skipif(isinstance(pool(), str), reason="nothing is compiled here")
 THREADS = pytest.mark.parametrize("threads", [1, 2, 5])
@@ -38,7 +39,7 @@ def some(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
         (Compiled(), torch.bfloat16),
         *((one(), torch.bfloat16) for one in (Int8, Int4)),
     ],
-    ids=str,
+    ids=described,
 )
 def test_products(kernel: Kernel, dtype: torch.dtype, rows: int, threads: int) -> None:
     inputs, outputs, part = 512, 1000, 64

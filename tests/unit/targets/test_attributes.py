@@ -157,7 +157,7 @@ def stock(model: Any) -> Tensor | None:
 def test_a_target_follows_or_refuses_every_change(family: str, options: Any) -> None:
     model = made(family)
     of = CausalTarget(model, check=False, **options)
-    assert of.plan.fused == (FUSED and not options)
+    assert of.plan.native == (FUSED and not options)
     before, missed, seen, refused = logits(of), [], 0, 0
     plain = stock(model)
     for change in changes(model):
@@ -264,7 +264,7 @@ def test_classes_and_their_forwards_and_tensors_that_are_no_buffers(monkeypatch:
     with monkeypatch.context() as patched:
         patched.setattr(kind, "forward", lambda self, states: states)
         assert f"{kind.__name__}.forward was replaced" in str(watched.changed())
-        why = CausalTarget(model, check=False).plan.why_not("fused")
+        why = CausalTarget(model, check=False).plan.why_not("native")
         assert not FUSED or why == f"the forward of {kind.__name__} is not its own"
     assert watched.changed() is None
     model.model.norm.__class__ = type("Other", (kind,), {})
@@ -296,8 +296,8 @@ def test_layers_that_are_not_as_their_config_makes_them_are_not_fused() -> None:
     ):
         model = made("qwen3")
         setattr(model.model.layers[0].get_submodule(path), name, value)
-        assert name in CausalTarget(model, check=False).plan.why_not("fused")
-    assert CausalTarget(made("qwen3"), check=False).plan.fused
+        assert name in CausalTarget(model, check=False).plan.why_not("native")
+    assert CausalTarget(made("qwen3"), check=False).plan.native
 
 
 def test_a_fingerprint_is_another_once_a_list_or_a_function_is() -> None:

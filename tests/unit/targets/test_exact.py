@@ -634,11 +634,11 @@ def packed_kernels(dtype: torch.dtype) -> list[str]:
 @pytest.mark.parametrize("name", packed_kernels(torch.float32))
 def test_layers_with_hooks_are_not_packed(name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32).eval()
-    found = CausalTarget(model, check=False, pack=name, exact=False)
+    found = CausalTarget(model, check=False, pack=name, exact=False, fuse=False)
     assert model.lm_head in found._modules._packer.packed
     assert found.plan.packed == {name: 43}
     model.lm_head.register_forward_hook(lambda module, given, output: output)
-    other = CausalTarget(model, check=False, pack=name, exact=False)
+    other = CausalTarget(model, check=False, pack=name, exact=False, fuse=False)
     assert model.lm_head not in other._modules._packer.packed
 
 

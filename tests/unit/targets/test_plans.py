@@ -60,20 +60,22 @@ def test_an_option_of_true_means_this_plan_or_its_reason() -> None:
 def test_the_last_plan_is_the_model_as_it_is() -> None:
     model = tiny_llama(dtype=torch.float64)
     plan = Target(model).plan
-    assert [one.name for one in PLANS] == ["invariant", "fused", "exact", "fused", "packed", "stock"]
+    assert [one.name for one in PLANS] == ["invariant", "native", "exact", "packed", "stock"]
     assert [one.name for one in plan.passed_over] == [one.name for one in PLANS[:-1]]
     assert all(one.reason and not one.tried for one in plan.passed_over)
     assert plan.name == "stock" and "float64" in plan.inexact
 
 
 def test_it_prints_as_a_table() -> None:
-    passed = PassedOver("invariant", "it is for GPUs", True), PassedOver("fused", "of bits", True, True)
-    plan = StepPlan("fused", False, "of bits", passed, {"compiled": 43}, 1, Counter({"padded": 3, "line": 7}))
+    passed = PassedOver("invariant", "it is for GPUs", True), PassedOver("exact", "of bits", True, True)
+    plan = StepPlan(
+        "packed", False, "of bits", passed, {"compiled": 43}, 1, Counter({"padded": 3, "line": 7})
+    )
     assert str(plan).splitlines() == [
-        "invariant         no: it is for GPUs",
-        "fused, bit-exact  no: of bits",
-        "fused             runs here; 43 layers packed by compiled; not bit-exact: of bits",
-        "forwards          7 line, 3 padded",
+        "invariant  no: it is for GPUs",
+        "exact      no: of bits",
+        "packed     runs here; 43 layers packed by compiled; not bit-exact: of bits",
+        "forwards   7 line, 3 padded",
     ]
     assert str(StepPlan(exact=True, inexact="")).splitlines() == [
         "stock     runs here; bit-exact",

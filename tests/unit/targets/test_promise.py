@@ -144,11 +144,8 @@ def test_stock_steps_are_the_models_own_modules(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(
         "outpace.targets.step.plans.packing_refused", lambda _, pack, exact: "off" if pack is False else ""
     )
-    monkeypatch.setattr(
-        "outpace.targets.step.plans.fusing_refused", lambda *given: "off" if False in given else ""
-    )
     target = CausalTarget(model, stock=True)
-    assert target._modules.step is model and not target.plan.packed and not target.plan.fused
+    assert target._modules.step is model and not target.plan.packed and not target.plan.native
     assert target.stock and Around(target).stock and SplitTarget(target, 1).stock
     assert "own modules" in target.inexact
     assert Engine(target, prefill_chunk=7).prefill_chunk == 7 and Engine(off(HALF)).prefill_chunk == 512

@@ -88,7 +88,7 @@ def test_layers_run_fused_and_exact_and_are_not_kept_twice(
     loaded = load(str(folders("gptq")[0]), device="cpu")
     target = loaded.target
     assert str(loaded).endswith("bfloat16, weights in int4 on cpu")
-    assert (target.bit_exact, target.plan.fused, target.plan.packed["int4"]) == (True, True, 14)
+    assert (target.bit_exact, target.plan.native, target.plan.packed["int4"]) == (True, True, 14)
     attention = target.model.model.layers[0].self_attn
     places = [layer.packed.weights.data_ptr() for layer in (attention.q_proj, attention.k_proj)]
     assert places[1] - places[0] == attention.q_proj.packed.weights.nbytes

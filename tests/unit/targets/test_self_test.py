@@ -16,9 +16,11 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from outpace import Target
 from outpace.core import UnsupportedModel
-from outpace.targets.cpu import exact_attention, fused, fusible
+from outpace.targets.cpu import exact_attention
 from outpace.targets.inputs import forward, masks
 from outpace.targets.inputs.shared import shared_here
+from outpace.targets.native.fitting import why_not_native
+from outpace.targets.native.weights import Weights
 from outpace.targets.step.agreement import difference
 from outpace.targets.step.reference import Imprecise
 from outpace.targets.step.replay import Replay, layers_of
@@ -249,17 +251,19 @@ def test_a_wrong_scale_in_compiled_layers(
     dtype: torch.dtype, scale: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Attention with sharper scores than the model's; the error names what loads."""
-    if why := fusible.why_not_fused(wide_llama(dtype, scale)):
+    if why := why_not_native(wide_llama(dtype, scale)):
         pytest.skip(why)
     Target(wide_llama(dtype, scale), check=True, fuse=True)
-    right = fused.layer_of
-    monkeypatch.setattr(
-        fused,
-        "layer_of",
-        lambda module, products: right(module, products)._replace(scale=1.1 * module.self_attn.scaling),
-    )
-    with pytest.raises(Imprecise, match=r"layer 0.*rounding.*it loads with fuse=False$"):
-        Target(wide_llama(dtype, scale), check=True, fuse=True, exact=False)
+    right = Weights.layer
+
+    def wrong(*args: Any) -> Any:
+        layer = right(*args)
+        layer.scale *= 1.1
+        return layer
+
+    monkeypatch.setattr(Weights, "layer", wrong)
+    with pytest.raises(Imprecise, match=r"layer 0.*rounding.*it loads with .*fuse=False$"):
+        Target(wide_llama(dtype, scale), check=True, fuse=True)
 
 
 @pytest.mark.parametrize("dtype", first(1, [torch.bfloat16, torch.float16]))

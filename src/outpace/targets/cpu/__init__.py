@@ -1,1 +1,1 @@
-"""Steps on a CPU: kernels of linear layers, fused layers and attention whose rows keep their bits."""
+"""Steps on a CPU: kernels of linear layers, and attention whose rows keep their bits."""

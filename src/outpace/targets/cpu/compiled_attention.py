@@ -1,4 +1,4 @@
-"""Attention of rows whose keys and values are in a cache already, by the function of fused layers.
+"""Attention of rows whose keys and values are in a cache already, by the function of native forwards.
 
 A row's sums are in the order of its own columns, as ``native/layers.c`` has it, so its bits do not depend on
 other rows, or on where its columns are.
@@ -6,17 +6,20 @@ other rows, or on where its columns are.
 
 from __future__ import annotations
 
-from typing import Any
+import ctypes
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.native.layers import DTYPES, HeadsStruct, byref, functions
-from outpace.native.pointers import check, pointer, rows_pointer
-from outpace.targets.cpu.fused_rows import HeadSizes, LayerRows, Written
-from outpace.targets.cpu.fusible import HEAD_SIZE
+from outpace.core import OutpaceError
+from outpace.native.layers import DTYPES, HeadsStruct, RowsStruct, byref, functions
+from outpace.native.pointers import address, check, pointer, rows_pointer
 from outpace.targets.inputs.shared import shared_here
 
+HEAD_SIZE = 32  # the size of heads is a multiple of this
+_INT = np.dtype(np.int32)
 _NO_MASK = torch.empty(0)  # what rows without a mask are found by
 
 
@@ -38,7 +41,7 @@ def compiled_attention(
     batch, heads, width, size = query.shape
     shared, dtype = key.shape[1], query.dtype
     check(not heads % shared and len(key) == batch and key.shape[3] == size, f"keys of {batch} sequences")
-    rows = _rows(HeadSizes(heads, shared, size, dtype), mask, Written(range(batch), width, key.shape[2]))
+    rows = _rows(Sizes(batch, width, key.shape[2], heads, shared, size, dtype), mask)
     keys, values = _laid_out(key, value)
     strides = keys.stride()[:2]
     given = query.transpose(1, 2).contiguous()
@@ -60,19 +63,79 @@ def compiled_attention(
     return result
 
 
-def _rows(heads: HeadSizes, mask: Tensor | None, window: Written) -> LayerRows:
+class Sizes(NamedTuple):
+    """Numbers of sequences, of rows and columns of each, of heads and of those with keys, and their form."""
+
+    batch: int
+    width: int
+    columns: int
+    heads: int
+    shared: int
+    size: int
+    dtype: torch.dtype
+
+
+def _rows(sizes: Sizes, mask: Tensor | None) -> AttendedRows:
     """The rows of a forward; they are shared by all layers with this mask."""
     shared, key = shared_here(), _NO_MASK if mask is None else mask
     kept: dict[Any, Any] = shared.get(key, {})
-    if (heads, window) not in kept:
+    if sizes not in kept:
         if mask is not None:
-            seen = 1, window.width, window.columns
+            seen = 1, sizes.width, sizes.columns
             check(mask.shape[1:] == seen, f"a mask of {seen} for each sequence, not {mask.shape}")
-            mask = mask.expand(len(window.slots), -1, -1, -1)
-        kept[heads, window] = LayerRows(heads, mask, None, window, None)
+            mask = mask.expand(sizes.batch, -1, -1, -1)
+        kept[sizes] = AttendedRows(sizes, mask)
         shared.put(key, kept)
-    found: LayerRows = kept[heads, window]
+    found: AttendedRows = kept[sizes]
     return found
+
+
+class AttendedRows:
+    """Rows of sequences and the columns that each attends to, as ``native/rows.h`` reads them.
+
+    Args:
+        mask: boolean [batch, 1, width, columns]; None if each row attends to all before it.
+    """
+
+    def __init__(self, sizes: Sizes, mask: Tensor | None) -> None:
+        batch, width, columns, *heads, dtype = sizes
+        count = batch * width
+        place = np.tile(np.arange(columns - width, columns, dtype=np.int32), batch)
+        order = np.arange(count, dtype=np.int32)
+        sequence, begin = order // width, np.arange(batch + 1, dtype=np.int32) * width
+        arrays = [order, sequence, place, *_columns(functions(dtype), mask, order, place)]
+        self._arrays = [*arrays, begin]  # whose addresses the struct has
+        self._queries = torch.empty(count, heads[0], heads[2])
+        names = ("order", "sequence", "place", "first", "run", "count", "start", "columns")
+        struct = RowsStruct(
+            rows=count,
+            sequences=batch,
+            heads=heads[0],
+            shared=heads[1],
+            size=heads[2],
+            begin=address(begin, _INT, batch + 1),
+            queries=pointer(self._queries, torch.float32, count, heads[0], heads[2]),
+            **{name: address(array, _INT, len(array)) for name, array in zip(names, arrays, strict=True)},
+        )
+        self.pointer = ctypes.pointer(struct)
+
+
+def _columns(library: Any, mask: Tensor | None, cells: Any, place: Any) -> list[Any]:
+    """The arrays ``first``, ``run``, ``count``, ``start`` and ``columns`` of ``struct rows``."""
+    rows = len(cells)
+    if mask is None:
+        zeros, run = np.zeros(rows, dtype=np.int32), place + 1
+        return [zeros, run, run, zeros, zeros]
+    if mask.dtype != torch.bool:
+        raise OutpaceError(f"compiled attention takes boolean masks, not {mask.dtype}")
+    seen, (batch, _, width, columns) = mask.contiguous(), mask.shape
+    check(rows == batch * width, f"a mask of {rows} rows")
+    first, run, count, start = np.empty((4, rows), dtype=np.int32)
+    arrays = (address(array, _INT, rows) for array in (cells, place, first, run, count, start))
+    arguments = (pointer(seen, torch.bool, batch, 1, width, columns), rows, columns, *arrays)
+    listed = np.empty(max(library.read_mask(*arguments, None), 1), dtype=np.int32)
+    library.read_mask(*arguments, address(listed, _INT, len(listed)))
+    return [first, run, count, start, listed]
 
 
 def _laid_out(key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:

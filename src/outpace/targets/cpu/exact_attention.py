@@ -3,7 +3,7 @@
 Heads that share keys are packed into rows, so no keys are copied (transformers repeats all keys and values
 for each group of heads in a masked step of more than one row).
 
-The compiled function of fused layers (``compiled_attention.py``) computes what it takes: float32 and
+The compiled function of native steps (``compiled_attention.py``) computes what it takes: float32 and
 bfloat16, heads of a multiple of 32 numbers. The rest of this module is for what it does not take, and for
 machines without it.
 

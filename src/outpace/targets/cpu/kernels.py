@@ -9,7 +9,8 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from outpace.native.layers import DTYPES, SHARE, ProductStruct, byref, functions
+from outpace.native.forward import ProductStruct
+from outpace.native.layers import DTYPES, SHARE, byref, functions
 from outpace.native.pointers import check, pointer, pointer_or_null
 from outpace.targets.kernel import Kernel, Stock
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -24,7 +24,8 @@ from torch import Tensor, nn
 from transformers.activations import ACT2CLS
 
 from outpace.core import UnsupportedModel
-from outpace.native.layers import LANES, functions
+from outpace.native.forward import NORMS, NormStruct
+from outpace.native.layers import LANES, byref, functions
 from outpace.native.pointers import check, pointer
 from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Blocks, Compiled
 from outpace.targets.cpu.trials import UNAVAILABLE, best_kernel, row_step
@@ -116,11 +117,13 @@ class Norm(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         inputs, out = states.contiguous(), torch.empty_like(states, memory_format=torch.contiguous_format)
         dtype, shape, size = self.weight.dtype, states.shape, self.weight.numel()
-        read, weight = pointer(inputs, dtype, *shape[:-1], size), pointer(self.weight, dtype, size)
-        library: Any = functions(dtype)
-        library.norm(
-            inputs.numel() // size, size, read, None, weight, self.epsilon, None, pointer(out, dtype, *shape)
+        read = pointer(inputs, dtype, *shape[:-1], size)
+        wide = self.weight.detach().float()
+        struct = NormStruct(
+            weight=pointer(wide, torch.float32, size), epsilon=self.epsilon, kind=NORMS["rms"]
         )
+        library: Any = functions(dtype)
+        library.norm(byref(struct), inputs.numel() // size, size, read, pointer(out, dtype, *shape))
         return out
 
 
@@ -158,14 +161,12 @@ class Packer:
             packed too.
         quantise: round the weights of all layers; to int8 those of the head, and of shapes that int4 does not
             take.
-        apart: layers to keep, for ``join``.
         kernel: the kernel of all layers; None to choose it.
 
     Attributes:
         kernels: name of a kernel -> number of layers that use it.
         packed: layers of whose weights a packed copy was made.
         doubled: those among them whose own weights steps do not read.
-        rows: forwards of fewer rows take no less time than this number.
     """
 
     def __init__(
@@ -174,10 +175,9 @@ class Packer:
         pack: bool,
         exact: bool,
         quantise: str = "",
-        apart: Iterable[nn.Module] = (),
         kernel: Kernel | None = None,
     ) -> None:
-        self._layers = {*linears_of(model), *rounded_of(model)}.difference(apart)
+        self._layers = {*linears_of(model), *rounded_of(model)}
         self._head = model.get_output_embeddings() if quantise else None
         self._quantise = quantise
         self._pack = pack
@@ -186,68 +186,40 @@ class Packer:
         self.kernels: Counter[str] = Counter()
         self.packed: list[nn.Linear] = []
         self.doubled: list[nn.Linear] = []
-        self.rows = 1
 
     def __call__(self, module: nn.Module) -> nn.Module | None:
         """The replacement of a module; None to keep it."""
         if module not in self._layers:
             return None
         if isinstance(module, Rounded):
-            return self._rounded([module])
-        return self._replaced(module, [module]) if type(module) is nn.Linear else None
+            return self._rounded(module)
+        return self._replaced(module) if type(module) is nn.Linear else None
 
-    def join(self, modules: Sequence[nn.Linear | Rounded]) -> nn.Module:
-        """One layer with the outputs of several that have the same inputs, one after the other.
-
-        A compiled product takes layers of any size, since it is called with the rest of a fused layer.
-        """
-        if rounded := [module for module in modules if isinstance(module, Rounded)]:
-            return self._rounded(rounded)
-        return self._joined([module for module in modules if isinstance(module, nn.Linear)])
-
-    def _rounded(self, modules: Sequence[Rounded]) -> Linear:
-        """One layer of those whose weights are rounded already; their own become views of its weights."""
-        kernel, blocks = modules[0].kernel, Blocks.joined([module.packed for module in modules])
-        for module, part in zip(modules, blocks.split([m.out_features for m in modules]), strict=True):
-            module.take(part)
-        self.kernels[kernel.name] += len(modules)
+    def _rounded(self, module: Rounded) -> Linear:
+        """A layer whose weights are rounded already."""
+        kernel, blocks = module.kernel, module.packed
+        self.kernels[kernel.name] += 1
         whole = nn.Linear(blocks.inputs, blocks.outputs, bias=False, device="meta", dtype=blocks.dtype)
-        _join_bias(whole, modules, blocks.dtype)
+        whole.bias = module.bias
         step = 1
         if self._exact:
             step = row_step(kernel, blocks.dtype, blocks.inputs, blocks.outputs, blocks.weights.device)
         return Linear(whole, kernel, blocks, step)
 
-    def _joined(self, modules: Sequence[nn.Linear]) -> nn.Module:
-        """``join`` for layers of floats."""
-        if len(modules) == 1:
-            return self._replaced(modules[0], modules, fused=True) or modules[0]
-        weight = torch.cat([module.weight.detach() for module in modules])
-        whole = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
-        whole.weight = nn.Parameter(weight, requires_grad=False)
-        _join_bias(whole, modules, weight.dtype)
-        replaced = self._replaced(whole, modules, fused=True)
-        if not (isinstance(replaced, Linear) and replaced.kernel.copies):  # it holds a copy itself
-            self.packed.extend(modules)
-            self.doubled.extend(modules)
-        return replaced or whole
-
-    def _replaced(
-        self, module: nn.Linear, modules: Sequence[nn.Linear], fused: bool = False
-    ) -> nn.Module | None:
-        """The replacement of a layer, made of these of the model; None to keep it."""
+    def _replaced(self, module: nn.Linear) -> nn.Module | None:
+        """The replacement of a layer of floats; None to keep it."""
         weight = module.weight.detach()
-        kernel, packed, single, step = self._packed(module, weight, fused)
+        kernel, packed, single, step = self._packed(module, weight)
         if kernel.copies:
-            self.kernels[kernel.name] += len(modules)
-            self.packed.extend(modules)
-            if not single or modules[1:]:
-                self.doubled.extend(modules)
+            self.kernels[kernel.name] += 1
+            self.packed.append(module)
+            if not single:
+                self.doubled.append(module)
         elif step == 1 and self._kernel is None:
             return None
         return Linear(module, kernel, packed, step, weight if single else None)
 
-    def _packed(self, module: nn.Linear, weight: Tensor, fused: bool) -> tuple[Kernel, Any, bool, int]:
+    def _packed(self, module: nn.Linear, weight: Tensor) -> tuple[Kernel, Any, bool, int]:
         """A layer's kernel, its weights for it, whether the stock layer takes a single row, and the step."""
         if self._kernel is not None:
             packed = self._kernel.pack(weight) if weight.dtype in self._kernel.dtypes else None
@@ -263,9 +235,7 @@ class Packer:
             return self._exactly(weight)
         if self._pack:
             best = best_kernel(weight.dtype, torch.get_num_threads())
-            takes = best.kernel.takes(weight) or (fused and isinstance(best.kernel, Compiled))
-            if takes and (packed := best.kernel.pack(weight)) is not None:
-                self.rows = best.rows
+            if best.kernel.takes(weight) and (packed := best.kernel.pack(weight)) is not None:
                 return best.kernel, packed, best.single, 1
         return STOCK, weight, False, 1
 
@@ -295,20 +265,8 @@ class Packer:
             except UNAVAILABLE:
                 continue
             if packed is not None:
-                if self._pack and kernel is best.kernel:
-                    self.rows = best.rows
                 return kernel, packed, False, step
         raise UnsupportedModel("; ".join(refused))
-
-
-def _join_bias(whole: nn.Linear, modules: Sequence[nn.Linear | Linear], dtype: torch.dtype) -> None:
-    """Give a layer the biases of others, one after the other, if there are any."""
-    if all(module.bias is None for module in modules):
-        return
-    biases = [
-        torch.zeros(m.out_features, dtype=dtype) if m.bias is None else m.bias.detach() for m in modules
-    ]
-    whole.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
 
 
 def pack_drafter(module: nn.Module) -> None:

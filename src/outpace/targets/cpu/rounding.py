@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel
-from outpace.native.layers import DTYPES, SHARE, ProductStruct, functions
-from outpace.targets.cpu.fused import fuse_anew
+from outpace.native.forward import ProductStruct
+from outpace.native.layers import DTYPES, SHARE, functions
 from outpace.targets.cpu.kernels import QUANTISED, STOCK, Blocks, Panels, multiply
 from outpace.targets.cpu.linear import Linear, linears_of
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
 
-_BYTES = {8: (2 + SHARE) / SHARE, 4: (4 + SHARE / 2) / SHARE}  # of a rounded number, with scales and zeros
+BYTES = {8: (2 + SHARE) / SHARE, 4: (4 + SHARE / 2) / SHARE}  # of a rounded number, with scales and zeros
 _DTYPES = frozenset((*DTYPES, torch.float16, torch.float64))
 
 
@@ -48,7 +48,7 @@ class Rounding:
     """Replacement of a step's linear layers by rounded ones.
 
     Args:
-        step: a step as ``Modules`` has it: packed or not, fused or not.
+        step: a step as ``Modules`` has it: packed or not.
         bits: of the weights, 8 or 4. The head has 8, and so have layers whose inputs 4 bits do not take.
 
     Attributes:
@@ -71,7 +71,7 @@ class Rounding:
         self.numbers = Counter[int]()
         for layer in self.layers:
             self.numbers[self._bits_of(layer)] += layer.in_features * layer.out_features
-        self.bytes = int(sum(_BYTES[each] * count for each, count in self.numbers.items()))
+        self.bytes = int(sum(BYTES[each] * count for each, count in self.numbers.items()))
 
     def _refused(self) -> str:
         if isinstance(why := functions(torch.float32), str):
@@ -98,7 +98,6 @@ class Rounding:
             raise UnsupportedModel(self.refused)
         layers = set(self.layers)
         step = exchange(self._step, lambda module: self._rounded(module) if module in layers else None, None)
-        fuse_anew(step)
         return step
 
     @torch.inference_mode()

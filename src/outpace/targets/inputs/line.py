@@ -42,11 +42,11 @@ class Line:
 
     Attributes:
         slots: the slots that feed rows, in the order of these.
-        size: number of rows, at least ``least`` and a multiple of ``multiple``.
+        size: number of rows, a multiple of ``multiple``.
         width, columns: those of the windows at most.
     """
 
-    def __init__(self, windows: Sequence[Window], multiple: int, least: int) -> None:
+    def __init__(self, windows: Sequence[Window], multiple: int) -> None:
         self.windows = windows
         fed = [pair for window in windows for pair in zip(window.slots, window.widths, strict=True)]
         self.slots = [slot for slot, width in fed if slot is not None and width]
@@ -55,7 +55,7 @@ class Line:
         ends = [0, *itertools.accumulate(sum(window.widths) for window in windows)]
         self._spans = [slice(start, end) for start, end in itertools.pairwise(ends)]
         self._cells = [_cells_of(window) for window in windows]
-        self.size = -(-max(ends[-1], least) // multiple) * multiple
+        self.size = -(-ends[-1] // multiple) * multiple
 
     @property
     def pays(self) -> bool:

@@ -40,7 +40,6 @@ class MaskMaker:
     ``sliding_window`` in the config is applied to the single mask.
 
     Args:
-        fused: the model's layers are fused: they know without a mask that rows attend to all before them.
         states: some layers keep a state.
 
     Attributes:
@@ -50,9 +49,8 @@ class MaskMaker:
         UnsupportedModel: no tree mask is known for the implementation of attention.
     """
 
-    def __init__(self, config: Any, dtype: torch.dtype, fused: bool = False, states: bool = False) -> None:
+    def __init__(self, config: Any, dtype: torch.dtype, states: bool = False) -> None:
         self._dtype = dtype
-        self._fused = fused
         self._encode = {TREE: compact, INVARIANT: in_order}.get(config._attn_implementation)
         self._additive = self._encode is None and _additive(config)
         kinds = set(getattr(config, "layer_types", None) or ())
@@ -113,8 +111,6 @@ class MaskMaker:
             return self.tree_mask(to_device(rows, window, device).trees, window.columns)
         if self._is_plain(rows, window):
             return dict.fromkeys(self._kinds) if self.by_kind else None
-        if self._fused and self._are_chains(rows, window):
-            return self._form(*2 * (torch.ones((1, 1, 1, 0), dtype=torch.bool),))
         return self._form(*tree_masks(rows, window, positions, self._sliding))
 
     def _is_plain(self, rows: Sequence[Rows], window: Window) -> bool:

@@ -213,11 +213,11 @@ def not_taken(model: Any, arguments: Iterable[str]) -> str:
     return ", ".join(argument for argument in arguments if argument not in accepted)
 
 
-def why_not_exact(model: Any, exact: bool | Literal["auto"], fused: bool = False) -> str:
+def why_not_exact(model: Any, exact: bool | Literal["auto"], native: bool = False) -> str:
     """The reason not to try a bit-exact step with a model; empty if it is to be tried.
 
     Args:
-        fused: its layers are fused, so that exactness costs little in float32 too.
+        native: its forwards are computed in C, where exactness costs nothing.
     """
     if exact is False:
         return "exact is off"
@@ -233,7 +233,7 @@ def why_not_exact(model: Any, exact: bool | Literal["auto"], fused: bool = False
         return f"it uses its own attention, {attention!r}"
     if model.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         return f"sums over {model.dtype} would need a wider type"
-    if exact == "auto" and model.dtype == torch.float32 and not fused:
+    if exact == "auto" and model.dtype == torch.float32 and not native:
         return "near-ties flip so rarely in float32 that exact='auto' leaves it unchanged"
     return ""
 

@@ -29,7 +29,7 @@ from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Output, Rows
 from outpace.targets.step.agreement import difference, hooks_restored, largest_difference, shaken
 from outpace.targets.step.reference import SHORT, Imprecise, Stock, Texts, dtype_name
-from outpace.targets.step.replay import Replay, layers_of, wider
+from outpace.targets.step.replay import Replay, layers_of, shown, wider
 from outpace.targets.step.tame import tame
 from outpace.targets.step.tree_test import checked_subtree
 from outpace.transfer import widened
@@ -153,7 +153,7 @@ def _replayed(
     Args:
         dtype: of the modules' copies; None for their own.
     """
-    replay = Replay(stock.model, layers, dtype) if layers else None
+    replay = Replay(stock.model, layers, dtype, shown(layers)) if layers else None
     found: dict[int, list[Tensor]] = {}
     for prompt in sorted({trace.prompt for trace in traces}):
         numbers = [number for number, trace in enumerate(traces) if trace.prompt == prompt]

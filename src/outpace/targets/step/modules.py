@@ -26,6 +26,8 @@ from outpace.targets.inputs.probe import Probe, probed
 from outpace.targets.inputs.refusals import attends
 from outpace.targets.inputs.states import Key, StateProbe, has_states
 from outpace.targets.inputs.surgery import keep_layers
+from outpace.targets.native.rounding import NativeRounding
+from outpace.targets.native.runner import NativeRunner
 from outpace.targets.rows import Rows
 from outpace.tree import is_chain
 
@@ -40,7 +42,7 @@ class Modules:
         packer: what packed its linear layers, if anything did.
         row_step: the rows of a forward are padded to a multiple of this.
         chains: leave masks and positions to the model.
-        fused: the layers are fused, and read no mask but a boolean one.
+        native: computes forwards instead of ``step``.
 
     Attributes:
         line: the module for rows in a line; None if there is none, or none was tried.
@@ -49,7 +51,6 @@ class Modules:
             is none.
         mixes: it takes the rows of several windows.
         packed: name of a kernel -> number of layers that use it.
-        least_rows: forwards of fewer rows take no less time than this number.
         masks, model_masks: makers of the masks of ``step`` and of ``model``.
         cache_layers: layer of the model -> layer of the cache.
         shapes: shapes of the rows of the cache's layers.
@@ -71,7 +72,7 @@ class Modules:
         packer: Packer | None = None,
         row_step: int = 1,
         chains: bool = False,
-        fused: bool = False,
+        native: NativeRunner | None = None,
     ) -> None:
         self.model = model
         self.step: Any = step
@@ -80,9 +81,11 @@ class Modules:
         self.states: dict[Key, StateShape] = {}
         self.grid = 0
         self.line_untried = self.mixes = False
+        self.native = native
         self.packed = {} if packer is None else dict(packer.kernels)
+        if native is not None:
+            held, self.packed = native.weights.held, dict(native.weights.kernels)
         self.row_step = row_step
-        self.least_rows = packer.rows if packer is not None and fused else 1
         self.cache_argument = cache_argument(model)
         self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._packer = packer
@@ -95,9 +98,7 @@ class Modules:
         self.masks, self.model_masks = (
             NoMasks()
             if self._unmasked
-            else MaskMaker(
-                owner.config.get_text_config(decoder=True), owner.dtype, fused and owner is step, stateful
-            )
+            else MaskMaker(owner.config.get_text_config(decoder=True), owner.dtype, stateful)
             for owner in (step, model)
         )
         self._probe()
@@ -121,7 +122,8 @@ class Modules:
             True if there were some.
         """
         head = self.model.get_output_embeddings()  # drafters use it, and it may be the embeddings
-        doubled = () if self._packer is None else self._packer.doubled
+        source = self._packer if self.native is None else self.native.weights
+        doubled = () if source is None else source.doubled
         found = [layer for layer in doubled if layer is not head]
         release(found)
         self._weights = Weights(self._held)
@@ -138,6 +140,7 @@ class Modules:
         part.model = keep_layers(self.model, layers, bare)
         part.step = part.model if self.step is self.model else keep_layers(self.step, layers, bare)
         part.trees = self.trees and self.trees.some_layers(layers, bare)
+        part.native = self.native and self.native.some_layers(layers, bare)
         probe, _ = part._first_token()
         if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
             raise UnsupportedModel(
@@ -151,14 +154,22 @@ class Modules:
         part = copy.copy(self)
         part.line, part.line_untried, part.trees = None, False, None
         part.masks = self.masks.over_window(sinks, recent)
+        part.native = self.native and self.native.over_window(sinks, recent)
         return part
 
-    def rounded(self, rounding: Rounding) -> Modules:
+    def rounding(self, bits: int) -> Rounding | NativeRounding:
+        """How the linear layers of the step are rounded."""
+        return Rounding(self.step, bits) if self.native is None else NativeRounding(self.native, bits)
+
+    def rounded(self, rounding: Rounding | NativeRounding) -> Modules:
         """The same with rounded linear layers. Who uses it follows changes of the weights."""
         part = copy.copy(self)
-        part.step, part._weights = rounding.made(), Weights(())
+        part._weights, part.row_step = Weights(()), 1
         part.line, part.line_untried, part.trees = None, True, None
-        part.row_step = part.least_rows = 1
+        if isinstance(rounding, NativeRounding):
+            part.native = rounding.made()
+        else:
+            part.step = rounding.made()
         return part
 
     def with_trees(self) -> Modules:

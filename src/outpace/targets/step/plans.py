@@ -17,17 +17,18 @@ from torch import nn
 
 from outpace.core import TargetOptions, UnsupportedModel
 from outpace.targets.cpu.exact_attention import EXACT
-from outpace.targets.cpu.fused import fuse_layers
-from outpace.targets.cpu.fusible import fused_linears, fusing_refused, norms_of
+from outpace.targets.cpu.kernels import COMPILED
 from outpace.targets.cpu.linear import Packer, piecewise, tail_step, unproven
-from outpace.targets.cpu.packing import packing_refused, packing_wanted
+from outpace.targets.cpu.packing import NO_MEMORY, copies_fit, packing_refused, packing_wanted
 from outpace.targets.gpu.invariant import TRITON, invariant_norm, unproven_norm
-from outpace.targets.inputs.config import family, runs_on_gpu
+from outpace.targets.inputs.config import context_of, family, runs_on_gpu
 from outpace.targets.inputs.masks import INVARIANT
 from outpace.targets.inputs.refusals import STOCK, why_not_exact
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
-from outpace.targets.plan import FUSED, PassedOver, StepPlan
+from outpace.targets.native.fitting import why_not_native
+from outpace.targets.native.runner import NativeRunner
+from outpace.targets.plan import NATIVE, PassedOver, StepPlan
 from outpace.targets.step.modules import Modules
 
 Replace = Callable[[nn.Module], nn.Module | None]
@@ -51,15 +52,28 @@ class Asked:
         return runs_on_gpu(self.model)
 
     @cached_property
-    def unfused(self) -> str:
-        """The reason why its layers are not to be fused; empty if they are."""
-        of_step = self.options.of_step
-        return self._fixed or self._alone or fusing_refused(self.model, of_step["pack"], of_step["fuse"])
+    def not_native(self) -> str | None:
+        """The reason why its forwards are not one call into C; None if they are."""
+        options = self.options.of_step
+        if self.on_gpu:
+            return "it is for CPUs"
+        for name in ("fuse", "pack"):
+            if options[name] is False:
+                return f"{name} is off"
+        if isinstance(pack := options["pack"], str) and pack not in ("auto", COMPILED.name):
+            return f"pack={pack!r} asks for another"
+        if why := self._fixed or self._alone or why_not_native(self.model):
+            return why
+        return (
+            None
+            if options["pack"] is True or options["fuse"] is True or copies_fit(self.model)
+            else NO_MEMORY
+        )
 
     @cached_property
     def inexact(self) -> str:
         """The reason not to try a bit-exact step; empty to try one."""
-        why = why_not_exact(self.model, self.options.of_step["exact"], fused=not self.unfused)
+        why = why_not_exact(self.model, self.options.of_step["exact"], native=self.not_native is None)
         return self._alone or why or ("" if self.on_gpu else self._fixed)
 
     def packs(self, exact: bool) -> bool | Kernel:
@@ -71,6 +85,11 @@ class Asked:
         if exact not in self._packs:
             self._packs[exact] = packing_wanted(self.model, self.options.of_step["pack"], exact)
         return self._packs[exact]
+
+    def rounded_model(self, attention: str) -> Any:
+        """A copy of the model with rounded weights, and everything else as it is."""
+        packer = _packer(self, True, exact=True)
+        return exchange(self.model, _Replaced(packer), attention)
 
     @property
     def demands(self) -> set[str]:
@@ -141,31 +160,24 @@ class Invariant(Plan):
         return unproven(step.step) or unproven_norm(step.step) or bits()
 
 
-class Fused(Plan):
-    """Layers in C on a CPU (``cpu/fused.py``), bit-exact or not."""
+class Native(Plan):
+    """The whole forward in C on a CPU (``native/runner.py``), bit-exact by the order of its sums."""
 
-    name = FUSED
-
-    def __init__(self, exact: bool) -> None:
-        self.exact = exact
-        self.serves = frozenset({"fuse", "pack", *(["exact"] if exact else [])})
+    name = NATIVE
+    exact = True
+    serves = frozenset({"exact", "fuse", "pack"})
 
     def refused(self, asked: Asked) -> str:
-        return asked.unfused or (asked.inexact if self.exact else "")
+        return asked.not_native or ""
 
     def make(self, asked: Asked) -> Modules:
-        packs, model = asked.packs(self.exact), asked.model
-        apart = fused_linears(model)
-        packer = _packer(asked, packs, self.exact, apart)
-        replaced = _Replaced(packer, kept=piecewise if self.exact else None)
-        # A fused layer runs no attention but its own; its masks are those of the exact one.
-        step = exchange(model, replaced, EXACT)
-        fuse_layers(model, step, packer.join)
-        held = [*replaced.held, *apart, *norms_of(model)]
-        return Modules(model, step, held, packer, chains=asked.chains, fused=True)
+        model = asked.model
+        context = context_of(model.config.get_text_config(decoder=True))
+        runner = NativeRunner(model, context, asked.options.of_step["quantise"] or "")
+        return Modules(model, model, native=runner)
 
     def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
-        return _exactness(asked, step, bits) if self.exact else ""
+        return bits()
 
 
 class Exact(Plan):
@@ -178,7 +190,7 @@ class Exact(Plan):
     def refused(self, asked: Asked) -> str:
         if asked.on_gpu:
             return "it is for CPUs"
-        return asked.inexact or ("" if asked.unfused else "its layers can be fused; fuse=False tries this")
+        return asked.inexact or ("" if asked.not_native else "its forwards are native; fuse=False tries this")
 
     def make(self, asked: Asked) -> Modules:
         packer = _packer(asked, asked.packs(exact=True), exact=True)
@@ -222,7 +234,7 @@ class Stock(Plan):
         return Modules(asked.model, asked.model, chains=asked.chains)
 
 
-PLANS: tuple[Plan, ...] = (Invariant(), Fused(exact=True), Exact(), Fused(exact=False), Packed(), Stock())
+PLANS: tuple[Plan, ...] = (Invariant(), Native(), Exact(), Packed(), Stock())
 
 
 def choose(
@@ -277,9 +289,9 @@ def _inexact(asked: Asked, passed: Sequence[PassedOver]) -> str:
 def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:
     """The error for options that no plan serves."""
     name, options = family(asked.model), asked.options.of_step
-    if "fuse" in asked.demands and asked.unfused:
+    if "fuse" in asked.demands and asked.not_native:
         remedy = "fuse or static" if asked.options.static is True else "fuse"
-        return UnsupportedModel(f"{name} cannot be fused: {asked.unfused}; leave {remedy} out")
+        return UnsupportedModel(f"{name} cannot be fused: {asked.not_native}; leave {remedy} out")
     if "exact" in asked.demands and (reason := _inexact(asked, passed)):
         return UnsupportedModel(f"{name} is not bit-exact: {reason}; leave exact out")
     by = "" if options["pack"] is True else f" by {options['pack']}"
@@ -308,10 +320,10 @@ class _Replaced:
         return self._kept and self._kept(module)
 
 
-def _packer(asked: Asked, packs: bool | Kernel, exact: bool, apart: Sequence[nn.Module] = ()) -> Packer:
+def _packer(asked: Asked, packs: bool | Kernel, exact: bool) -> Packer:
     kernel = None if isinstance(packs, bool) else packs
     quantise = asked.options.of_step["quantise"] or ""
-    return Packer(asked.model, bool(packs), exact, quantise, apart, kernel)
+    return Packer(asked.model, bool(packs), exact, quantise, kernel)
 
 
 def _exactness(asked: Asked, step: Modules, bits: Callable[[], str]) -> str:

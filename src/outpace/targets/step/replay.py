@@ -43,6 +43,35 @@ def layers_of(model: Any) -> list[nn.Module]:
     return list(outer[0]) if len(outer) == 1 and count else []
 
 
+_ALL = 8  # layers of a model of which none is left out
+
+
+def kinds_of(layers: Sequence[nn.Module]) -> list[Any]:
+    """What tells layers of a model apart: the classes of their modules, and these modules' settings."""
+
+    def settings(module: nn.Module) -> Any:
+        own = {
+            name: value
+            for name, value in vars(module).items()
+            if isinstance(value, bool | int | float | str | None) and "layer_id" not in name
+        }
+        own.pop("layer_idx", None)
+        return type(module), tuple(sorted(own.items(), key=lambda item: item[0]))
+
+    return [tuple((name, settings(module)) for name, module in layer.named_modules()) for layer in layers]
+
+
+def shown(layers: Sequence[nn.Module]) -> list[int]:
+    """The layers that stand for the others: the first, one between and the last, and these of each kind."""
+    if len(layers) <= _ALL:
+        return list(range(len(layers)))
+    places: dict[Any, list[int]] = {}
+    for number, kind in enumerate(kinds_of(layers)):
+        places.setdefault(kind, []).append(number)
+    chosen = {numbers[at] for numbers in places.values() for at in (0, len(numbers) // 2, -1)}
+    return sorted(chosen | {0, len(layers) - 1})
+
+
 class Replay:
     """A copy of a model that runs its layers on given inputs; all weights are shared.
 
@@ -50,11 +79,24 @@ class Replay:
         model: a loaded model, which stays unchanged.
         layers: its decoder's layers.
         dtype: modules run as copies in this dtype, one at a time; None for their own.
+        shown: the layers that run; the others give back their inputs, if the first one gives one tensor.
+
+    Attributes:
+        ran: the layers that ran.
     """
 
-    def __init__(self, model: Any, layers: Sequence[nn.Module], dtype: torch.dtype | None = None) -> None:
+    def __init__(
+        self,
+        model: Any,
+        layers: Sequence[nn.Module],
+        dtype: torch.dtype | None = None,
+        shown: Sequence[int] | None = None,
+    ) -> None:
         self.inputs: Sequence[Tensor] = ()
         self.noted: list[Tensor] = []
+        self.ran: set[int] = set()
+        self.shown = set(range(len(layers)) if shown is None else shown)
+        self.plain = False  # a layer gives one tensor
         numbers = {id(layer): number for number, layer in enumerate(layers)}
         around = {
             id(module) for module in model.modules() if any(id(part) in numbers for part in module.modules())
@@ -74,6 +116,8 @@ class Replay:
     def __call__(self, run: Callable[[Any], Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:
         """The input of each layer as it follows from the given input of the one before, then the logits.
 
+        After a layer that did not run, the given input.
+
         Args:
             run: the logits of a copy of the model.
             inputs: input of each layer, [B, n, hidden size].
@@ -85,7 +129,14 @@ class Replay:
         logits = run(self._model)
         if len(self.noted) != len(inputs):
             raise UnsupportedModel(f"{len(inputs)} layers ran {len(self.noted)} times in one forward")
-        return [*self.noted, logits]
+        followed = (number - 1 in self.ran or not number for number in range(len(inputs)))
+        return [
+            *(
+                noted if told else given
+                for told, noted, given in zip(followed, self.noted, inputs, strict=True)
+            ),
+            logits,
+        ]
 
 
 class _Around(nn.Module):
@@ -126,8 +177,14 @@ class _Layer(_Around):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         fields = vars(self)
         replay: Replay = fields["replay"]
+        number: int = fields["number"]
         replay.noted.append(args[0] if args else kwargs.pop("hidden_states"))
-        return fields["run"](replay.inputs[fields["number"]], *args[1:], **kwargs)
+        if replay.plain and number not in replay.shown:
+            return replay.inputs[number]
+        replay.ran.add(number)
+        result = fields["run"](replay.inputs[number], *args[1:], **kwargs)
+        replay.plain = isinstance(result, Tensor)
+        return result
 
 
 def _converted(value: Any, dtype: torch.dtype) -> Any:

@@ -63,7 +63,7 @@ def _others(target: TargetModel, imprecise: bool) -> Iterator[tuple[str, Callabl
     model: Any = target.model
     if imprecise and target.bit_exact:
         yield "exact=False", lambda: model, {"exact": False}
-    if imprecise and target.plan.fused:
+    if imprecise and target.plan.native:
         yield "fuse=False", lambda: model, {"fuse": False}
     if imprecise and target.plan.packed and not target.quantised:
         yield "pack=False", lambda: model, {"pack": False}

@@ -22,6 +22,7 @@ from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticC
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
 from outpace.native.pool import follow_torch
 from outpace.targets.base import check_chains, checked_cache
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.cpu.packing import check_pack, check_quantise
@@ -34,9 +35,9 @@ from outpace.targets.inputs.config import context_of, end_tokens, family, size_i
 from outpace.targets.inputs.forward import CacheAdapter, device_of
 from outpace.targets.inputs.line import apart
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refuse_training, why_chains_only
-from outpace.targets.inputs.surgery import exchange
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
+from outpace.targets.native.runner import NativeRunner
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output, Rows, extra_rows
 from outpace.targets.step.agreement import agree
@@ -205,7 +206,7 @@ class CausalTarget(FixedSteps):
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
-        return self._takes_lines and self._modules.mixes
+        return self._modules.native is not None or (self._takes_lines and self._modules.mixes)
 
     @property
     def _takes_lines(self) -> bool:
@@ -243,7 +244,8 @@ class CausalTarget(FixedSteps):
     @property
     def _runs_model(self) -> bool:
         """True if steps run the model itself, so that they follow its modules."""
-        return self._modules.step is self.model and self._fixed is None and not self._is_part
+        own = self._modules.step is self.model and self._modules.native is None
+        return own and self._fixed is None and not self._is_part
 
     def keep_modules(self) -> None:
         """Accept changes of the model's modules that change none of its outputs."""
@@ -272,9 +274,9 @@ class CausalTarget(FixedSteps):
         if begins and self._runs_model and self._modules.structure.changed() is not None:
             self._modules.structure.accept()
             self._modules.line, self._modules.line_untried = None, True  # a copy of its modules
+            self._others = None  # so that the revision is another
             for part in self._rounded.values():
                 part.stale = True
-            self._others = None  # so that the revision is another
             if self._modules.trees is not None:
                 self._no_trees("modules of the model were replaced since it was tested")
         moved = begins and self._addresses is not None and self._addresses.moved()
@@ -295,8 +297,8 @@ class CausalTarget(FixedSteps):
             f"{kernel} weights" if kernel in QUANTISED else f"packed by {kernel}"
             for kernel in self.plan.packed
         ]
-        if self.plan.fused:
-            layouts.append("fused")
+        if self.plan.native:
+            layouts.append("native")
         return ", ".join([super().identity, *layouts, *(["bit-exact"] if self.bit_exact else [])])
 
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> KVCache:
@@ -332,6 +334,8 @@ class CausalTarget(FixedSteps):
         kv = checked_cache(self, cache, KVCache)
         follow_torch()
         self.follow(begins=not all(map(kv.length, feeds)))
+        if self._modules.native is not None:
+            return self._run_native(self._modules.native, kv, feeds, logits_from, hidden_layers, states)
         modules = self._modules.over(feeds)
         alike = modules is self._modules and not logits_from and states is None
         lines = len(feeds) > 1 and alike and self._takes_lines
@@ -354,6 +358,22 @@ class CausalTarget(FixedSteps):
             windows = windows[taken.windows :]
         return Output.join(outputs)
 
+    def _run_native(
+        self,
+        runner: NativeRunner,
+        cache: KVCache,
+        feeds: Mapping[Slot, Rows],
+        logits_from: int | None,
+        hidden_layers: Sequence[int],
+        states: Mapping[Slot, Tensor] | None,
+    ) -> Output:
+        """``run`` by one call into C."""
+        batch = Batch.of(cache, feeds, logits_from)
+        inputs = None if states is None else torch.cat([states[slot] for slot in batch.slots])
+        output = runner.run(cache, batch, self._modules.cache_layers, tuple(hidden_layers), inputs)
+        self.plan.layouts["flat"] += 1
+        return output
+
     def _windows(self, call: Call) -> Sequence[Window | FixedWindow]:
         """The windows of the cache that a forward writes."""
         widths = {slot: len(row.tokens) for slot, row in call.feeds.items()}
@@ -367,7 +387,7 @@ class CausalTarget(FixedSteps):
             alone = widths
         elif call.lines and self._modules.mixes:
             alone = apart(widths)
-        return call.cache.begin(widths, self._modules.row_step, self._modules.least_rows, alone)
+        return call.cache.begin(widths, self._modules.row_step, alone)
 
     def _adapter(self, window: Window, call: Call) -> CacheAdapter:
         """A window as the model's cache."""
@@ -459,12 +479,12 @@ class CausalTarget(FixedSteps):
         step = self._modules.step
         model: Any = self.model
         if self.quantised:  # the rounded weights, with the model's own attention
-            model = exchange(step, lambda _: None, self._attention)
+            model = self._asked.rounded_model(self._attention)
         bare = partial(self._unchecked, exact=False, pack=False, fuse=False)
         packs = self._asked.packs(self.bit_exact) if self.plan.packed else False
         pack = packs.name if isinstance(packs, Kernel) else bool(self.plan.packed) and "auto"
-        same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.fused)
-        unreplaced = step is self.model or bool(self.quantised)
+        same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.native)
+        unreplaced = self._runs_model or bool(self.quantised)
         parts, own = (self.model, step), None if unreplaced else same
         return Stock(model, _run, bare, self._embedded, parts, own, wider=self._modules.trees is None)
 

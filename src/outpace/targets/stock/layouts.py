@@ -115,7 +115,7 @@ LAYOUTS: Mapping[str, Layout] = {"fixed": fixed, "mixed line": mixed_line, "line
 
 
 def _line_of(target: CausalTarget, windows: Sequence[Window]) -> Line:
-    return Line(windows, target._modules.row_step, target._modules.least_rows)
+    return Line(windows, target._modules.row_step)
 
 
 def _compute_padded(target: CausalTarget, call: Call, window: Window) -> Output:

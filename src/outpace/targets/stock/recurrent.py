@@ -82,7 +82,7 @@ class RecurrentTarget(CausalTarget):
             raise OutpaceError("recurrent layers take a tree in one forward, not in several")
         widths = {slot: len(row.tokens) for slot, row in call.feeds.items()}
         alone = [slot for slot in call.feeds if self._prompt_rows(call, slot)]
-        return call.cache.begin(widths, self._modules.row_step, self._modules.least_rows, alone)
+        return call.cache.begin(widths, self._modules.row_step, alone)
 
     def _prompt_rows(self, call: Call, slot: Slot) -> int:
         """The number of a slot's first rows that are computed in chunks."""

@@ -13,7 +13,6 @@ import torch
 from outpace.cache import Cache, KVCache, Slot
 from outpace.core import UnsupportedModel
 from outpace.targets.around import AroundTarget
-from outpace.targets.cpu.rounding import Rounding
 from outpace.targets.cpu.trials import clock, products_of_a_row
 from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.changes import Weights
@@ -67,7 +66,7 @@ class RoundedTarget(AroundTarget):
     def _make(self) -> None:
         vars(self).pop("_part", None)  # its memory is needed
         self._made_of = self.inner._modules
-        rounding = Rounding(self._made_of.step, self.bits)
+        rounding = self._made_of.rounding(self.bits)
         self._live, self.stale = Weights(rounding.live), False
         began = time.perf_counter()
         self._part = self.inner.on_modules(self._made_of.rounded(rounding))
@@ -101,7 +100,7 @@ def why_not_rounded(target: CausalTarget, bits: int) -> str:
     # Of a model whose weights were freed, layers were replaced already.
     if why := target.not_rounded or ("" if target.released else untouchable(target.model)):
         return why
-    rounding, free = Rounding(target._modules.step, bits), free_bytes(torch.device("cpu"))
+    rounding, free = target._modules.rounding(bits), free_bytes(torch.device("cpu"))
     if not rounding.refused and free is not None and rounding.bytes > free * _SHARE:
         return (
             f"rounded weights take {rounding.bytes >> 20} MiB, more than half of the {free >> 20} MiB of "
@@ -122,7 +121,7 @@ def costs_of(target: CausalTarget, bits: int = 4) -> tuple[float, float]:
         raise UnsupportedModel(
             f"a step takes {step * 1e3:.1f} ms, so no answer would pay for rounding weights"
         )
-    wide, rounding = _seconds(target, _VERIFIED), Rounding(target._modules.step, bits)
+    wide, rounding = _seconds(target, _VERIFIED), target._modules.rounding(bits)
     call, rounded = products_of_a_row(target.dtype, torch.get_num_threads())
     products = _best(rounding.multiply) - call * len(rounding.layers)
     least = sum(count * rounded[kind] for kind, count in rounding.numbers.items())

@@ -1,0 +1,211 @@
+"""The weights of a decoder as ``native/forward.h`` reads them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from outpace.core import UnsupportedModel
+from outpace.native.forward import ACTIVATIONS, NORMS, LayerStruct, NormStruct, ProductStruct
+from outpace.native.pointers import pointer, pointer_or_null
+from outpace.targets.cpu.kernels import COMPILED, QUANTISED, Blocks, Panels, multiply
+from outpace.targets.cpu.linear import Rounded
+from outpace.targets.kernel import Kernel
+from outpace.targets.native.fitting import activation_of, head_size, linears_of_layer, stack_base
+from outpace.targets.native.recipe import Recipe
+
+
+class Product(NamedTuple):
+    """Packed weights, their bias, and whether they are the head's."""
+
+    packed: Panels | Blocks
+    bias: Tensor | None
+    head: bool
+
+
+@dataclass
+class Weights:
+    """Packed weights of a decoder, and the modules that they were copied from.
+
+    Attributes:
+        held: modules whose weights are copied, or read in place.
+        kernels: name of a kernel -> number of the model's linear layers.
+        doubled: linear layers whose own weights steps no longer read.
+        products: of each layer, four; then the head's.
+    """
+
+    model: Any
+    recipe: Recipe
+    quantise: str = ""
+    held: list[nn.Module] = field(default_factory=list)
+    kernels: Counter[str] = field(default_factory=Counter)
+    doubled: list[nn.Linear] = field(default_factory=list)
+    products: list[Product] = field(default_factory=list)
+    _kept: list[Any] = field(default_factory=list)  # whose addresses the structs have
+
+    def __post_init__(self) -> None:
+        self.base, self.dtype = stack_base(self.model), self.model.dtype
+        self.config = self.base.config
+        attention = getattr(self.base.layers[0], self.recipe.attention)
+        self.size = head_size(self.config, attention)
+        self.heads = int(self.config.num_attention_heads)
+        few = None if self.recipe.by_head else getattr(self.config, "num_key_value_heads", None)
+        self.shared = int(few or self.heads)
+        self.hidden, self.inner = int(self.config.hidden_size), int(self.config.intermediate_size)
+
+    def layer(self, number: int, view: int) -> LayerStruct:
+        """The struct of a layer."""
+        recipe, module = self.recipe, self.base.layers[number]
+        attention = getattr(module, recipe.attention)
+        joined, output, up, down = linears_of_layer(module, recipe)
+        queries, keys = self.heads * self.size, self.shared * self.size
+        norms = {name: self.norm(module, getattr(recipe, name), self.hidden) for name in _AROUND}
+        pair = [getattr(attention, name, None) is not None for name in ("q_norm", "k_norm")]
+        whole = recipe.whole and all(pair)
+        each = all(pair) and not whole
+        q, k = (queries, keys) if whole else (self.size, self.size)
+        of_heads = [
+            self.norm(attention, name if all(pair) else "", n) for name, n in (("q_norm", q), ("k_norm", k))
+        ]
+        none = NormStruct()
+        return LayerStruct(
+            joined=self.product(joined, self.hidden, queries + 2 * keys, partial(self._by_part)),
+            output=self.product(output, queries, self.hidden),
+            gates=self.product(up, self.hidden, self.inner * (1 + recipe.gated)),
+            down=self.product(down, self.inner, self.hidden),
+            **norms,
+            queries=of_heads[0] if whole else none,
+            keys=of_heads[1] if whole else none,
+            each_query=of_heads[0] if each else none,
+            each_key=of_heads[1] if each else none,
+            scale=float(attention.scaling),
+            cap=float(getattr(self.config, "attn_logit_softcapping", None) or 0),
+            residual=recipe.residual,
+            heads=self.heads,
+            shared=self.shared,
+            size=self.size,
+            view=view,
+            activation=ACTIVATIONS[activation_of(self.config)],
+            gated=recipe.gated,
+            parallel=recipe.parallel,
+        )
+
+    def _by_part(self, matrix: Tensor) -> Tensor:
+        """All queries, all keys, all values, of outputs that have those of a head side by side."""
+        if not self.recipe.by_head:
+            return matrix
+        parts: Tensor = matrix.unflatten(0, (self.heads, 3, self.size)).transpose(0, 1).flatten(0, 2)
+        return parts
+
+    def product(
+        self,
+        linears: Sequence[Any],
+        inputs: int,
+        outputs: int,
+        order: Callable[[Tensor], Tensor] = lambda matrix: matrix,
+        head: bool = False,
+    ) -> ProductStruct:
+        """The struct of the product of linear layers with the same input."""
+        self.held.extend(linears)
+        packed, kernel = self._packed(linears, order, head)
+        self.kernels[kernel] += len(linears)
+        self.doubled.extend(linear for linear in linears if not isinstance(linear, Rounded))
+        bias = None
+        if any(linear.bias is not None for linear in linears):
+            parts = [
+                torch.zeros(linear.out_features, dtype=self.dtype)
+                if linear.bias is None
+                else linear.bias.detach()
+                for linear in linears
+            ]
+            bias = order(torch.cat(parts)).contiguous()
+        if (packed.inputs, packed.outputs) != (inputs, outputs) or packed.dtype != self.dtype:
+            raise UnsupportedModel(
+                f"a product is [{packed.outputs}, {packed.inputs}] where [{outputs}, {inputs}] is expected"
+            )
+        self._kept.append(bias)
+        self.products.append(Product(packed, bias, head))
+        self._compare(packed, linears, order)
+        return packed.product(bias)
+
+    def _compare(
+        self, packed: Panels | Blocks, linears: Sequence[Any], order: Callable[[Tensor], Tensor]
+    ) -> None:
+        """Compare the product of a row of random numbers with torch's.
+
+        So that a mistake in the weights of a layer is seen whichever layers the self-test looks at.
+
+        Raises:
+            UnsupportedModel: it is another one.
+        """
+        if isinstance(linears[0], Rounded):
+            return  # read from a checkpoint, whose floats are not there
+        row = torch.randn(1, packed.inputs, generator=torch.Generator().manual_seed(0)).to(self.dtype)
+        found = multiply(row, packed, None).float()
+        parts = [nn.functional.linear(row, linear.weight.detach()) for linear in linears]
+        right = order(torch.cat(parts, dim=1).T).T.float()
+        limit = _ROUNDED if isinstance(packed, Blocks) else _PACKED
+        if not float((found - right).norm()) <= limit * float(right.norm()):
+            raise UnsupportedModel("the product of a linear layer differs from torch's")
+
+    def _packed(
+        self, linears: Sequence[Any], order: Callable[[Tensor], Tensor], head: bool
+    ) -> tuple[Panels | Blocks, str]:
+        rounded = [linear for linear in linears if isinstance(linear, Rounded)]
+        if rounded:
+            blocks = Blocks.joined([linear.packed for linear in rounded])
+            for linear, part in zip(rounded, blocks.split([r.out_features for r in rounded]), strict=True):
+                linear.take(part)
+            return blocks, rounded[0].kernel.name
+        weight = order(torch.cat([linear.weight.detach() for linear in linears]))
+        kernels: list[Kernel] = [COMPILED]
+        if self.quantise:
+            first = "int8" if head else self.quantise
+            kernels = [QUANTISED[first], QUANTISED["int8"]]
+        for kernel in kernels:
+            if (packed := kernel.pack(weight)) is not None:
+                return packed, kernel.name
+        raise UnsupportedModel("no kernel takes its linear layers")
+
+    def norm(self, owner: Any, name: str, size: int) -> NormStruct:
+        """The struct of a norm, by its name in a module; of none if the name is empty."""
+        module = getattr(owner, name) if name else None
+        if module is None:
+            return NormStruct()
+        self.held.append(module)
+        weight = module.weight.detach().float() + self.recipe.plus_one
+        bias = None if getattr(module, "bias", None) is None else module.bias.detach().float()
+        self._kept += [weight, bias]
+        epsilon: Any = getattr(module, "variance_epsilon", getattr(module, "eps", None))
+        return NormStruct(
+            weight=pointer(weight, torch.float32, size),
+            bias=pointer_or_null(bias, torch.float32, size),
+            epsilon=float(epsilon),
+            kind=NORMS[self.recipe.norm],
+        )
+
+    def table(self) -> Tensor:
+        """The embeddings, [vocabulary, hidden], as they are."""
+        module = self.model.get_input_embeddings()
+        self.held.append(module)
+        table: Tensor = module.weight.detach()
+        self._kept.append(table)
+        return table
+
+    def factor(self) -> float:
+        """What the embeddings are multiplied by."""
+        module = self.model.get_input_embeddings()
+        scale = getattr(module, "embed_scale", None)
+        own = 1.0 if scale is None else float(scale.to(self.dtype))
+        return own * self.recipe.embedding
+
+
+# Share of a product by which rounded weights and rows, or the order of its sums alone, may change it.
+_ROUNDED, _PACKED = 0.5, 0.05
+_AROUND = ("before", "after", "between", "last")
