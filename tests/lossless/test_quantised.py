@@ -39,6 +39,10 @@ def decode(quantise: str, drafter: str, slots: int, new: int) -> list[list[int]]
     return [generation.tokens for generation in engine.generate(prompts, params(new))]
 
 
+# A target in 4 bits has no rounded self.
+_FEWEST = {"self": "int8", "either": "int8"}
+
+
 @cache
 def plain(quantise: str, new: int) -> list[list[int]]:
     return decode(quantise, "none", 1, new)
@@ -46,12 +50,16 @@ def plain(quantise: str, new: int) -> list[list[int]]:
 
 @pytest.mark.parametrize(
     ("drafter", "quantise", "new", "slots"),
-    in_turn([*((name, "int4", 8) for name in CLASSES), ("draft_model", "int8", 8)], [AT_ONCE, 1])
+    in_turn(
+        [*((name, _FEWEST.get(name, "int4"), 8) for name in CLASSES), ("draft_model", "int8", 8)],
+        [AT_ONCE, 1],
+    )
     + [
         pytest.param(name, quantise, 96, slots, marks=pytest.mark.slow)
         for name in CLASSES
         for quantise in ("int8", "int4")
         for slots in (1, AT_ONCE)
+        if quantise == "int8" or name not in _FEWEST
     ],
 )
 def test_tokens_are_those_of_plain_decoding_with_the_same_weights(

@@ -2506,9 +2506,9 @@ OTHERS = [
     Mutant(
         "rows that do not fill a chunk are not normed",
         "outpace/native/norms.h",
-        "    share(chunks_of(rows, job.each), norm_rows, &job);",
-        "    share(rows / job.each, norm_rows, &job);",
-        ("tests/unit/native/test_shared.py::test_norms_and_gates",),
+        "    share(chunks_of(rows, job.each), norm_some, &job);",
+        "    share(rows / job.each, norm_some, &job);",
+        ("tests/unit/native/test_shared.py::test_norms",),
     ),
     Mutant(
         "threads are as many as cores, whatever the control group allows",

@@ -48,7 +48,7 @@ class Trial(ToyTarget):
 
     def __init__(self, *costs: float) -> None:
         super().__init__()
-        self.plan = StepPlan("fused")
+        self.plan = StepPlan("native")
         self.costs = costs
 
     def rounded_costs(self) -> tuple[float, float]:

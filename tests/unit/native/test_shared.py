@@ -59,22 +59,11 @@ def test_products(kernel: Kernel, dtype: torch.dtype, rows: int, threads: int) -
 
 @THREADS
 @DTYPES
-def test_norms_and_gates(dtype: torch.dtype, threads: int) -> None:
-    library: Any = layers.functions(dtype)
+def test_norms(dtype: torch.dtype, threads: int) -> None:
     rows = some(301, 2048, dtype=dtype)
     norm = Norm(torch.nn.Parameter(some(2048, dtype=dtype)), 1e-5)
-    out = torch.empty(301, 1024, dtype=dtype)
-
-    def gated(own: Tensor, to: Tensor) -> None:
-        library.gated(len(own), 1024, own.data_ptr(), own[:, 1024:].data_ptr(), 2048, to.data_ptr())
-
-    alone = torch.empty_like(out)
-    for at in range(len(rows)):
-        gated(rows[at : at + 1], alone[at : at + 1])
     with using_threads(threads):
         assert torch.equal(norm(rows), torch.cat([norm(row) for row in rows.split(1)]))
-        gated(rows, out)
-    assert torch.equal(out, alone)
 
 
 @THREADS

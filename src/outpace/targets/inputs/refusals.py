@@ -66,7 +66,8 @@ def refuse_by_config(model: Any, seq2seq: bool = False, states: bool = False) ->
         )
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModel(f"{name} is not a transformers PreTrainedModel; pass the model inside it")
-    if all(weight.is_meta for weight in model.parameters()):
+    offloaded = any("_hf_hook" in vars(module) for module in model.modules())
+    if not offloaded and all(weight.is_meta for weight in model.parameters()):
         raise UnsupportedModel(
             f"{name} is on torch's device meta, which has no weights; load it with from_pretrained"
         )
