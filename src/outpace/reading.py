@@ -163,7 +163,7 @@ def render(tokenizer: Any, name: str, messages: Messages, **options: Any) -> str
     return text
 
 
-def _begun(message: dict[str, Any]) -> dict[str, Any]:
+def _begun(message: Mapping[str, Any]) -> dict[str, Any]:
     """A message whose text ends in a word, at which a rendered conversation is cut.
 
     The template closes the message behind it, and what it trims of a text's end stays.

@@ -66,10 +66,10 @@ def load(
                 "outpace.accelerate(model) or outpace.Engine(model)"
             )
         name = str(name)
-    if not isinstance(device, Shared):  # of several processes the first one has looked
-        check_model(name)
     if name is not None and is_gguf(name):
         return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, seq2seq, chosen)
+    if not isinstance(device, Shared):  # of several processes the first one has looked
+        check_model(name)
     check_llamacpp(name, llamacpp)
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code, seq2seq), device)
     if isinstance(device, Shared):

@@ -118,7 +118,8 @@ class Texts:
 
     def _near(self, job: dict[str, Any]) -> list[int] | str | int:
         """The answer of a worker to a job."""
-        return read_job(self._model.tokenizer, job)
+        answer: list[int] | str | int = read_job(self._model.tokenizer, job)
+        return answer
 
     def _rendered(self, messages: Seq[dict[str, Any]], options: dict[str, Any]) -> str:
         return self._model.render(with_arguments(messages), **options)

@@ -32,7 +32,7 @@ def test_how_a_model_would_run(run: Run, folder: Path) -> None:
     found = json.loads(run("env", "--model", folder, "--json").stdout)["model"]
     assert found["served"] and (found["dtype"], found["drafter"]) == ("float32", DEFAULT_DRAFTER)
     assert not found["native"] and {"step": "invariant", "reason": "it is for GPUs"} in found["passed_over"]
-    assert "not fused" in found["slow"][0]
+    assert "not native" in found["slow"][0]
     said = " ".join(run("env", "--model", folder, "--stock").stdout.split())
     assert "step stock" in said and "bit exact no" in said and "leave stock out" in said
 
