@@ -23,6 +23,7 @@ from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
 from outpace.serve.routes import make_app
 from outpace.serve.telemetry import provider_to
+from outpace.serve.totals import CLIENT
 from serving import LONG, STORY, run, serving
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -358,6 +359,7 @@ def test_the_dashboard_asks_for_series_that_there_are() -> None:
     async def main() -> None:
         async with serving(running=1, waiting=0) as client:
             await client.chat(max_tokens=30, ignore_eos=True).json()
+            CLIENT.set(client.address)  # another's ticket would leave it a share
             ticket = client.service.admit(1)
             assert "error" in await client.chat().json()  # one that is refused
             ticket.close()

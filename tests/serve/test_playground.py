@@ -375,7 +375,7 @@ def test_a_conversation_has_turns_and_a_system_prompt(page: Page) -> None:
     then = [{"role": "assistant", "content": said}, {"role": "user", "content": "three"}]
     assert caught.value.request.post_data_json["messages"] == [*asked, *then]
     page.get_by_role("button", name="New conversation").click()
-    assert page.locator(".turns").count() == 0
+    page.locator(".turns").wait_for(state="detached")
 
 
 def test_an_answer_that_the_limit_cut_is_marked(page: Page) -> None:

@@ -104,7 +104,8 @@ def expected(asked: dict[str, Any]) -> str:
     sequence = engine.add(prompt, replace(params, logits_processors=[grammar]), criteria=grammar.ended)
     while sequence.finish_reason is None:
         engine.step()
-    parser = answer_to(SimpleNamespace(model=model(), dialogue=dialogue), box, prompt, False)
+    asked_of = SimpleNamespace(prompts=[prompt], schema=box.grammar(dialogue), reasoning=None)
+    parser = answer_to(SimpleNamespace(model=model(), dialogue=dialogue), box, asked_of)
     done = sequence.finish_reason != "length"
     pieces = [*parser.push(whole(sequence.generation())), *parser.end(done)]
     assert not done or parser.calls == 1

@@ -27,6 +27,7 @@ KNOWN = {
     "admission.py: deque": "ends of choices",
     "totals.py: deque": "the queues of Turns, of which each client has its own",
     "hosted.py: Queue": "of one request",
+    "router.py: Lock": "loads of models, one for all requests that wait for it, which have their places",
 }
 
 

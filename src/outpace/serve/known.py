@@ -26,7 +26,8 @@ _FIELDS = {
     "input_suffix n_discard n_indent n_keep n_predict n_probs parse_tool_calls "
     "post_sampling_probs reasoning_control reasoning_format repeat_last_n repeat_penalty "
     "response_fields return_progress return_tokens samplers sse_ping_interval t_max_predict_ms "
-    "timings_per_token typical_p xtc_probability xtc_threshold",
+    "thinking_budget_tokens timings_per_token typical_p xtc_probability xtc_threshold",
+    "DashScope's": "thinking_budget",
     "outpace's": "trace speculation speculation_metrics",
 }
 _OWNERS = {name: owner for owner, names in _FIELDS.items() for name in names.split()}

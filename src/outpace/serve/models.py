@@ -63,8 +63,10 @@ class Model:
     @property
     def state(self) -> str:
         """Its state, in llama-server's words."""
+        if self.leaving is not None:
+            return "unloading"
         if self.service is not None:
-            return "loaded" if self.leaving is None else "unloading"
+            return "loaded"
         return "unloaded" if self.loading is None else "loading"
 
     def is_loaded(self) -> float:
@@ -80,6 +82,10 @@ class Model:
     def since(self) -> float:
         """The time since when no request needs it, if none does."""
         return self.used if self.service is None else max(self.used, self.service.admission.emptied)
+
+    def loads_no_more(self, _: asyncio.Future[None]) -> None:
+        """Note the end of its loading."""
+        self.loading = None
 
     def stays(self) -> None:
         """Let the requests go on that have waited for the model to leave."""

@@ -125,6 +125,7 @@ class Router:
             if model.loading is None:
                 model.error, model.begun = None, False
                 model.loading = self._task(self._load(model))
+                model.loading.add_done_callback(model.loads_no_more)  # though it be called off at once
             await self._waiting(model, model.loading)
             if model.service is None and model.error is not None:
                 raise replace(model.error)
@@ -174,7 +175,6 @@ class Router:
                 _log.warning("%s cannot be loaded", model.known.name, exc_info=error)
             model.error = _final(f"{model.known.name} cannot be loaded: {error}", "not_loaded")
         finally:
-            model.loading = None
             if model.service is None and model.begun:
                 await release()
 
