@@ -6,8 +6,12 @@ them. So the attributes that a target was made with are compared with the model'
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from itertools import pairwise
 from operator import itemgetter
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -35,11 +39,34 @@ _SHOWN = 4  # changes that are named
 
 def attributes(module: nn.Module) -> dict[str, Any]:
     """A module's own attributes that can be compared: numbers, texts, functions, and lists of these."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name not in _OWN and name not in _UNREAD and _comparable(value)
-    }
+    unread = _OWN | _UNREAD | set_in_forward(type(module))
+    return {name: value for name, value in vars(module).items() if name not in unread and _comparable(value)}
+
+
+@cache
+def set_in_forward(kind: type[nn.Module]) -> frozenset[str]:
+    """The names of attributes that a class's own forward sets, or a method or decorator that it runs.
+
+    They say what was run last, as the offsets of an image's positions, and not what the model is.
+    """
+    found: set[str] = set()
+    seen: set[Any] = set()
+    ahead: list[Any] = [kind.forward]
+    while ahead:
+        function = ahead.pop()
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        code = function.__code__
+        for before, step in pairwise(
+            one for one in dis.get_instructions(code) if one.opcode != dis.EXTENDED_ARG
+        ):
+            loaded = before.argval if isinstance(before.argval, tuple) else (before.argval,)
+            if step.opname == "STORE_ATTR" and loaded[-1] == "self":
+                found.add(step.argval)
+        ahead += (cell.cell_contents for cell in function.__closure__ or ())
+        ahead += (getattr(kind, name, None) for name in code.co_names if not hasattr(nn.Module, name))
+    return frozenset(found)
 
 
 def settings(config: PretrainedConfig) -> dict[str, Any]:
@@ -111,7 +138,8 @@ class _Space:
 
     def _added(self) -> Iterator[str]:
         """The names of attributes that were not there, and hide one of the class."""
-        for name in self.space.keys() - self.then.keys() - _OWN - _UNREAD:
+        unread = _OWN | _UNREAD | (set_in_forward(self.of) if self.of else frozenset())
+        for name in self.space.keys() - self.then.keys() - unread:
             if hasattr(self.of, name) and _comparable(self.space[name]):
                 yield name
 
@@ -152,7 +180,7 @@ class Attributes:
             (one, name, value)
             for one in modules
             for name, value in vars(one).items()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor) and name not in set_in_forward(type(one))
         ]
         self._all = modules
         self._kinds: list[Any] = list(map(type, modules))
