@@ -9,9 +9,9 @@ from __future__ import annotations
 import dis
 from collections.abc import Callable, Iterator, Mapping
 from functools import cache
+from inspect import unwrap
 from itertools import pairwise
 from operator import itemgetter
-from types import FunctionType
 from typing import Any
 
 import torch
@@ -39,33 +39,31 @@ _SHOWN = 4  # changes that are named
 
 def attributes(module: nn.Module) -> dict[str, Any]:
     """A module's own attributes that can be compared: numbers, texts, functions, and lists of these."""
-    unread = _OWN | _UNREAD | set_in_forward(type(module))
+    kind: Any = type(module)
+    unread = _OWN | _UNREAD | set_in_forward(kind)
     return {name: value for name, value in vars(module).items() if name not in unread and _comparable(value)}
 
 
 @cache
 def set_in_forward(kind: type[nn.Module]) -> frozenset[str]:
-    """The names of attributes that a class's own forward sets, or a method or decorator that it runs.
+    """The names of attributes that a class's own forward sets, or a method that it runs.
 
     They say what was run last, as the offsets of an image's positions, and not what the model is.
     """
     found: set[str] = set()
-    seen: set[Any] = set()
-    ahead: list[Any] = [kind.forward]
+    seen, ahead = {""}, ["forward"]
     while ahead:
-        function = ahead.pop()
-        if not isinstance(function, FunctionType) or function in seen:
+        seen.add(name := ahead.pop())
+        code = getattr(unwrap(getattr(kind, name)), "__code__", None)
+        if code is None:
             continue
-        seen.add(function)
-        code = function.__code__
-        for before, step in pairwise(
-            one for one in dis.get_instructions(code) if one.opcode != dis.EXTENDED_ARG
-        ):
+        steps = (step for step in dis.get_instructions(code) if step.opcode != dis.EXTENDED_ARG)
+        for before, step in pairwise(steps):  # one step may load two names
             loaded = before.argval if isinstance(before.argval, tuple) else (before.argval,)
             if step.opname == "STORE_ATTR" and loaded[-1] == "self":
                 found.add(step.argval)
-        ahead += (cell.cell_contents for cell in function.__closure__ or ())
-        ahead += (getattr(kind, name, None) for name in code.co_names if not hasattr(nn.Module, name))
+        own = {name for name in code.co_names if callable(getattr(kind, name, None))}
+        ahead += sorted(name for name in own - seen if not hasattr(nn.Module, name))
     return frozenset(found)
 
 
@@ -167,7 +165,7 @@ class Attributes:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        modules = list(model.modules())
+        modules: list[Any] = list(model.modules())
         self._modules = [_Space(vars(one), attributes(one), type(one)) for one in modules]
         configs = {
             id(config): config for one in modules for config in vars(one).values() if _is_config(config)
