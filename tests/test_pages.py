@@ -33,7 +33,7 @@ SLOW = {"measure.md", "add-a-drafter.md", "rag.md"}  # over 3 s
 NEEDS = {
     "needs a package index": 2,
     "needs a real model": 3,
-    "needs a clone": 1,
+    "needs a clone": 2,
     "needs a model of text and images": 1,
     "needs an encoder-decoder model": 1,
     "needs a GPU": 1,
@@ -114,13 +114,23 @@ def stable(printed: str) -> str:
     return "\n".join(lines).strip("\n") + "\n"
 
 
+def even(printed: str) -> str:
+    """A text whose tables have narrow columns: their widths follow from the times in them."""
+    return "\n".join(
+        re.sub(r"([ ━─])\1+", r"\1", line) if re.match("[┏┃┡│└]", line) else line
+        for line in printed.split("\n")
+    )
+
+
 def check_printed(page: Path, block: Block, printed: str) -> None:
     """Compare what a page shows with what was printed, or write it there."""
-    if os.environ.get("OUTPACE_PAGES") == "write" and block.text != printed:
+    if even(block.text) == even(printed):
+        return
+    if os.environ.get("OUTPACE_PAGES") == "write":
         before, after = (f'```{block.language} title="{PRINTS}"\n{text}```' for text in (block.text, printed))
         page.write_text(page.read_text("utf-8").replace(before, after, 1), "utf-8")
         return
-    assert block.text == printed, "run with OUTPACE_PAGES=write"
+    assert even(block.text) == even(printed), "run with OUTPACE_PAGES=write"
 
 
 def cases() -> list[Any]:

@@ -34,6 +34,8 @@ APART = {
     "build.py": "compiled() returns a reason elsewhere",
     "program_worker.py": "--grade is refused without resource",
 }
+# Names that are reached on Linux alone, by file.
+REACHED = {"pool.py": ("os.sysconf", "only once /proc was read")}
 
 
 def posix(source: str) -> Iterator[str]:
@@ -73,7 +75,14 @@ def test_no_module_needs_what_windows_lacks() -> None:
     found = {
         str(path.relative_to(ROOT)): needs
         for path in SOURCES
-        if path.name not in APART and (needs := list(posix(path.read_text(encoding="utf-8"))))
+        if path.name not in APART
+        and (
+            needs := [
+                need
+                for need in posix(path.read_text(encoding="utf-8"))
+                if not need.endswith(REACHED.get(path.name, ("\n",))[0])
+            ]
+        )
     }
     assert not found
 

@@ -191,6 +191,7 @@ def test_what_does_not_fit_together(run: Run, folder: Path, sounds: list[Path], 
         result = run("generate", *options)
         assert result.exit_code == 2
         assert told in " ".join(result.stderr.split())
+    (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(OutpaceError, match="--audio is for transformers models"):
         load(str(tmp_path / "x.gguf"), seq2seq="audio")
     (folder / "preprocessor_config.json").rename(tmp_path / "aside.json")

@@ -86,10 +86,10 @@ def test_info(run: Run, tmp_path: Path) -> None:
     content = bytearray((tmp_path / "d").read_bytes())
     content[-1] ^= 1
     (tmp_path / "d").write_bytes(content)
-    assert run("info", tmp_path / "d").exit_code == 0
-    refused(run("info", tmp_path / "d", "--verify"), "is damaged")
+    for options in ((), ("--verify",)):  # a file this small is compared when it is opened
+        refused(run("info", tmp_path / "d", *options), "is damaged")
     refused(run("info", tmp_path / "a.npy"), "is not a datastore; build one with")
-    refused(run("info", tmp_path / "none"), "cannot read the datastore")
+    refused(run("info", tmp_path / "none"), "no such file")
 
 
 def test_mistakes(run: Run, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from outpace.loading import load
 
 PROMPT = "Text: A smal boat croses the lake every evning.\nCorrected:"
 TOKENS = 40
-OPTIONS = ("--max-new-tokens", TOKENS, "--device", "cpu")
+OPTIONS = ("--raw", "--max-new-tokens", TOKENS, "--device", "cpu")
 
 
 def run(*args: Any) -> Any:

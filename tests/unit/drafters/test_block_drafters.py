@@ -13,6 +13,7 @@ from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
 from outpace.engine.engine import Engine
+from outpace.learned.folder import read_weights, write_folder
 from outpace.targets import Target, TargetModel
 from watching import Watch
 
@@ -98,11 +99,12 @@ def test_layers_that_the_target_has_not_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_config_is_refused(change: dict[str, Any], match: str, tmp_path: Path) -> None:
+    """A wrong value is refused though the digest is right."""
     module().save(tmp_path)
-    file = tmp_path / "config.json"
-    described = json.loads(file.read_text())
+    described = json.loads((tmp_path / "config.json").read_text())
+    del described["digest"]
     described["config"] |= change
-    file.write_text(json.dumps(described))
+    write_folder(tmp_path, described, read_weights(tmp_path))
     with pytest.raises(OutpaceError, match=match):
         DFlash(str(tmp_path)).prepare(TARGET)
 

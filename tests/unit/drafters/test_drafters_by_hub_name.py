@@ -45,7 +45,8 @@ def drafted(spec: str) -> dict[str, Any]:
             said[door] = [found.tokens, found.stats.drafted]
         except OutpaceError as error:
             said[door] = str(error)
-    done = CliRunner().invoke(app, ["generate", "-p", "abcabc", "-n", "12", "--json", "--drafter", spec])
+    options = ["--raw", "-n", "12", "--json", "--drafter", spec]
+    done = CliRunner().invoke(app, ["generate", "-p", "abcabc", *options])
     return said | {"command": [done.exit_code, done.stdout, done.stderr]}
 
 

@@ -271,6 +271,28 @@ def test_classes_and_their_forwards_and_tensors_that_are_no_buffers(monkeypatch:
     assert "the class of a module" in str(watched.changed())
 
 
+def test_what_a_forward_sets_is_not_watched() -> None:
+    class Norm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.last, self.scale = 0, 2.0
+
+        def forward(self, states: Tensor) -> Tensor:
+            return self.scaled(states)
+
+        def scaled(self, states: Tensor) -> Tensor:
+            self.last = states.shape[0]
+            return states * self.scale
+
+    model = made("qwen3")
+    model.model.norm = own = Norm()
+    watched, found = Structure(model), fingerprint(model)
+    stock(model)
+    assert own.last == 1 and watched.changed() is None and fingerprint(model) == found
+    own.scale = 3.0
+    assert "norm.scale was 2.0" in str(watched.changed())
+
+
 def test_lists_that_are_changed_in_place_and_methods_that_are_hidden() -> None:
     model = made("qwen3")
     model.model.norm.factors = {"default": [1.0, 2.0]}

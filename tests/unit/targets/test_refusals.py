@@ -260,7 +260,7 @@ def test_not_a_transformers_model() -> None:
     wrapped = torch.nn.Sequential(llama())
     for config in (SimpleNamespace(model_type="llama"), SimpleNamespace(), {"model_type": "llama"}):
         wrapped.config = config  # type: ignore[assignment]
-        with pytest.raises(UnsupportedModel, match=r"Sequential.*get_base_model"):
+        with pytest.raises(UnsupportedModel, match=r"Sequential.*pass the model inside it"):
             Target(wrapped)
 
 

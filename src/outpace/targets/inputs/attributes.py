@@ -6,7 +6,11 @@ them. So the attributes that a target was made with are compared with the model'
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
+from inspect import unwrap
+from itertools import pairwise
 from operator import itemgetter
 from typing import Any
 
@@ -35,11 +39,32 @@ _SHOWN = 4  # changes that are named
 
 def attributes(module: nn.Module) -> dict[str, Any]:
     """A module's own attributes that can be compared: numbers, texts, functions, and lists of these."""
-    return {
-        name: value
-        for name, value in vars(module).items()
-        if name not in _OWN and name not in _UNREAD and _comparable(value)
-    }
+    kind: Any = type(module)
+    unread = _OWN | _UNREAD | set_in_forward(kind)
+    return {name: value for name, value in vars(module).items() if name not in unread and _comparable(value)}
+
+
+@cache
+def set_in_forward(kind: type[nn.Module]) -> frozenset[str]:
+    """The names of attributes that a class's own forward sets, or a method that it runs.
+
+    They say what was run last, as the offsets of an image's positions, and not what the model is.
+    """
+    found: set[str] = set()
+    seen, ahead = {""}, ["forward"]
+    while ahead:
+        seen.add(name := ahead.pop())
+        code = getattr(unwrap(getattr(kind, name)), "__code__", None)
+        if code is None:
+            continue
+        steps = (step for step in dis.get_instructions(code) if step.opcode != dis.EXTENDED_ARG)
+        for before, step in pairwise(steps):  # one step may load two names
+            loaded = before.argval if isinstance(before.argval, tuple) else (before.argval,)
+            if step.opname == "STORE_ATTR" and loaded[-1] == "self":
+                found.add(step.argval)
+        own = {name for name in code.co_names if callable(getattr(kind, name, None))}
+        ahead += sorted(name for name in own - seen if not hasattr(nn.Module, name))
+    return frozenset(found)
 
 
 def settings(config: PretrainedConfig) -> dict[str, Any]:
@@ -111,7 +136,8 @@ class _Space:
 
     def _added(self) -> Iterator[str]:
         """The names of attributes that were not there, and hide one of the class."""
-        for name in self.space.keys() - self.then.keys() - _OWN - _UNREAD:
+        unread = _OWN | _UNREAD | (set_in_forward(self.of) if self.of else frozenset())
+        for name in self.space.keys() - self.then.keys() - unread:
             if hasattr(self.of, name) and _comparable(self.space[name]):
                 yield name
 
@@ -139,7 +165,7 @@ class Attributes:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        modules = list(model.modules())
+        modules: list[Any] = list(model.modules())
         self._modules = [_Space(vars(one), attributes(one), type(one)) for one in modules]
         configs = {
             id(config): config for one in modules for config in vars(one).values() if _is_config(config)
@@ -152,7 +178,7 @@ class Attributes:
             (one, name, value)
             for one in modules
             for name, value in vars(one).items()
-            if isinstance(value, Tensor)
+            if isinstance(value, Tensor) and name not in set_in_forward(type(one))
         ]
         self._all = modules
         self._kinds: list[Any] = list(map(type, modules))
