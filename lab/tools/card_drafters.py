@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from card_nano import table
+from outpace.learned.folder import write_folder
 from outpace.learned.learned import CONFIG, WEIGHTS
 from outpace_lab.train.provenance import PROVENANCE
 
@@ -52,7 +53,7 @@ def ship(folder: Path, place: Path, sources: Mapping[str, Any]) -> None:
     facts = _ship_weights(folder, place)
     config = json.loads((folder / CONFIG).read_text(encoding="utf-8"))
     config["target"]["name"] = TARGET
-    _write(place / CONFIG, config)
+    write_folder(place, config, load_file(place / WEIGHTS))
     (place / "README.md").write_text(card(place.name, facts, sources), encoding="utf-8")
 
 

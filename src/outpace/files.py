@@ -171,7 +171,8 @@ def digest_of(*parts: Any) -> str:
 
 def sealed(value: Mapping[str, Any], *more: Any) -> dict[str, Any]:
     """A JSON object with a digest of its other fields, and of further parts that are not in it."""
-    return {**value, _DIGEST: digest_of(_canonical(value), *more)}
+    own = {name: part for name, part in value.items() if name != _DIGEST}
+    return {**own, _DIGEST: digest_of(_canonical(own), *more)}
 
 
 def unsealed(path: Path, value: Any, *more: Any) -> dict[str, Any]:

@@ -28,10 +28,11 @@ _UNREAD = frozenset({
     "warnings_issued", "generate", "__getstate__", "forward", "_hf_hook", "_old_forward",
     "_require_grads_hook", "_compiled_call_impl", "model_tags", "is_parallelizable", "model_parallel",
 })  # fmt: skip
-# Of a config: how outputs are kept, what a model is called. Nor are its end tokens, which a call may change.
+# Of a config: how outputs are kept, what a model is called, the dtype that saving a model notes. Nor are its
+# end tokens, which a call may change.
 _UNREAD_SETTINGS = frozenset({
-    "use_cache", "name_or_path", "_name_or_path", "transformers_version", "_commit_hash", "architectures",
-    "id2label", "label2id", "problem_type", "_experts_implementation_internal", "tie_word_embeddings",
+    "use_cache", "dtype", "name_or_path", "_name_or_path", "transformers_version", "_commit_hash",
+    "architectures", "id2label", "label2id", "problem_type", "_experts_implementation_internal", "tie_word_embeddings",
 })  # fmt: skip
 _MISSING = object()
 _SHOWN = 4  # changes that are named
