@@ -32,7 +32,8 @@ _UNREAD = frozenset({
 # end tokens, which a call may change.
 _UNREAD_SETTINGS = frozenset({
     "use_cache", "dtype", "name_or_path", "_name_or_path", "transformers_version", "_commit_hash",
-    "architectures", "id2label", "label2id", "problem_type", "_experts_implementation_internal", "tie_word_embeddings",
+    "architectures", "id2label", "label2id", "problem_type", "_experts_implementation_internal",
+    "tie_word_embeddings",
 })  # fmt: skip
 _MISSING = object()
 _SHOWN = 4  # changes that are named
