@@ -255,7 +255,7 @@ def test_whatever_reading_raises_is_a_400(
 
     async def main() -> None:
         async with serving() as client:
-            monkeypatch.setattr(texts, "read_job", broken)
+            monkeypatch.setattr(texts, "read_text", broken)
             for exchange in (client.chat(), client.complete("a"), client.send("/tokenize", {"prompt": "a"})):
                 assert "TypeError: not so" in (await exchange.json())["error"]["message"]
                 assert exchange.status == 400
