@@ -20,7 +20,6 @@ from outpace.cache import KVCache
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
-from outpace.loading import Loaded
 from outpace.serve import grammar
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
@@ -78,7 +77,7 @@ def test_a_client_that_leaves_while_its_prompt_is_tokenised(monkeypatch: pytest.
                 assert go_on.wait(60)
                 return [5, 6]
 
-            monkeypatch.setattr(Loaded, "plain_tokens", slow)
+            monkeypatch.setattr("outpace.serve.texts.read_text", slow)
             exchange = client.chat()
             await begun.wait()
             # The event loop is free while a thread tokenises.
