@@ -180,7 +180,7 @@ class Attributes:
             (one, name, value)
             for one in modules
             for name, value in vars(one).items()
-            if isinstance(value, Tensor) and name not in set_in_forward(type(one))
+            if isinstance(value, Tensor) and name not in set_in_forward(one.__class__)
         ]
         self._all = modules
         self._kinds: list[Any] = list(map(type, modules))
