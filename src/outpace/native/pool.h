@@ -22,8 +22,9 @@ static inline void share(long chunks, chunk_of *run, void *job) {
         for (long chunk = 0; chunk < chunks; chunk++) run(job, chunk);
 }
 
-/* How many of some items, of ``cost`` numbers each, are a chunk. */
+/* How many of some items, of ``cost`` numbers each, are a chunk; items of no rows cost nothing. */
 static inline long items_of_chunk(long items, int64_t cost) {
+    if (cost < 1) cost = 1;
     const int64_t least = (CHUNK + cost - 1) / cost, wanted = (items + CHUNKS - 1) / CHUNKS;
     return least > wanted ? (long)least : (long)wanted;
 }

@@ -13,7 +13,7 @@ from outpace.draws import many_rows
 from outpace.native import draw, layers
 from outpace.native.pool import pool
 from outpace.targets.cpu.compiled_attention import compiled_attention
-from outpace.targets.cpu.kernels import Compiled, Int4, Int8
+from outpace.targets.cpu.kernels import COMPILED, Compiled, Int4, Int8
 from outpace.targets.cpu.linear import Norm
 from outpace.targets.cpu.trials import using_threads
 from outpace.targets.inputs.shared import Shared
@@ -118,3 +118,10 @@ def test_draws(threads: int) -> None:
     ]
     with using_threads(threads):
         assert many_rows._draw_compiled(functions, rows, params, words) == alone
+
+
+@DTYPES
+def test_no_rows(dtype: torch.dtype) -> None:
+    weight = some(64, 32, dtype=dtype)
+    packed = COMPILED.pack(weight)
+    assert COMPILED.multiply(weight[:0, :32], packed, None).shape == (0, 64)

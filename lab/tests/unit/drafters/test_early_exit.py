@@ -15,6 +15,7 @@ from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.engine.engine import Engine
+from outpace.learned.folder import read_weights, write_folder
 from outpace.targets import CausalTarget
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.drafters.layers.early_exit import EarlyExit
@@ -243,10 +244,9 @@ def test_options_win_over_what_the_adapter_was_measured_with(tmp_path: Path) -> 
 
 def test_a_damaged_config_is_refused(tmp_path: Path) -> None:
     adapter_of("attention", target()).save(tmp_path)
-    file = tmp_path / "config.json"
-    described = json.loads(file.read_text())
+    described = json.loads((tmp_path / "config.json").read_text())
     for damaged in ({"config": {"layer": 3}}, {"config": 3}):
-        file.write_text(json.dumps({**described, **damaged}))
+        write_folder(tmp_path, {**described, **damaged}, read_weights(tmp_path))
         with pytest.raises(OutpaceError, match=r"config\.json is not one of early_exit"):
             Engine(target(), EarlyExit(str(tmp_path)))
 

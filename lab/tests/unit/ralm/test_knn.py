@@ -113,7 +113,7 @@ def test_keys_of_a_half_precision_model_are_kept_wider() -> None:
     cache = KnnTarget(target, store, **OPTIONS).new_cache(length=16)
     slot = cache.allocate()
     logits = KnnTarget(target, store, **OPTIONS).forward(cache, {slot: Rows(PROMPT)}).logits_of(slot)
-    torch.testing.assert_close(logits.exp().sum(dim=-1), torch.ones(len(PROMPT)))
+    torch.testing.assert_close(logits.float().exp().sum(dim=-1), torch.ones(len(PROMPT)))
 
 
 @pytest.mark.parametrize(
