@@ -179,7 +179,7 @@ def unsealed(path: Path, value: Any, *more: Any) -> dict[str, Any]:
     """An object that ``sealed`` made, without its digest.
 
     Args:
-        path: where it was read, for the error.
+        path: the file that it was read from, for the error.
 
     Raises:
         OutpaceError: it is not what was written.

@@ -77,7 +77,7 @@ class Keys:
         found = allowed.copy()
         found[self._repeating(text)] = False
         few = np.flatnonzero(found)
-        if len(few) > _FEW:  # of so many tokens not all lead to a key that is there
+        if len(few) > _FEW:  # not all of that many tokens begin a known key
             return found
         for token in map(int, few):
             after = deepcopy(text)

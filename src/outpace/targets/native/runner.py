@@ -78,7 +78,7 @@ class Angles:
         self._tables = (torch.empty(0), torch.empty(0))
 
     def upto(self, positions: int, most: int | None) -> tuple[Tensor, Tensor]:
-        """The tables of at least so many positions, each [positions, rotary], but of at most ``most``."""
+        """The tables of at least this number of positions, each [positions, rotary], at most of ``most``."""
         if len(self._tables[0]) < positions:
             wanted = max(256, 1 << (positions - 1).bit_length())
             self._tables = self._made(wanted if most is None else max(min(wanted, most), positions))
@@ -224,7 +224,7 @@ class NativeRunner:
         return batch.output(logits if len(batch.read) or batch.reads else None, found)
 
     def _decoder(self, positions: int) -> DecoderStruct:
-        """The struct of the model, with angles for at least so many positions."""
+        """The struct of the model, with angles for at least this number of positions."""
         known = self._struct
         if known is not None and positions <= known[1]:
             return known[0]
