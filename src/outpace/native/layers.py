@@ -60,6 +60,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rounded_outputs": (c_int, []),
     "pair_inputs": (c_int, []),
     "multiply": (c_int, [POINTER(ProductStruct), c_long, *[c_void_p] * 2]),
+    "pack": (c_long, [POINTER(ProductStruct), c_void_p]),
+    "unpack": (None, [POINTER(ProductStruct), c_void_p]),
     "norm": (None, [POINTER(NormStruct), c_long, c_long, *[c_void_p] * 2]),
     "best": (None, [*[c_long] * 3, *[c_void_p] * 4]),
     "attention": (c_int, [POINTER(RowsStruct), POINTER(HeadsStruct)]),
