@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -254,7 +255,10 @@ class Modules:
 
         Layers that are computed in C have rows of one shape, so the first one shows it.
         """
-        step = self.step if self.native is None else keep_layers(self.step, [0], bare=True)
+        step, alike = self.step, False
+        if self.native is not None:
+            with suppress(UnsupportedModel):  # it is not a plain stack, as GPT-NeoX is not
+                step, alike = keep_layers(self.step, [0], bare=True), True
 
         def run() -> tuple[Probe, Any]:
             try:
@@ -273,6 +277,6 @@ class Modules:
         if isinstance(probe, StateProbe):
             self.states, self.grid = probe.states, probe.grid
         self.vocabulary: int = output.logits.shape[-1]
-        if self.native is not None:
+        if alike and self.native is not None:
             self.cache_layers = {layer: layer for layer in self.native.layers}
             self.shapes, self.vocabulary = self.shapes * len(self.cache_layers), self.native.vocabulary

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from threading import RLock
@@ -199,11 +199,13 @@ class CausalTarget(FixedSteps):
     def _stand_in(self) -> CausalTarget:
         """The target that is tested: of the layers that stand for all, so that a test costs no more for more.
 
-        The target itself where its layers do not run in C, which has one form for all of a kind.
+        The target itself where its layers do not run in C, which has one form for all of a kind, or are no
+        plain stack.
         """
-        if self._modules.native is None or self.layers == len(numbers := shown(self.model)):
-            return self
-        return self.some_layers(sorted({*numbers, 1}))  # the first two: targets are made of a copy of these
+        if self._modules.native is not None and len(numbers := shown(self.model)) < self.layers:
+            with suppress(UnsupportedModel):  # the first two, since targets are made of a copy of these
+                return self.some_layers(sorted({*numbers, 1}))
+        return self
 
     def _choose_trees(self, record: Record | None) -> None:
         """Run forwards with branches on a copy of the step for them, if it passes the self-test."""
