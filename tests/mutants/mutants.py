@@ -878,7 +878,7 @@ ENGINE = [
     ),
     Mutant(
         "the oldest sequence goes where memory runs out in a forward",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         '[max(feeds, key=attrgetter("number"))] if full',
         '[min(feeds, key=attrgetter("number"))] if full',
         ("tests/unit/engine/test_isolation.py::test_the_newest_go_where_memory_runs_out",),
@@ -913,14 +913,14 @@ ENGINE = [
     ),
     Mutant(
         "hidden states of all chunks of a prompt but the last are lost",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "                pieces, active.hidden = active.hidden, []\n",
         "                pieces, active.hidden = active.hidden[-1:], []\n",
         ("tests/unit/engine/test_engine_hidden.py",),
     ),
     Mutant(
         "a sequence that left keeps its slot",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "            self.cache.free(active.slot)\n            if active.started:",
         "            if active.started:",
         ("tests/unit/engine/test_engine.py::test_an_error_while_joining_leaks_no_slot",),
@@ -2202,14 +2202,14 @@ SERVE = [
     ),
     Mutant(
         "rows of prefixes are copied for all that wait at once",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "        while plain or allowance.open:\n",
         "        while True:\n",
         ("tests/unit/engine/test_work.py::test_cached_rows_are_copied_between_steps",),
     ),
     Mutant(
         "drafters look at all prompts at once",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "(allowance.open or not waits)",
         "(True or not waits)",
         ("tests/unit/engine/test_work.py::test_drafters_first_look_at_prompts_between_steps",),

@@ -19,8 +19,8 @@ from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support import runner
-from outpace.engine import batch
 from outpace.engine import engine as engine_module
+from outpace.engine import running
 from outpace.engine.allowance import Allowance
 from outpace.engine.engine import Engine
 from outpace.engine.errand import Errand, stopping
@@ -192,7 +192,7 @@ class _Slow(SequenceDrafter[int]):
 
 
 def test_drafters_first_look_at_prompts_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_LONG", 16)
+    monkeypatch.setattr(running, "_LONG", 16)
     ticks, target = Ticks(), Target(tiny_llama(context=2048))
     prompts = [[(5 * place + first) % 30 + 1 for place in range(100)] for first in range(5)]
     alone = [one.tokens for one in Engine(target).generate(prompts, ONE)]
@@ -205,7 +205,7 @@ def test_drafters_first_look_at_prompts_between_steps(monkeypatch: pytest.Monkey
 
 
 def test_a_draft_model_reads_a_prompt_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_LONG", 16)
+    monkeypatch.setattr(running, "_LONG", 16)
     monkeypatch.setattr(runner, "_CHUNK", 32)
     ticks, target, draft = Ticks(), Target(tiny_llama(context=2048)), Target(tiny_llama(context=2048, seed=1))
     prompts = [[(5 * place + first) % 30 + 1 for place in range(200)] for first in range(2)]
