@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -15,7 +16,6 @@ from outpace.cache import Slot
 from outpace.draws.own_tokens import Tree
 from outpace.native.pointers import check
 from outpace.targets.rows import Output, Rows
-from outpace.transfer import upload
 from outpace.tree import is_chain
 
 IntArray = NDArray[np.int32]
@@ -251,6 +251,6 @@ def drawn_from(logits: Tensor) -> Tensor:
 def _picked(rows: Tensor, places: Sequence[NDArray[np.int64]]) -> Tensor:
     """Some rows of a table; a part of it without a copy if they follow each other."""
     wanted = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
-    if len(wanted) and (np.diff(wanted) == 1).all():
-        return rows[int(wanted[0]) : int(wanted[-1]) + 1]
-    return rows[upload(wanted, rows.device)]
+    gaps = np.flatnonzero(np.diff(wanted) != 1) + 1
+    runs = [rows[int(run[0]) : int(run[-1]) + 1] for run in np.split(wanted, gaps) if len(run)]
+    return runs[0] if len(runs) == 1 else torch.cat(runs) if runs else rows[:0]

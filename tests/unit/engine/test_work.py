@@ -27,6 +27,7 @@ from outpace.engine.errand import Errand, stopping
 from outpace.engine.works import Encoding, Score, Work, Works
 from outpace.sequence import Sequence
 from outpace.targets import Target
+from outpace.targets.batch import Batch
 
 LONG = SamplingParams(max_new_tokens=1500, ignore_eos=True)
 ONE = SamplingParams(max_new_tokens=1, ignore_eos=True)
@@ -65,8 +66,8 @@ class Ticks:
         return steps
 
 
-def rows_of(cache: Any, feeds: Any, *given: Any, **more: Any) -> int:
-    return sum(len(rows.tokens) for rows in feeds.values())
+def rows_of(cache: Any, batch: Batch, *given: Any, **more: Any) -> int:
+    return len(batch.tokens)
 
 
 def decoding(target: Any, ticks: Ticks, drafter: Any = None, **more: Any) -> tuple[Engine, Sequence]:
@@ -215,11 +216,11 @@ def test_a_draft_model_reads_a_prompt_between_steps(monkeypatch: pytest.MonkeyPa
     widths: list[int] = []
     forward = draft.forward
 
-    def counted(cache: Any, feeds: Any, *given: Any, **more: Any) -> Any:
-        widths.append(rows_of(cache, feeds))
+    def counted(cache: Any, batch: Batch, *given: Any, **more: Any) -> Any:
+        widths.append(rows_of(cache, batch))
         if widths[-1] >= 32:
             ticks.spent["work"] += widths[-1]
-        return forward(cache, feeds, *given, **more)
+        return forward(cache, batch, *given, **more)
 
     draft.forward = counted  # type: ignore[method-assign]
     asked = [engine.add(prompt, few) for prompt in prompts]

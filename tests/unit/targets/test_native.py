@@ -188,7 +188,7 @@ def test_hidden_states_inputs_and_subsets_of_layers_are_the_models(family: str) 
         right = expected.hidden_states[layer][0]
         torch.testing.assert_close(states, right, rtol=1e-3, atol=1e-3 * float(right.std()))
     logits = output.logits_of(slot).clone()
-    given = of.run(cache, {slot: Rows(tokens)}, states={slot: embedded}).logits_of(slot)
+    given = of.run(cache, Batch.of({slot: tokens}), states={slot: embedded}).logits_of(slot)
     assert torch.equal(given, logits)
     bare = of.some_layers([0, 1, 2], bare=True)
     own_cache = bare.new_cache()
@@ -219,7 +219,7 @@ def test_inputs_follow_their_sequences_into_the_order_of_a_lane() -> None:
     feeds = {slot: Rows(tokens) for slot, tokens in texts.items()}
     expected = of.forward(cache, Batch.of(feeds))
     logits = [expected.logits_of(slot).clone() for slot in texts]
-    found = of.run(cache, feeds, states=states)
+    found = of.run(cache, Batch.of(feeds), states=states)
     assert all(torch.equal(found.logits_of(slot), own) for slot, own in zip(texts, logits, strict=True))
 
 
