@@ -879,8 +879,8 @@ ENGINE = [
     Mutant(
         "the oldest sequence goes where memory runs out in a forward",
         "outpace/engine/running.py",
-        '[max(feeds, key=attrgetter("number"))] if full',
-        '[min(feeds, key=attrgetter("number"))] if full',
+        '[max(members, key=attrgetter("number"))] if full',
+        '[min(members, key=attrgetter("number"))] if full',
         ("tests/unit/engine/test_isolation.py::test_the_newest_go_where_memory_runs_out",),
     ),
     Mutant(
@@ -1054,9 +1054,9 @@ TARGETS = [
     ),
     Mutant(
         "logits of a line are those of other rows",
-        "outpace/targets/inputs/line.py",
-        "        return torch.tensor(read).nonzero()[:, 0]\n",
-        "        return (torch.tensor(read).nonzero()[:, 0] + 1).clamp(max=self.size - 2)\n",
+        "outpace/targets/stock/layouts.py",
+        "    read = torch.from_numpy(part.read.astype(np.int64))\n",
+        "    read = torch.from_numpy((part.read.astype(np.int64) + 1).clip(max=in_line.size - 2))\n",
         ("tests/lossless/test_joins.py::test_tokens_are_those_of_each_alone -k lookup",),
         untested=True,
     ),
