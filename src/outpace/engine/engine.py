@@ -18,7 +18,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
 from outpace.engine.clock import Clock
 from outpace.engine.drafting import Drafting
-from outpace.engine.errand import Errand, stopping
+from outpace.engine.errand import Errand, Stopping
 from outpace.engine.guards import Turn, whole_number
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
@@ -308,10 +308,10 @@ class Engine:
                     self._turn.broken = False
 
     def encoding(self, source: Any) -> Errand[Source | None]:
-        """The encoding of a source, as ``add`` does it, in pieces between the modules of the encoder."""
+        """The encoding of a source, as ``add`` does it, in pieces."""
 
         def work(stop: Callable[[], None]) -> Source | None:
-            with stopping(self.target.encoding_modules, stop):
+            with Stopping(stop):
                 return self.target.encode(source)
 
         return Errand(work, self._clock)

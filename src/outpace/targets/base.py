@@ -248,11 +248,6 @@ class TargetModel(ABC):
             raise OutpaceError("this model has no encoder and takes no source; put the text into the prompt")
         return None
 
-    @property
-    def encoding_modules(self) -> Sequence[Any]:
-        """Modules that ``encode`` runs, and that no step does: it can stop before each of them."""
-        return ()
-
     def row_keys(self, tokens: Sequence[int], source: Source | None) -> Sequence[Hashable] | None:
         """Keys of a text's rows: those of two texts are equal if all their keys up to them are.
 

@@ -23,7 +23,7 @@ from outpace.engine import engine as engine_module
 from outpace.engine import running
 from outpace.engine.allowance import Allowance
 from outpace.engine.engine import Engine
-from outpace.engine.errand import Errand, stopping
+from outpace.engine.errand import Errand, Stopping
 from outpace.engine.works import Encoding, Score, Work, Works
 from outpace.sequence import Sequence
 from outpace.targets import Target
@@ -119,21 +119,21 @@ def test_images_are_encoded_between_steps_with_the_same_states(monkeypatch: pyte
     ticks, target = Ticks(), seeing().target
     monkeypatch.setattr(target, "forward", target.forward)  # which is counted, and is itself again
 
-    def counted(modules: Any, stop: Callable[[], None]) -> Any:
+    def counted(stop: Callable[[], None]) -> Any:
         def both() -> None:
-            ticks.spent["work"] += 4
+            ticks.spent["work"] += 1
             stop()
 
-        return stopping(modules, both)
+        return Stopping(both)
 
-    monkeypatch.setattr(engine_module, "stopping", counted)
+    monkeypatch.setattr(engine_module, "Stopping", counted)
     tokens, source = source_of(6)
     wanted = target.encode(source)
     assert wanted is not None
     engine, stream = decoding(target, ticks)
     (found,), steps = done(engine, ticks, Encoding(print, never, source))
     assert torch.equal(found.states, wanted.states)
-    check(ticks, steps, 4, 40)
+    check(ticks, steps, 1, 40)
     assert stream.finish_reason is None
     beside = engine.add(tokens, SamplingParams(max_new_tokens=5, ignore_eos=True), source=found)
     while beside.finish_reason is None:

@@ -84,11 +84,6 @@ class MultimodalTarget(CausalTarget):
         inputs = {name: value for name, value in source.items() if name != "attention_mask"}
         return self.prompts(inputs, [0])[0]
 
-    @property
-    def encoding_modules(self) -> Sequence[Any]:
-        own = set(self.model.get_decoder().modules())
-        return [module for module in self.model.modules() if module not in own]
-
     @torch.inference_mode()
     def prompts(self, inputs: Mapping[str, Any], pads: Sequence[int]) -> list[PromptStates]:
         """The language model's inputs for each prompt of a batch.

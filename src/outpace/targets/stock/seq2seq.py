@@ -107,10 +107,6 @@ class Seq2SeqTarget(TargetModel):
         return self._encoder.encode(source)
 
     @property
-    def encoding_modules(self) -> Sequence[Any]:
-        return list(self._encoder.module.modules())
-
-    @property
     def reads_features(self) -> bool:
         """True if the encoder reads features; the decoder then attends to all of its output."""
         return self._encoder.reads_features
