@@ -50,7 +50,7 @@ ROOMS: list[set[str]] = [
     {"gpu", "native"},
     {"step"},
     {"stock", "llamacpp"},
-    {"combined"},
+    {"combined", "gguf"},
     {"__init__"},
     {"weights"},
 ]

@@ -8,18 +8,16 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from outpace.core import OutpaceError, TargetOptions, UnsupportedModel, dtype_name
-from outpace.core.extras import need
+from outpace.core import OutpaceError, TargetOptions, dtype_name
 from outpace.hub import local
 from outpace.loading.loaded import Loaded, load_here
-from outpace.loading.placement import Place, Shared, Spread, check_needs, device_of, dtype_of
+from outpace.loading.placement import Place, Shared, Spread, check_needs
 from outpace.loading.shared import load_shared
 from outpace.loading.weights import Encoders, needs_of_name
 from outpace.names import Backend, check_backend, check_llamacpp, check_model, is_gguf
 from outpace.spec import load as load_spec
-from outpace.targets import Target
+from outpace.targets import of_file
+from outpace.targets.llamacpp import LlamaCppOptions, LlamaCppTarget
 
 __all__ = ["Loaded", "load"]
 
@@ -139,24 +137,14 @@ def _of_file(asked: _Asked, others: bool) -> Loaded:
     """
     floats = ("auto", "float32", "bfloat16")
     asked.check([(asked.dtype not in floats, "--dtype", "rows are in float32 or bfloat16")])
-    from outpace.targets.weights.gguf import GgufFile, tokenizer_of
-
     path = Path(local(asked.name)).expanduser()
-    try:
-        file = GgufFile(path)
-        dtype = dtype_of(asked.dtype, device_of("cpu"), torch.float32 if file.floats else torch.bfloat16)
-        tokenizer = tokenizer_of(file)
-        target = Target(file.model(dtype), **vars(asked.options))
-    except UnsupportedModel as error:
-        why = f"outpace does not read {asked.name}: {error}"
-        if not others:
-            raise UnsupportedModel(f"{why}; leave --backend native out for llama.cpp") from error
-        try:
-            need("llamacpp", "llama.cpp")
-            return _by_llamacpp(asked, "")
-        except OutpaceError as second:
-            raise type(second)(f"{why}; nor does llama.cpp: {second}") from error
-    return Loaded(asked.name, target, tokenizer, str(dtype).removeprefix("torch."), "cpu", str(path))
+    target = of_file(path, asked.dtype, others, **vars(asked.options))
+    if isinstance(target, LlamaCppTarget):
+        return _loaded(asked.name, target)
+    if target.tokenizer is None:
+        raise OutpaceError(f"{asked.name} has no tokenizer, and texts need one")
+    dtype = str(target.dtype).removeprefix("torch.")
+    return Loaded(asked.name, target, target.tokenizer, dtype, "cpu", str(path))
 
 
 def _by_llamacpp(asked: _Asked, llamacpp: str) -> Loaded:
@@ -172,11 +160,12 @@ def _by_llamacpp(asked: _Asked, llamacpp: str) -> Loaded:
             ),
         ]
     )
-    from outpace.targets.llamacpp import LlamaCppOptions, LlamaCppTarget
-
     chosen = load_spec(
         "option of a GGUF file", {"llamacpp": LlamaCppOptions}, f"llamacpp:{llamacpp}".rstrip(":")
     )
-    target = LlamaCppTarget(local(asked.name), **vars(chosen))
+    return _loaded(asked.name, LlamaCppTarget(local(asked.name), **vars(chosen)))
+
+
+def _loaded(name: str, target: LlamaCppTarget) -> Loaded:
     target.tokenizer.need_text()
-    return Loaded(asked.name, target, target.tokenizer, target.file_type.lower(), "cpu", str(target.path))
+    return Loaded(name, target, target.tokenizer, target.file_type.lower(), "cpu", str(target.path))

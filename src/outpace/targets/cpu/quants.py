@@ -90,7 +90,9 @@ def row_bytes(type_: int, inputs: int) -> int:
     """
     library = compiled()
     numbers = library.quant_numbers(type_)
-    check(numbers > 0 and not inputs % numbers, f"rows of whole blocks of a known type, not {inputs} of {type_}")
+    check(
+        numbers > 0 and not inputs % numbers, f"rows of whole blocks of a known type, not {inputs} of {type_}"
+    )
     return int(inputs // numbers * library.quant_bytes(type_))
 
 
@@ -191,7 +193,9 @@ class QuantLinear(Rounded):
 
     def __init__(self, linear: nn.Linear, part: QuantPart, dtype: torch.dtype) -> None:
         super().__init__(linear, KERNELS[part.type])
-        check((part.outputs, part.inputs) == (linear.out_features, linear.in_features), "weights of its shape")
+        check(
+            (part.outputs, part.inputs) == (linear.out_features, linear.in_features), "weights of its shape"
+        )
         self.take(Quants([part], dtype))
 
 

@@ -86,7 +86,9 @@ def _why_no_linears(base: Any, recipe: Recipe) -> str | None:
             if any(has_hooks(linear) for linear in group):
                 return "modules in it have hooks"
             kinds = {_rounding_of(linear) for linear in group}
-            apart = kinds - {"", _QUANTS} and any(linear.out_features % rounded_panel() for linear in group[:-1])
+            apart = kinds - {"", _QUANTS} and any(
+                linear.out_features % rounded_panel() for linear in group[:-1]
+            )
             if len(kinds) > 1 or apart:
                 return "some of its linear layers with the same inputs are rounded otherwise than others"
     return None

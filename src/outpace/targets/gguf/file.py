@@ -19,7 +19,6 @@ from outpace.core import OutpaceError, UnsupportedModel, first_line, load_extra
 from outpace.targets.cpu.quants import TYPES, QuantEmbedding, QuantLinear, QuantPart, compiled, row_bytes
 from outpace.targets.llamacpp.header import without_texts
 from outpace.targets.llamacpp.library import check_file
-from outpace.targets.weights.checkpoint import check_counts
 
 _ENDS = ("eos", "eot", "eom")
 _NAMES = {number: name for name, number in TYPES.items()}
@@ -43,6 +42,7 @@ class GgufFile:
     Attributes:
         config: transformers'.
         architecture: llama.cpp's name of the family.
+        texts: there is a vocabulary.
 
     Raises:
         OutpaceError: the file is broken, or a package is missing.
@@ -63,6 +63,7 @@ class GgufFile:
                 file.write(head)
                 file.truncate(size)
             self.config, self.architecture, tensors = _described(copy, self._ends)
+        self.texts = size < path.stat().st_size  # a vocabulary was left out
         self._places = {
             name: _Place(place.type, place.shape, place.start + moved, place.size)
             for name, place in tensors.items()
@@ -81,8 +82,8 @@ class GgufFile:
         wide = (TYPES["f32"], TYPES["f16"])
         return any(len(place.shape) > 1 and place.type in wide for place in self._places.values())
 
-    def model(self, dtype: torch.dtype) -> Any:
-        """The model, with rows in a dtype.
+    def model(self, name: str = "auto") -> Any:
+        """The model, with rows in a dtype; "auto" is bfloat16, or float32 if there are ``floats``.
 
         Raises:
             UnsupportedModel: a tensor has no place in transformers' model, or a part of that no tensor.
@@ -90,6 +91,8 @@ class GgufFile:
         from accelerate import init_empty_weights
         from transformers import AutoModelForCausalLM
 
+        chosen = ("float32" if self.floats else "bfloat16") if name == "auto" else name
+        dtype: torch.dtype = getattr(torch, chosen)
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(self.config, dtype=dtype)
         if self._ends:
@@ -184,7 +187,6 @@ def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str,
             if (value := reader.fields.get(f"tokenizer.ggml.{name}_token_id")) is not None:
                 ends[name] = int(value.contents())
         config = AutoConfig.from_pretrained(str(copy.parent), gguf_file=copy.name)
-        check_counts(config.to_dict(), copy.name)
     except OutpaceError:
         raise
     except Exception as error:  # transformers and gguf raise anything for what they do not know
@@ -213,11 +215,13 @@ def _order(processor: Any, name: str, place: _Place) -> Tensor | None:
 
 
 def tokenizer_of(file: GgufFile) -> Any:
-    """The tokenizer in a file, as transformers converts it.
+    """The tokenizer in a file, as transformers converts it; None if there is none.
 
     Raises:
-        UnsupportedModel: it does not.
+        UnsupportedModel: it cannot be converted.
     """
+    if not file.texts:
+        return None
     from transformers import AutoTokenizer
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
