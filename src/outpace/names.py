@@ -199,7 +199,7 @@ def check_llamacpp(model: str | None, options: str) -> None:
 
 
 def check_backend(model: str | None, backend: str, llamacpp: str) -> None:
-    """Refuse an unknown backend, one for a model that is no GGUF file, or one that contradicts its options."""
+    """Refuse an unknown backend, one for a model that is no GGUF file, or one at odds with its options."""
     if backend not in BACKENDS:
         raise OutpaceError(f"--backend must be {', '.join(BACKENDS)}, not {backend!r}")
     if backend != "auto" and not is_gguf(model or ""):

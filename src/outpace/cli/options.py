@@ -152,7 +152,7 @@ Backend = Annotated[
     names.Backend,
     rare_option(
         "--backend",
-        help="What runs a .gguf file: native, outpace's own functions; llamacpp; auto, the first that reads it.",
+        help="What runs a .gguf file: native, outpace itself; llamacpp; auto, the first that reads it.",
     ),
 ]
 MaxNewTokens = Annotated[

@@ -43,8 +43,8 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
 
     Args:
         model: a transformers model, decoder-only (with images or without) or encoder-decoder, perhaps in
-            PEFT's wrapper; the path of a GGUF file, which llama.cpp runs if it is not read here, or if options
-            are llama.cpp's; or a target, which is returned.
+            PEFT's wrapper; the path of a GGUF file, which llama.cpp runs if it is not read here, or if
+            options are llama.cpp's; or a target, which is returned.
         options: options of the chosen class; see ``TargetOptions``, ``Seq2SeqTarget``, ``LlamaCppOptions``.
 
     Raises:

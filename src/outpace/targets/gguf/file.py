@@ -1,11 +1,12 @@
 """Loading of a GGUF file into a transformers model whose matrices stay as they are in the file.
 
-Config, names and the order of rows are transformers' own (``modeling_gguf_pytorch_utils``). Its reader takes half
-a minute for the texts of a large vocabulary, so the config is read from a copy of the header without them.
+Config, names and the order of rows are transformers' own (``modeling_gguf_pytorch_utils``). Its reader takes
+half a minute for the texts of a large vocabulary, so the config is read from a copy of the header without them.
 """
 
 from __future__ import annotations
 
+import logging
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -179,6 +180,9 @@ def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str,
     from gguf import GGUFReader
     from transformers import AutoConfig
 
+    told = logging.getLogger("transformers.modeling_gguf_pytorch_utils")  # of the vocabulary, left out here
+    level = told.level
+    told.setLevel(logging.ERROR)
     try:
         reader = GGUFReader(copy)
         field = reader.fields["general.architecture"]
@@ -191,6 +195,8 @@ def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str,
         raise
     except Exception as error:  # transformers and gguf raise anything for what they do not know
         raise UnsupportedModel(f"transformers cannot read its config: {first_line(error)}") from error
+    finally:
+        told.setLevel(level)
     return config, architecture, dict(_tensors(reader))
 
 
