@@ -29,6 +29,7 @@ from outpace.native.forward import (
 from outpace.native.layers import byref, functions
 from outpace.native.pointers import address, addresses, check, pointer, pointer_or_null, rows_pointer
 from outpace.targets.batch import Batch, IntArray
+from outpace.targets.cpu.quants import QuantEmbedding
 from outpace.targets.native.fitting import recipe_of
 from outpace.targets.native.recipe import Recipe
 from outpace.targets.native.weights import Product, Weights
@@ -125,6 +126,7 @@ class NativeRunner:
         last = "norm" if hasattr(weights.base, "norm") else "final_layer_norm"
         self._norm = weights.norm(weights.base, last, weights.hidden)
         head, self._table, self._factor = model.get_output_embeddings(), weights.table(), weights.factor()
+        self._embedded = len(model.get_input_embeddings().weight)
         self.vocabulary = int(head.out_features)
         self._head = weights.product([head], weights.hidden, self.vocabulary, head=True)
         self._cap = float(getattr(config, "final_logit_softcapping", None) or 0)
@@ -192,16 +194,15 @@ class NativeRunner:
         weights, dtype, rows = self.weights, self.weights.dtype, len(batch.tokens)
         batch.check()
         if inputs is None:
-            check(
-                0 <= batch.tokens.min(initial=0) <= batch.tokens.max(initial=0) < len(self._table),
-                "known tokens",
-            )
+            known = self._embedded
+            check(0 <= batch.tokens.min(initial=0) <= batch.tokens.max(initial=0) < known, "known tokens")
         past = np.array([cache.length(slot) for slot in batch.slots], dtype=_INT)
         decoder = byref(self._decoder(int((past + batch.widths).max(initial=1))))
-        states = None
-        if inputs is not None:
-            states = (inputs if moved is None else inputs[torch.from_numpy(moved)]) * self._recipe.embedding
-            states = states.contiguous()
+        if inputs is not None and moved is not None:
+            inputs = inputs[torch.from_numpy(moved)]
+        if inputs is None and isinstance(self._table, QuantEmbedding):
+            inputs = self._table(torch.from_numpy(batch.tokens))
+        states = None if inputs is None else (inputs * self._recipe.embedding).contiguous()
         made, kept = self._batch(batch, past, windows, cache_layers, states)
         every = len(self._layers) + 1
         results = [
@@ -256,7 +257,9 @@ class NativeRunner:
             hidden=self.weights.hidden,
             layer=layers,
             view=(ViewStruct * len(views))(*views),
-            embeddings=pointer(self._table, self.weights.dtype, *self._table.shape),
+            embeddings=None
+            if isinstance(self._table, QuantEmbedding)
+            else pointer(self._table, self.weights.dtype, *self._table.shape),
             embedding=self._factor,
             norm=self._norm,
             head=self._head,
