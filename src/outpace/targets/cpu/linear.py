@@ -202,7 +202,7 @@ class Packer:
         whole = nn.Linear(blocks.inputs, blocks.outputs, bias=False, device="meta", dtype=blocks.dtype)
         whole.bias = module.bias
         step = 1
-        if self._exact:
+        if self._exact and kernel.name in QUANTISED:
             step = row_step(kernel, blocks.dtype, blocks.inputs, blocks.outputs, blocks.weights.device)
         return Linear(whole, kernel, blocks, step)
 

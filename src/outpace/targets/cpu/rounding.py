@@ -17,6 +17,7 @@ from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, functions
 from outpace.targets.cpu.kernels import QUANTISED, STOCK, Blocks, Panels, multiply
 from outpace.targets.cpu.linear import Linear, linears_of
+from outpace.targets.cpu.quants import Quantised
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
 
@@ -84,6 +85,8 @@ class Rounding:
                 return (
                     f"its weights have {packed.bits} bits already, rounded to {self._bits} it gains nothing"
                 )
+            if isinstance(layer, Linear) and isinstance(layer.kernel, Quantised):
+                return "its weights are those of a GGUF file, which are rounded already"
             if _source_of(layer) is None:
                 return "the weights of its layers were released; leave release out"
         return ""
