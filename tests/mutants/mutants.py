@@ -2265,7 +2265,7 @@ SERVE = [
     ),
     Mutant(
         "tokens that a grammar excludes stay possible",
-        "outpace/serve/grammar.py",
+        "outpace/grammars/matching.py",
         "        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)\n",
         "        return scores.masked_fill(~upload(allowed, scores.device), -1.0)\n",
         ("tests/serve/test_adapters.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
@@ -2315,7 +2315,7 @@ SERVE = [
     ),
     Mutant(
         "a forced text that is spelt like a token is that token",
-        "outpace/serve/grammar.py",
+        "outpace/grammars/tokens.py",
         "            if spelt is None or len(left) == 1:\n",
         "            if True:\n",
         ("tests/serve/test_marks.py::test_texts_that_are_spelt_like_tokens",),
@@ -2343,7 +2343,7 @@ SERVE = [
     ),
     Mutant(
         "a condition that allows everything stays in a schema",
-        "outpace/serve/effects.py",
+        "outpace/grammars/effects.py",
         "if not (key in _FREE and _FREE[key](value))}",
         "}",
         ("tests/serve/test_schemas.py::test_what_has_no_effect_is_left_out",),
