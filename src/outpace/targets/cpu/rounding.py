@@ -120,7 +120,7 @@ class Rounding:
         kernel, dtype = QUANTISED[f"int{self._bits_of(layer)}"], weight.dtype
         if dtype not in DTYPES:
             kernel, dtype = _InFloat(kernel.name), torch.float32
-        packed = Blocks.pack(weight.detach(), self._bits_of(layer))._replace(dtype=dtype)
+        packed = Blocks.pack([weight], self._bits_of(layer))._replace(dtype=dtype)
         sizes = layer.in_features, layer.out_features
         shape = nn.Linear(*sizes, bias=False, device="meta", dtype=weight.dtype)
         shape.bias = layer.bias
