@@ -43,7 +43,8 @@ LAYERS: list[set[str]] = [
 # The rooms of targets, bottom to top.
 ROOMS: list[set[str]] = [
     {"hardware", "kernel", "plan", "rows"},
-    {"base", "batch"},
+    {"batch"},
+    {"base"},
     {"around"},
     {"inputs", "ranks", "ties"},
     {"cpu"},

@@ -29,7 +29,8 @@ import outpace
 from outpace.core import OutpaceError
 from outpace.engine.engine import Engine
 from outpace.native.layers import functions
-from outpace.targets import CausalTarget, Rows
+from outpace.targets import CausalTarget
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.attributes import fingerprint
 from outpace.targets.inputs.changes import Structure
 
@@ -137,7 +138,7 @@ def changes(model: Any) -> Iterator[Change]:
 def logits(of: CausalTarget) -> Tensor:
     cache = of.new_cache(length=16)
     slot = cache.allocate()
-    found = of.forward(cache, {slot: Rows(PROMPT, prompt=len(PROMPT))}).logits_of(slot).clone()
+    found = of.forward(cache, Batch.of({slot: PROMPT}, prompt=len(PROMPT))).logits_of(slot).clone()
     cache.keep({slot: range(len(PROMPT))})
     return found
 

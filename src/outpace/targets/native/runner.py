@@ -28,7 +28,7 @@ from outpace.native.forward import (
 )
 from outpace.native.layers import byref, functions
 from outpace.native.pointers import address, addresses, check, pointer, pointer_or_null, rows_pointer
-from outpace.targets.batch import Batch
+from outpace.targets.batch import Batch, IntArray
 from outpace.targets.cpu.quants import QuantEmbedding
 from outpace.targets.native.fitting import recipe_of
 from outpace.targets.native.recipe import Recipe
@@ -190,19 +190,20 @@ class NativeRunner:
             OutpaceError: a token has no embedding.
         """
         windows = cache.begin(dict(zip(batch.slots, batch.widths.tolist(), strict=True)))
-        batch, moved = batch.in_order([slot for window in windows for slot in window.slots])
+        batch, moved = batch.select([slot for window in windows for slot in window.slots])
         weights, dtype, rows = self.weights, self.weights.dtype, len(batch.tokens)
         batch.check()
         if inputs is None:
             known = self._embedded
             check(0 <= batch.tokens.min(initial=0) <= batch.tokens.max(initial=0) < known, "known tokens")
-        decoder = byref(self._decoder(int((batch.past + batch.widths).max(initial=1))))
+        past = np.array([cache.length(slot) for slot in batch.slots], dtype=_INT)
+        decoder = byref(self._decoder(int((past + batch.widths).max(initial=1))))
         if inputs is not None and moved is not None:
             inputs = inputs[torch.from_numpy(moved)]
         if inputs is None and isinstance(self._table, QuantEmbedding):
             inputs = self._table(torch.from_numpy(batch.tokens))
         states = None if inputs is None else (inputs * self._recipe.embedding).contiguous()
-        made, kept = self._batch(batch, windows, cache_layers, states)
+        made, kept = self._batch(batch, past, windows, cache_layers, states)
         every = len(self._layers) + 1
         results = [
             torch.empty(rows, weights.hidden, dtype=dtype) for _ in range(every if hidden else min(every, 3))
@@ -222,7 +223,7 @@ class NativeRunner:
             raise MemoryError("a forward found no memory for its workspace")
         del kept, more
         found = {layer: _state(outputs, normed, layer) for layer in hidden}
-        return batch.output(logits if len(batch.read) or batch.reads else None, found)
+        return batch.output(logits if len(batch.read) else None, found)
 
     def _decoder(self, positions: int) -> DecoderStruct:
         """The struct of the model, with angles for at least this number of positions."""
@@ -270,7 +271,12 @@ class NativeRunner:
         return struct
 
     def _batch(
-        self, batch: Batch, windows: Sequence[Window], cache_layers: Mapping[int, int], states: Tensor | None
+        self,
+        batch: Batch,
+        past: IntArray,
+        windows: Sequence[Window],
+        cache_layers: Mapping[int, int],
+        states: Tensor | None,
     ) -> tuple[Any, list[Any]]:
         """The struct of a batch, and what has to live as long."""
         seats = {
@@ -292,7 +298,7 @@ class NativeRunner:
         arrays = {
             "begin": (batch.starts, sequences + 1),
             "seat": (seat, sequences),
-            "past": (batch.past, sequences),
+            "past": (past, sequences),
             "fed": (batch.fed, sequences),
             "parents": (batch.parents, len(batch.parents)),
             "tokens": (batch.tokens, len(batch.tokens)),
@@ -306,7 +312,7 @@ class NativeRunner:
             inputs=pointer_or_null(states, self.weights.dtype, len(batch.tokens), self.weights.hidden),
             **{name: address(array, _INT, count) for name, (array, count) in arrays.items()},
         )
-        return byref(struct), [*kept, batch, states]
+        return byref(struct), [*kept, batch, past, states]
 
     def _room(self, rows: int, sequences: int, read: int, listed: int) -> tuple[ForwardRoomStruct, list[Any]]:
         """Workspace of a forward, and its memory."""
