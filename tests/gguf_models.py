@@ -48,15 +48,24 @@ HALVES = {"q2_k": (80, 82), "q3_k": (108,), "q6_k": (208,), "q4_k": (0, 2), "q5_
           "q5_1": (0, 2), "mxfp4": ()}  # fmt: skip
 UNITS = {"q4_0": 0.2, "q4_1": 0.1, "q5_0": 0.1, "q5_1": 0.05, "q8_0": 0.014, "q2_k": 0.06, "q3_k": 0.025,
          "q4_k": 0.003, "q5_k": 0.0015, "q6_k": 0.0007, "iq4_nl": 0.015, "iq4_xs": 0.0008,
-         "mxfp4": 1.0}  # fmt: skip
+         "mxfp4": 1.0, "tq2_0": 0.1}  # fmt: skip
 
 
-def write_file(model: Any, path: Path, kinds: Kinds = of_floats, more: dict[str, Any] | None = None) -> Path:
+def write_file(
+    model: Any,
+    path: Path,
+    kinds: Kinds = of_floats,
+    more: dict[str, Any] | None = None,
+    tensors: dict[str, torch.Tensor] | None = None,
+    without: str = "",
+) -> Path:
     """Write a model.
 
     Args:
         kinds: types of matrices; those in blocks are random, and not the model's.
         more: other values of the family, by names without its own.
+        tensors: others, or in place of the model's, in float32.
+        without: a tensor that is left out.
     """
     family = model.config.model_type
     architecture = ARCHITECTURES.get(family, family)
@@ -71,8 +80,12 @@ def write_file(model: Any, path: Path, kinds: Kinds = of_floats, more: dict[str,
             add(f"{architecture}.{name}", value)
     writer.add_tokenizer_model("no_vocab")
     weights = model.state_dict()
-    for number, (name, own) in enumerate(get_gguf_hf_weights_map(model, TensorProcessor(), architecture).items()):
+    for number, (name, own) in enumerate(
+        get_gguf_hf_weights_map(model, TensorProcessor(), architecture).items()
+    ):
         if own == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        if name == without or name in (tensors or {}):
             continue
         weight = as_written(model.config, architecture, name, weights[own].float())
         kind = kinds(name) if weight.dim() == 2 else "f32"
@@ -82,6 +95,8 @@ def write_file(model: Any, path: Path, kinds: Kinds = of_floats, more: dict[str,
         else:
             blocks = random_blocks(kind, *weight.shape, seed=number)
             writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType[kind.upper()])
+    for name, weight in (tensors or {}).items():
+        writer.add_tensor(name, weight.numpy())
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
