@@ -879,9 +879,9 @@ ENGINE = [
     ),
     Mutant(
         "the oldest sequence goes where memory runs out in a forward",
-        "outpace/engine/batch.py",
-        '[max(feeds, key=attrgetter("number"))] if full',
-        '[min(feeds, key=attrgetter("number"))] if full',
+        "outpace/engine/running.py",
+        '[max(members, key=attrgetter("number"))] if full',
+        '[min(members, key=attrgetter("number"))] if full',
         ("tests/unit/engine/test_isolation.py::test_the_newest_go_where_memory_runs_out",),
     ),
     Mutant(
@@ -914,14 +914,14 @@ ENGINE = [
     ),
     Mutant(
         "hidden states of all chunks of a prompt but the last are lost",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "                pieces, active.hidden = active.hidden, []\n",
         "                pieces, active.hidden = active.hidden[-1:], []\n",
         ("tests/unit/engine/test_engine_hidden.py",),
     ),
     Mutant(
         "a sequence that left keeps its slot",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "            self.cache.free(active.slot)\n            if active.started:",
         "            if active.started:",
         ("tests/unit/engine/test_engine.py::test_an_error_while_joining_leaks_no_slot",),
@@ -1055,9 +1055,9 @@ TARGETS = [
     ),
     Mutant(
         "logits of a line are those of other rows",
-        "outpace/targets/inputs/line.py",
-        "        return torch.tensor(read).nonzero()[:, 0]\n",
-        "        return (torch.tensor(read).nonzero()[:, 0] + 1).clamp(max=self.size - 2)\n",
+        "outpace/targets/stock/layouts.py",
+        "    read = torch.from_numpy(part.read.astype(np.int64))\n",
+        "    read = torch.from_numpy((part.read.astype(np.int64) + 1).clip(max=in_line.size - 2))\n",
         ("tests/lossless/test_joins.py::test_tokens_are_those_of_each_alone -k lookup",),
         untested=True,
     ),
@@ -2245,14 +2245,14 @@ SERVE = [
     ),
     Mutant(
         "rows of prefixes are copied for all that wait at once",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "        while plain or allowance.open:\n",
         "        while True:\n",
         ("tests/unit/engine/test_work.py::test_cached_rows_are_copied_between_steps",),
     ),
     Mutant(
         "drafters look at all prompts at once",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "(allowance.open or not waits)",
         "(True or not waits)",
         ("tests/unit/engine/test_work.py::test_drafters_first_look_at_prompts_between_steps",),
@@ -2308,7 +2308,7 @@ SERVE = [
     ),
     Mutant(
         "tokens that a grammar excludes stay possible",
-        "outpace/serve/grammar.py",
+        "outpace/grammars/matching.py",
         "        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)\n",
         "        return scores.masked_fill(~upload(allowed, scores.device), -1.0)\n",
         ("tests/serve/test_adapters.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
@@ -2358,7 +2358,7 @@ SERVE = [
     ),
     Mutant(
         "a forced text that is spelt like a token is that token",
-        "outpace/serve/grammar.py",
+        "outpace/grammars/tokens.py",
         "            if spelt is None or len(left) == 1:\n",
         "            if True:\n",
         ("tests/serve/test_marks.py::test_texts_that_are_spelt_like_tokens",),
@@ -2386,7 +2386,7 @@ SERVE = [
     ),
     Mutant(
         "a condition that allows everything stays in a schema",
-        "outpace/serve/effects.py",
+        "outpace/grammars/effects.py",
         "if not (key in _FREE and _FREE[key](value))}",
         "}",
         ("tests/serve/test_schemas.py::test_what_has_no_effect_is_left_out",),

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from collections.abc import Sequence as Seq
 from typing import Any, Generic, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 T = TypeVar("T")
+_AT_ONCE = 2**31  # products of two numbers in a piece
+_ROWS = 256  # in a part of a product at least
 
 
 class Errand(Generic[T]):
@@ -86,18 +90,60 @@ class _Left(BaseException):
     """The end of a function whose result nobody needs."""
 
 
-@contextmanager
-def stopping(modules: Iterable[nn.Module], stop: Callable[[], None]) -> Iterator[None]:
-    """A context in which modules call a function before their forwards in this thread."""
-    here = threading.get_ident()
+class Stopping(TorchFunctionMode):
+    """A context in which this thread's work with tensors can stop: a function is called before each piece.
 
-    def look(module: nn.Module, given: Any) -> None:
-        if threading.get_ident() == here:
-            stop()
+    A piece is a function of torch, or a part of one that takes long: a product of many rows, an attention or
+    a convolution of many samples is computed some at a time. Rows and samples do not mix in these, so the
+    result is the same.
+    """
 
-    hooks = [module.register_forward_pre_hook(look) for module in modules]
-    try:
-        yield
-    finally:
-        for hook in hooks:
-            hook.remove()
+    def __init__(self, stop: Callable[[], None]) -> None:
+        super().__init__()
+        self._stop = stop
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        more = kwargs or {}
+        count = _parts(func, args)
+        if count < 2:
+            self._stop()
+            return func(*args, **more)
+        if func is functional.linear:
+            rows, *weights = args
+            parts = self._parts(func, count, [rows.flatten(0, -2)], weights, more)
+            return parts.unflatten(0, rows.shape[:-1])
+        cut = 3 if func is functional.scaled_dot_product_attention else 1
+        return self._parts(func, count, args[:cut], args[cut:], more)
+
+    def _parts(
+        self, func: Any, count: int, samples: Seq[Tensor], others: Seq[Any], more: dict[str, Any]
+    ) -> Tensor:
+        """The result of a function that is called for some of its samples at a time."""
+        mask = more.get("attn_mask")
+        if mask is not None and mask.dim() == 4 and len(mask) == len(samples[0]):
+            masks = [{"attn_mask": part} for part in mask.tensor_split(count)]
+        else:
+            masks = [{}] * count
+        found = []
+        for part, own in zip(
+            zip(*(one.tensor_split(count) for one in samples), strict=True), masks, strict=True
+        ):
+            self._stop()
+            found.append(func(*part, *others, **more | own))
+        return torch.cat(found)
+
+
+def _parts(func: Any, args: tuple[Any, ...]) -> int:
+    """The number of parts of a function, each of about the same number of products."""
+    if func is functional.linear and len(args) > 1 and args[0].dim() > 1:
+        rows = args[0].numel() // args[0].shape[-1]
+        return int(min(rows // _ROWS, rows * args[1].numel() // _AT_ONCE))
+    if func in (functional.conv2d, functional.conv3d) and len(args) > 1:
+        samples, products = len(args[0]), args[0].numel() * len(args[1])  # of patches that do not overlap
+    elif func is functional.scaled_dot_product_attention and len(args) == 3 and args[0].dim() == 4:
+        samples, products = len(args[0]), 2 * args[0].numel() * args[1].shape[-2]
+    else:
+        return 1
+    return int(min(samples, products // _AT_ONCE))

@@ -77,7 +77,7 @@ class Score:
 
 @dataclass(eq=False)
 class Encoding:
-    """A source to encode: it stops between the modules of the encoder."""
+    """A source to encode: it stops between the products of the encoder."""
 
     answer: Callable[[Any], None]
     cancelled: Callable[[], bool]

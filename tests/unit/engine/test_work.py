@@ -19,14 +19,15 @@ from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support import runner
-from outpace.engine import batch
 from outpace.engine import engine as engine_module
+from outpace.engine import running
 from outpace.engine.allowance import Allowance
 from outpace.engine.engine import Engine
-from outpace.engine.errand import Errand, stopping
+from outpace.engine.errand import Errand, Stopping
 from outpace.engine.works import Encoding, Score, Work, Works
 from outpace.sequence import Sequence
 from outpace.targets import Target
+from outpace.targets.batch import Batch
 
 LONG = SamplingParams(max_new_tokens=1500, ignore_eos=True)
 ONE = SamplingParams(max_new_tokens=1, ignore_eos=True)
@@ -65,8 +66,8 @@ class Ticks:
         return steps
 
 
-def rows_of(cache: Any, feeds: Any, *given: Any, **more: Any) -> int:
-    return sum(len(rows.tokens) for rows in feeds.values())
+def rows_of(cache: Any, batch: Batch, *given: Any, **more: Any) -> int:
+    return len(batch.tokens)
 
 
 def decoding(target: Any, ticks: Ticks, drafter: Any = None, **more: Any) -> tuple[Engine, Sequence]:
@@ -118,21 +119,21 @@ def test_images_are_encoded_between_steps_with_the_same_states(monkeypatch: pyte
     ticks, target = Ticks(), seeing().target
     monkeypatch.setattr(target, "forward", target.forward)  # which is counted, and is itself again
 
-    def counted(modules: Any, stop: Callable[[], None]) -> Any:
+    def counted(stop: Callable[[], None]) -> Any:
         def both() -> None:
-            ticks.spent["work"] += 4
+            ticks.spent["work"] += 1
             stop()
 
-        return stopping(modules, both)
+        return Stopping(both)
 
-    monkeypatch.setattr(engine_module, "stopping", counted)
+    monkeypatch.setattr(engine_module, "Stopping", counted)
     tokens, source = source_of(6)
     wanted = target.encode(source)
     assert wanted is not None
     engine, stream = decoding(target, ticks)
     (found,), steps = done(engine, ticks, Encoding(print, never, source))
     assert torch.equal(found.states, wanted.states)
-    check(ticks, steps, 4, 40)
+    check(ticks, steps, 1, 40)
     assert stream.finish_reason is None
     beside = engine.add(tokens, SamplingParams(max_new_tokens=5, ignore_eos=True), source=found)
     while beside.finish_reason is None:
@@ -192,7 +193,7 @@ class _Slow(SequenceDrafter[int]):
 
 
 def test_drafters_first_look_at_prompts_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_LONG", 16)
+    monkeypatch.setattr(running, "_LONG", 16)
     ticks, target = Ticks(), Target(tiny_llama(context=2048))
     prompts = [[(5 * place + first) % 30 + 1 for place in range(100)] for first in range(5)]
     alone = [one.tokens for one in Engine(target).generate(prompts, ONE)]
@@ -205,7 +206,7 @@ def test_drafters_first_look_at_prompts_between_steps(monkeypatch: pytest.Monkey
 
 
 def test_a_draft_model_reads_a_prompt_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_LONG", 16)
+    monkeypatch.setattr(running, "_LONG", 16)
     monkeypatch.setattr(runner, "_CHUNK", 32)
     ticks, target, draft = Ticks(), Target(tiny_llama(context=2048)), Target(tiny_llama(context=2048, seed=1))
     prompts = [[(5 * place + first) % 30 + 1 for place in range(200)] for first in range(2)]
@@ -215,11 +216,11 @@ def test_a_draft_model_reads_a_prompt_between_steps(monkeypatch: pytest.MonkeyPa
     widths: list[int] = []
     forward = draft.forward
 
-    def counted(cache: Any, feeds: Any, *given: Any, **more: Any) -> Any:
-        widths.append(rows_of(cache, feeds))
+    def counted(cache: Any, batch: Batch, *given: Any, **more: Any) -> Any:
+        widths.append(rows_of(cache, batch))
         if widths[-1] >= 32:
             ticks.spent["work"] += widths[-1]
-        return forward(cache, feeds, *given, **more)
+        return forward(cache, batch, *given, **more)
 
     draft.forward = counted  # type: ignore[method-assign]
     asked = [engine.add(prompt, few) for prompt in prompts]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -210,7 +210,19 @@ def _blocks(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
     return torch.cat([*parts, quads.flatten(2).view(torch.uint8)], dim=-1).contiguous()
 
 
-def multiply(rows: Tensor, packed: Panels | Blocks, bias: Tensor | None) -> Tensor:
+class PackedWeights(Protocol):
+    """Weights of a product in the order of a compiled function, and the dtype of its rows."""
+
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def product(self, bias: Tensor | None) -> ProductStruct: ...
+
+
+def multiply(rows: Tensor, packed: PackedWeights, bias: Tensor | None) -> Tensor:
     """Multiply rows [n, inputs] -> [n, outputs] by compiled functions.
 
     Raises:

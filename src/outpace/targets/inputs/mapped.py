@@ -64,7 +64,7 @@ def _scanned(pages: int, start: int, stop: int) -> int:
     where = start, stop, 0, ctypes.addressof(found), 1, 1
     size = struct.calcsize(_FORM)
     asked = struct.pack(_FORM, size, 0, *where, _FILE, _FILE, either, either)
-    return fcntl.ioctl(pages, _SCAN, bytearray(asked))
+    return int(fcntl.ioctl(pages, _SCAN, bytearray(asked)))
 
 
 def _mappings() -> list[Range]:

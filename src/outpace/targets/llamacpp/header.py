@@ -25,7 +25,7 @@ _RANGES = {
 _VOCABULARY = b"tokenizer.ggml."
 _LISTS = {b"tokens": (8,), b"merges": (8,), b"scores": (6,), b"token_type": (4, 5)}  # types of their entries
 _PER_TOKEN = (b"scores", b"token_type")
-_VERSIONS = (2, 3)
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _LONGEST_KEY, _LONGEST_NAME = 65535, 63
 _MOST_AXES = 4
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
@@ -53,12 +53,24 @@ def check_header(path: Path) -> None:
         OutpaceError: the message names the first fault.
     """
     try:
+        if not path.stat().st_size:  # which cannot be mapped
+            raise _Wrong("it is empty")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             _Header(data).check()
     except _Wrong as error:
         raise OutpaceError(f"{path} is truncated or damaged; fetch it again ({error})") from None
     except OSError as error:
         raise OutpaceError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def without_texts(path: Path) -> tuple[bytes, int]:
+    """The header of a checked file without its lists of texts, as those of a vocabulary are.
+
+    Returns:
+        The header, filled up to where tensors begin, and the size of a file with it and the same tensors.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Header(data).without_texts()
 
 
 class _Value(NamedTuple):
@@ -87,6 +99,8 @@ class _Header:
         self._data, self._size, self._at = data, len(data), 4  # after the magic
 
     def check(self) -> None:
+        if self._data[:4] != _MAGIC:
+            raise _Wrong("it does not begin with the letters GGUF")
         version = self._number("<I")
         if version not in _VERSIONS:
             raise _Wrong(f"its version is {version}")
@@ -105,6 +119,24 @@ class _Header:
         _check_numbers(found)
         _check_vocabulary(found)
         self._check_places([self._tensor(alignment) for _ in range(tensors)], alignment)
+
+    def without_texts(self) -> tuple[bytes, int]:
+        version = self._number("<I")
+        tensors, values = self._number("<Q"), self._number("<Q")
+        kept, found = list[bytes](), dict[bytes, _Value]()
+        for _ in range(values):
+            begin = self._at
+            key, value = self._value()
+            found[key] = value
+            if value.inner != _STRING:
+                kept.append(bytes(self._data[begin : self._at]))
+        alignment, begin = _checked_alignment(found.get(b"general.alignment")), self._at
+        for _ in range(tensors):
+            self._tensor(alignment)
+        head = struct.pack("<4sIQQ", b"GGUF", version, tensors, len(kept)) + b"".join(kept)
+        head += bytes(self._data[begin : self._at])
+        head += bytes(-len(head) % alignment)
+        return head, len(head) + self._size - -(-self._at // alignment) * alignment
 
     def _value(self) -> tuple[bytes, _Value]:
         key = self._string(_LONGEST_KEY, "the name of a value")

@@ -11,6 +11,7 @@ from torch import nn
 from outpace.core import UnsupportedModel
 from outpace.native.layers import SHARE
 from outpace.targets.cpu.kernels import Blocks, multiply
+from outpace.targets.cpu.quants import Quants
 from outpace.targets.cpu.rounding import BYTES
 from outpace.targets.native.runner import NativeRunner
 from outpace.targets.native.weights import Product
@@ -20,7 +21,7 @@ class NativeRounding:
     """Rounded products in place of a runner's; the attributes are those of ``Rounding``.
 
     Args:
-        bits: of the weights, 8 or 4. The head has 8, and so have products whose inputs 4 bits do not take.
+        bits: of the weights, 8 or 4. Products whose inputs 4 bits do not take have 8.
     """
 
     def __init__(self, runner: NativeRunner, bits: int) -> None:
@@ -36,11 +37,13 @@ class NativeRounding:
     def _refused(self) -> Iterator[str]:
         for product in self.layers:
             packed = product.packed
-            if isinstance(packed, Blocks) and packed.bits <= self._bits:
+            if isinstance(packed, Quants):
+                yield "its weights are those of a GGUF file, which are rounded already"
+            elif isinstance(packed, Blocks) and packed.bits <= self._bits:
                 yield f"its weights have {packed.bits} bits already, rounded to {self._bits} it gains nothing"
 
     def _bits_of(self, product: Product) -> int:
-        return 8 if product.head or product.packed.inputs % SHARE else self._bits
+        return 8 if product.packed.inputs % SHARE else self._bits
 
     @torch.inference_mode()
     def multiply(self) -> None:

@@ -15,6 +15,7 @@ from outpace.native.forward import ACTIVATIONS, NORMS, LayerStruct, NormStruct, 
 from outpace.native.pointers import pointer, pointer_or_null
 from outpace.targets.cpu.kernels import COMPILED, QUANTISED, Blocks, Panels
 from outpace.targets.cpu.linear import Rounded
+from outpace.targets.cpu.quants import QuantEmbedding, Quants
 from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.native.fitting import activation_of, head_size, linears_of_layer, stack_base
 from outpace.targets.native.recipe import Recipe
@@ -23,7 +24,7 @@ from outpace.targets.native.recipe import Recipe
 class Product(NamedTuple):
     """Packed weights, their bias, and whether they are the head's."""
 
-    packed: Panels | Blocks
+    packed: Panels | Blocks | Quants
     bias: Tensor | None
     head: bool
 
@@ -117,7 +118,9 @@ class Weights:
         """
         self.held.extend(linears)
         packed, kernel = self._packed(linears, order, head)
-        self.kernels[kernel] += len(linears)
+        self.kernels.update(
+            linear.kernel.name if isinstance(linear, Rounded) else kernel for linear in linears
+        )
         self.doubled.extend(linear for linear in linears if not isinstance(linear, Rounded))
         bias = None
         if any(linear.bias is not None for linear in linears):
@@ -140,8 +143,10 @@ class Weights:
 
     def _packed(
         self, linears: Sequence[Any], order: Tensor | None, head: bool
-    ) -> tuple[Panels | Blocks, str]:
+    ) -> tuple[Panels | Blocks | Quants, str]:
         rounded = [linear for linear in linears if isinstance(linear, Rounded)]
+        if rounded and isinstance(rounded[0].packed, Quants):
+            return Quants.joined([linear.packed for linear in rounded]), ""
         if rounded:
             blocks = Blocks.joined([linear.packed for linear in rounded])
             for linear, part in zip(rounded, blocks.split([r.out_features for r in rounded]), strict=True):
@@ -171,10 +176,12 @@ class Weights:
             kind=NORMS[self.recipe.norm],
         )
 
-    def table(self) -> Tensor:
-        """The embeddings, [vocabulary, hidden], as they are."""
+    def table(self) -> Tensor | QuantEmbedding:
+        """The embeddings, [vocabulary, hidden], as they are, or the module that looks them up in a file."""
         module = self.model.get_input_embeddings()
         self.held.append(module)
+        if isinstance(module, QuantEmbedding):
+            return module
         table: Tensor = module.weight.detach()
         self._kept.append(table)
         return table

@@ -23,11 +23,12 @@ from torch import Tensor, nn
 from outpace.cache import Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.config import family, several_states
 from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.inputs.surgery import keep_layers
-from outpace.targets.rows import Output, Rows
+from outpace.targets.rows import Output
 from outpace.targets.step.agreement import difference, hooks_restored, largest_difference, shaken
 from outpace.targets.step.reference import SHORT, Imprecise, Stock, Texts, dtype_name
 from outpace.targets.step.replay import Replay, layers_of, shown, wider
@@ -128,7 +129,7 @@ def compare_all(target: TargetModel, stock: Stock) -> None:
     with hooks_restored(*stock.parts):
         cache = target.new_cache(slots=1, length=64)
         slot = target.open(cache, None)
-        output = target.forward(cache, {slot: Rows(text)}, hidden_layers=range(len(layers)))
+        output = target.forward(cache, Batch.of({slot: text}), range(len(layers)))
         *states, logits = _rows(output, slot, range(len(text)), range(len(layers)))
     files, every = FileMemory(), range(len(layers))
     fed = _Fed(0, text, states, logits)
@@ -153,7 +154,7 @@ def _traces(target: TargetModel, stock: Stock, texts: Texts, layers: Sequence[in
     read = []
     for text, source in zip(texts.prompts, stock.sources, strict=True):
         slots.append(slot := target.open(cache, source))
-        output = target.forward(cache, {slot: Rows(text)}, hidden_layers=layers)
+        output = target.forward(cache, Batch.of({slot: text}), layers)
         read.append(_rows(output, slot, range(len(text)), layers))
         cache.keep({slot: range(len(text))})
     traces = []
@@ -161,11 +162,11 @@ def _traces(target: TargetModel, stock: Stock, texts: Texts, layers: Sequence[in
         slot, parts = slots[prompt], [read[prompt]]
         with cache.provisional():
             for token in text[len(texts.prompts[prompt]) :][: len(nodes)]:
-                output = target.forward(cache, {slot: Rows([token])}, hidden_layers=layers)
+                output = target.forward(cache, Batch.of({slot: [token]}), layers)
                 cache.keep({slot: range(1)})
                 parts.append(_rows(output, slot, [0], layers))
         traces.append(_joined(prompt, text, parts))
-    output = target.forward(cache, texts.feeds(slots), hidden_layers=layers)
+    output = target.forward(cache, Batch.of(texts.feeds(slots)), layers)
     for prompt, nodes, text in texts.paths():
         traces.append(_joined(prompt, text, [read[prompt], _rows(output, slots[prompt], nodes, layers)]))
     return traces

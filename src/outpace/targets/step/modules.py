@@ -12,8 +12,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.cache import Slot, StateShape, Window
+from outpace.cache import StateShape, Window
 from outpace.core import UnsupportedModel
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.linear import Packer, release
 from outpace.targets.cpu.rounding import Rounding
 from outpace.targets.gpu.fixed import WIDEST
@@ -29,7 +30,6 @@ from outpace.targets.inputs.states import Key, StateProbe, has_states
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.native.rounding import NativeRounding
 from outpace.targets.native.runner import NativeRunner
-from outpace.targets.rows import Rows
 from outpace.tree import is_chain
 
 
@@ -181,16 +181,16 @@ class Modules:
         """
         return Modules(self.model, with_trees(self.step))
 
-    def over(self, feeds: Mapping[Slot, Rows]) -> Modules:
+    def over(self, batch: Batch) -> Modules:
         """The modules for a forward: those for trees if rows branch, and none are a chunk of a prompt."""
-        if self.trees is None or max(len(rows.tokens) for rows in feeds.values()) > WIDEST:
+        if self.trees is None or batch.widths.max() > WIDEST:
             return self
-        branch = any(rows.parents is not None and not is_chain(rows.tree) for rows in feeds.values())
+        branch = not all(is_chain(rows.tree) for rows in batch.rows.values())
         return self.trees if branch else self
 
-    def inputs(self, window: Window, feeds: Mapping[Slot, Rows], device: torch.device) -> tuple[Tensor, Mask]:
+    def inputs(self, window: Window, batch: Batch, device: torch.device) -> tuple[Tensor, Mask]:
         """Tokens and positions of a window's rows, padded, [2, B, width], and their mask on a device."""
-        rows = rows_of(window, feeds)
+        rows = rows_of(window, batch.rows)
         tokens, positions = inputs_of(rows, window)
         # One tensor for both, for a single copy to the device. NumPy reads lists four times as fast as torch.
         both = torch.from_numpy(np.array([tokens, positions]))

@@ -38,9 +38,8 @@ from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
-from outpace.targets.native.runner import NativeRunner
 from outpace.targets.plan import StepPlan
-from outpace.targets.rows import Output, Rows, extra_rows
+from outpace.targets.rows import Output, extra_rows
 from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import bit_test
 from outpace.targets.step.layer_test import compare_all
@@ -332,18 +331,16 @@ class CausalTarget(FixedSteps):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        return self.run(cache, feeds, logits_from, hidden_layers, self._first_states(cache, feeds))
+        return self.run(cache, batch, hidden_layers, self._first_states(cache, batch))
 
     @torch.inference_mode()
     def run(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
         states: Mapping[Slot, Tensor] | None = None,
     ) -> Output:
@@ -354,16 +351,18 @@ class CausalTarget(FixedSteps):
                 ignored.
         """
         refuse_training(self.model)
-        check_chains(self, feeds)
+        check_chains(self, batch)
         kv = checked_cache(self, cache, KVCache)
         follow_torch()
-        self.follow(begins=not all(map(kv.length, feeds)))
-        if self._modules.native is not None:
-            return self._run_native(self._modules.native, kv, feeds, logits_from, hidden_layers, states)
-        modules = self._modules.over(feeds)
-        alike = modules is self._modules and not logits_from and states is None
-        lines = len(feeds) > 1 and alike and self._takes_lines
-        call = Call(kv, feeds, logits_from, tuple(hidden_layers), states, lines, modules)
+        self.follow(begins=not all(map(kv.length, batch.slots)))
+        if (runner := self._modules.native) is not None:
+            inputs = None if states is None else torch.cat([states[slot] for slot in batch.slots])
+            output = runner.run(kv, batch, self._modules.cache_layers, tuple(hidden_layers), inputs)
+            self.plan.layouts["flat"] += 1
+            return output
+        modules = self._modules.over(batch)
+        lines = len(batch.slots) > 1 and modules is self._modules and states is None and self._takes_lines
+        call = Call(kv, batch, tuple(hidden_layers), states, lines, modules)
         windows, outputs = self._windows(call), []
         while windows:
             name, taken = next(
@@ -377,31 +376,15 @@ class CausalTarget(FixedSteps):
                 if self.options.static is True:
                     raise
                 self._launch(str(error))
-                return self.run(cache, feeds, logits_from, hidden_layers, states)
+                return self.run(cache, batch, hidden_layers, states)
             self.plan.layouts[name] += 1
             windows = windows[taken.windows :]
         return Output.join(outputs)
 
-    def _run_native(
-        self,
-        runner: NativeRunner,
-        cache: KVCache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None,
-        hidden_layers: Sequence[int],
-        states: Mapping[Slot, Tensor] | None,
-    ) -> Output:
-        """``run`` by one call into C."""
-        batch = Batch.of(cache, feeds, logits_from)
-        inputs = None if states is None else torch.cat([states[slot] for slot in batch.slots])
-        output = runner.run(cache, batch, self._modules.cache_layers, tuple(hidden_layers), inputs)
-        self.plan.layouts["flat"] += 1
-        return output
-
     def _windows(self, call: Call) -> Sequence[Window | FixedWindow]:
         """The windows of the cache that a forward writes."""
-        widths = {slot: len(row.tokens) for slot, row in call.feeds.items()}
-        shaped = self._fixed is not None and call.logits_from is not None
+        widths = dict(zip(call.batch.slots, call.batch.widths.tolist(), strict=True))
+        shaped = self._fixed is not None and len(call.batch.read) > 0
         if shaped and isinstance(call.cache, FixedCache):
             width = width_of(len(widths), max(widths.values()))
             if width:
@@ -478,7 +461,7 @@ class CausalTarget(FixedSteps):
         for target, ids in ((found, [1, self.vocabulary]), (self, [1, 1]), (self, [1])):
             cache = target.new_cache(length=4)
             slot = cache.allocate()
-            answers.append(target.forward(cache, {slot: Rows(ids)}).logits_of(slot)[:1].clone())
+            answers.append(target.forward(cache, Batch.of({slot: ids})).logits_of(slot)[:1].clone())
         if not agree(*answers):
             raise UnsupportedModel(
                 f"{family(self.model)} gives other logits when given embeddings in place of token ids; "
@@ -487,16 +470,15 @@ class CausalTarget(FixedSteps):
         return found
 
     @torch.inference_mode()
-    def _first_states(self, cache: Cache, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
+    def _first_states(self, cache: Cache, batch: Batch) -> dict[Slot, Tensor] | None:
         """Inputs of the first layer by slot, [rows, hidden size]; None if all are the tokens' embeddings."""
-        if not self.extra or all(token < self.vocabulary for row in feeds.values() for token in row.tokens):
+        if not self.extra or bool((batch.tokens < self.vocabulary).all()):
             return None
-        ids = upload([token for row in feeds.values() for token in row.tokens], self.device)
+        ids = upload(batch.tokens.tolist(), self.device)
         past = ids >= self.vocabulary
         states = self.embed(ids.masked_fill(past, 0))
         states[past] = self._table.to(states)[ids[past] - self.vocabulary]
-        widths = [len(row.tokens) for row in feeds.values()]
-        return dict(zip(feeds, states.split(widths), strict=True))
+        return dict(zip(batch.slots, states.split(batch.widths.tolist()), strict=True))
 
     def reference(self) -> Stock:
         """The model that the self-test compares with."""
