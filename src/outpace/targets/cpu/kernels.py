@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.core import OutpaceError
+from outpace.core import UnsupportedModel
 from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, byref, functions
 from outpace.native.pointers import address, check, pointer, pointer_or_null, row_addresses
@@ -164,7 +164,7 @@ def _fill(packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | No
         order: numbers of the outputs in the order in which they are packed; None for their own.
 
     Raises:
-        OutpaceError: what is read back is not what was to be written.
+        UnsupportedModel: what is read back is not what was to be written.
     """
     dtype = weights[0].dtype if weights[0].dtype in DTYPES else torch.float32
     rows = [weight.detach().to(dtype) for weight in weights]
@@ -175,7 +175,10 @@ def _fill(packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | No
     check(len(places) == packed.outputs, f"{packed.outputs} outputs, not {len(places)}")
     library: Any = functions(dtype)
     if library.pack(byref(packed.product(None)), address(places, np.uint64, packed.outputs)):
-        raise OutpaceError("packed weights differ from those that they were packed from")
+        raise UnsupportedModel(
+            "packed weights differ from those that they were packed from"
+            + (", as those do that are not finite" if isinstance(packed, Blocks) else "")
+        )
 
 
 def _bytes_of_block(bits: int, panel: int) -> int:
