@@ -34,6 +34,7 @@ _PLANS = "tests/unit/targets/test_plans.py"
 _ON_DEVICE = "tests/lossless/test_graphs.py::test_learned_drafts_on_the_device_are_those_of_the_host"
 _ASSISTANT = "tests/unit/drafters/test_assistant.py"
 _MUSE = "tests/unit/drafters/test_muse.py"
+_PACKING = "tests/unit/targets/test_packing.py"
 _NATIVE = "tests/unit/targets/test_native.py"
 _SELF = "tests/unit/drafters/test_rounded_self.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
@@ -1162,6 +1163,48 @@ TARGETS = [
         "            zeros = (zeros + 1) &",
         "            zeros = zeros &",
         (f"{_ROUNDED}::test_weights_are_those_of_the_layout",),
+    ),
+    Mutant(
+        "a mistake in a layer that the self-test leaves out is not seen",
+        "outpace/targets/step/layer_test.py",
+        "        if not off <= share:\n",
+        "        if False:\n",
+        (f"{_PACKING}::test_a_mistake_in_a_layer_between_is_seen",),
+    ),
+    Mutant(
+        "a self-test runs all layers in every forward",
+        "outpace/targets/stock/causal.py",
+        "return self.some_layers(sorted({*numbers, 1}))",
+        "pass",
+        (f"{_PACKING}::test_a_self_test_runs_as_many_layers_for_more",),
+    ),
+    Mutant(
+        "rounded weights are not compared with what they were rounded from",
+        "outpace/native/packing.h",
+        "                far |= ~(off <= size",
+        "                far |= ~(off > size",
+        (f"{_PACKING}::test_rounded_weights_are_the_nearest_of_their_steps",),
+    ),
+    Mutant(
+        "a panel's last outputs have another's inputs",
+        "outpace/native/packing.h",
+        "memcpy(square + i, rows[first + i] + at * PAIR, sizeof(lanes));",
+        "memcpy(square + i, rows[first] + at * PAIR, sizeof(lanes));",
+        (f"{_PACKING}::test_panels_have_every_weight_in_its_place",),
+    ),
+    Mutant(
+        "a write to a page of a file is not looked for",
+        "outpace/targets/inputs/changes.py",
+        "self.moved() or written(self._ranges) or not",
+        "self.moved() or not",
+        (f"{_PACKING}::test_any_write_to_a_page_of_a_file_is_seen",),
+    ),
+    Mutant(
+        "weights that somebody wrote are dropped for those of the file",
+        "outpace/targets/inputs/mapped.py",
+        "if one is not None and not written([one])]",
+        "if one is not None]",
+        (f"{_PACKING}::test_dropped_pages_come_back_and_written_ones_stay",),
     ),
     Mutant(
         "inputs that GPTQ has ordered are read in their own order",

@@ -187,15 +187,16 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"grammar": "start: x"}, "grammar", "::= is expected"),
     ({"grammar": 'root ::= a root | "b"\na ::= "a"+'}, "grammar", "the end of a part"),
     ({"json_schema": {"type": "nothing"}}, "json_schema", "nothing"),
-    ({"guided_regex": "(x{1000}){1000}"}, "guided_regex", ""),
 ]
+# The compiler takes seconds to find out.
+HUGE: list[tuple[dict[str, Any], str, str]] = [({"guided_regex": "(x{1000}){1000}"}, "guided_regex", "")]
 
 
 def test_what_cannot_be_expressed_is_refused_by_its_name() -> None:
     async def main() -> None:
         async with serving() as client:
-            for more, param, said in REFUSED:
-                for ask in (_chat, _text):
+            for more, param, said in REFUSED + HUGE:
+                for ask in (_chat, _text) if (more, param, said) in REFUSED else (_text,):
                     exchange = ask(client, max_tokens=8, **more)
                     error = (await exchange.json())["error"]
                     assert exchange.status == 400 and said in error["message"], (more, error)

@@ -47,7 +47,8 @@ Models = Annotated[
         metavar="MODEL",
         autocompletion=completing.models,
         help="Hub name or folder, smollm2 (see `outpace pull`), or a .gguf file or owner/name:QUANT. "
-        "Default: the embedded model. Repeatable, also as NAME=MODEL; or a folder of models: each is loaded when a request first names it.",
+        "Default: the embedded model. Repeatable, also as NAME=MODEL; or a folder of models: each is loaded "
+        "when a request first names it.",
     ),
 ]
 _server = partial(typer.Option, rich_help_panel="Server")

@@ -1,7 +1,7 @@
 """Loading of a GGUF file into a transformers model whose matrices stay as they are in the file.
 
 Config, names and the order of rows are transformers' own (``modeling_gguf_pytorch_utils``). Its reader takes
-half a minute for the texts of a large vocabulary, so the config is read from a copy of the header without them.
+half a minute for the texts of a large vocabulary, so it is given a copy of the header without them.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.core import OutpaceError, UnsupportedModel, first_line, load_extra
+from outpace.core import UnsupportedModel, first_line, load_extra
 from outpace.targets.cpu.quants import TYPES, QuantEmbedding, QuantLinear, QuantPart, compiled, row_bytes
+from outpace.targets.gguf.settings import settle
 from outpace.targets.llamacpp.header import without_texts
 from outpace.targets.llamacpp.library import check_file
 
+_FREQUENCIES = "rope_freqs.weight"
 _ENDS = ("eos", "eot", "eom")
 _NAMES = {number: name for name, number in TYPES.items()}
 
@@ -76,6 +78,8 @@ class GgufFile:
         if table is None or len(table.shape) != 2:
             raise UnsupportedModel("it has no embeddings")
         self.config.vocab_size = table.shape[0]
+        if (self.config.pad_token_id or 0) >= table.shape[0]:  # the family's default, for another vocabulary
+            self.config.pad_token_id = None
 
     @property
     def floats(self) -> bool:
@@ -109,11 +113,12 @@ class GgufFile:
             get_gguf_hf_weights_map,
         )
 
-        processor = TENSOR_PROCESSORS.get(self.architecture, TensorProcessor)(config=self.config.to_dict())
-        names = get_gguf_hf_weights_map(model, processor)
+        made: Any = TENSOR_PROCESSORS.get(self.architecture, TensorProcessor)
+        processor = made(config=self.config.to_dict())
+        names = get_gguf_hf_weights_map(model, processor, self.architecture)
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         tied = self.config.tie_word_embeddings
-        left = [name for name in self._places if name not in names and not name.startswith("rope_freqs")]
+        left = [name for name in self._places if name not in names and name != _FREQUENCIES]
         if left:
             raise UnsupportedModel(f"transformers' {self.config.model_type} has no place for {left[0]}")
         for name, place in self._places.items():
@@ -132,6 +137,8 @@ class GgufFile:
                 model.set_submodule(owner, self._linear(module, name, place, order, dtype))
             else:
                 self._fill(module, kind, name, place, processor, dtype)
+        if (slow := self._places.get(_FREQUENCIES)) is not None:
+            self._slow(model, slow)
         missing = [name for name, weight in model.named_parameters() if weight.is_meta]
         if missing:
             raise UnsupportedModel(f"it has no tensor for {missing[0]}")
@@ -164,6 +171,14 @@ class GgufFile:
         value = torch.from_numpy(np.ascontiguousarray(numbers)).to(dtype)
         setattr(module, kind, nn.Parameter(value, requires_grad=False))
 
+    def _slow(self, model: Any, place: _Place) -> None:
+        """Divide the frequencies of rotation by the file's factors (Llama 3.1), as llama.cpp does."""
+        rotary = getattr(getattr(model, model.base_model_prefix), "rotary_emb", None)
+        own = getattr(rotary, "inv_freq", None)
+        if own is None or place.type != TYPES["f32"] or place.shape != tuple(own.shape):
+            raise UnsupportedModel(f"its {_FREQUENCIES} does not fit transformers' rotation")
+        own /= self._bytes(place).flatten().view(torch.float32)
+
     def _bytes(self, place: _Place) -> Tensor:
         """A tensor's bytes in the file, mapped: [rows, bytes of one]."""
         whole = torch.from_file(str(self.path), size=self.path.stat().st_size, dtype=torch.uint8)
@@ -179,6 +194,7 @@ def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str,
     """
     from gguf import GGUFReader
     from transformers import AutoConfig
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     told = logging.getLogger("transformers.modeling_gguf_pytorch_utils")  # of the vocabulary, left out here
     level = told.level
@@ -191,7 +207,15 @@ def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str,
             if (value := reader.fields.get(f"tokenizer.ggml.{name}_token_id")) is not None:
                 ends[name] = int(value.contents())
         config = AutoConfig.from_pretrained(str(copy.parent), gguf_file=copy.name)
-    except OutpaceError:
+        mapped: Any = GGUF_CONFIG_MAPPING.get(config.model_type) or GGUF_CONFIG_MAPPING.get(architecture, {})
+        own = f"{architecture}."
+        values = {
+            name.removeprefix(own): field.contents()
+            for name, field in reader.fields.items()
+            if name.startswith(own)
+        }
+        settle(config, values, mapped)
+    except UnsupportedModel:
         raise
     except Exception as error:  # transformers and gguf raise anything for what they do not know
         raise UnsupportedModel(f"transformers cannot read its config: {first_line(error)}") from error
@@ -232,7 +256,7 @@ def tokenizer_of(file: GgufFile) -> Any:
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
     # AutoTokenizer would read the config again, with all texts.
-    known = TOKENIZER_MAPPING.get(type(file.config), None)
+    known: Any = TOKENIZER_MAPPING.get(type(file.config), None)
     known = next((kind for kind in reversed(known) if kind), None) if isinstance(known, tuple) else known
     try:
         kind: Any = known or AutoTokenizer

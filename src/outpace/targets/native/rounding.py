@@ -65,5 +65,5 @@ class NativeRounding:
     def _rounded(self, product: Product) -> Product:
         packed, dtype = product.packed, product.packed.dtype
         return product._replace(
-            packed=Blocks.pack(packed.unpack(), self._bits_of(product))._replace(dtype=dtype)
+            packed=Blocks.pack([packed.unpack()], self._bits_of(product))._replace(dtype=dtype)
         )
