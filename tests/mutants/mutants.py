@@ -2091,6 +2091,20 @@ SERVE = [
         ("tests/unit/engine/test_constraints.py -k own_constraints",),
     ),
     Mutant(
+        "the library's constraints allow a key twice",
+        "outpace/grammars/matching.py",
+        "unlisted=unlisted(schema), thought=None",
+        "unlisted=False, thought=None",
+        ("tests/serve/test_constraints.py -k in_the_library_and_in_the_server",),
+    ),
+    Mutant(
+        "a format excludes a tool that must be called",
+        "outpace/serve/constraints.py",
+        "_formats(body) if called is None else {}",
+        "_formats(body)",
+        ("tests/serve/test_constraints.py -k a_tool_that_must_be_called",),
+    ),
+    Mutant(
         "a list of a body has no bound",
         "outpace/serve/fields.py",
         "Anything = Annotated[list[Any], Field(max_length=_TOKENS, fail_fast=True)]",
