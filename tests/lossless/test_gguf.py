@@ -53,6 +53,7 @@ def file_of(mix: str) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
+        initializer_range=0.1,
         bos_token_id=None,
         eos_token_id=None,
     )
