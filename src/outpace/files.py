@@ -8,8 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import secrets
 import stat
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -118,8 +118,11 @@ def foreign(status: os.stat_result) -> str:
 
 
 def beside(path: Path) -> Path:
-    """The path that a file is first written to, in the same folder: another in each process and thread."""
-    return path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}.part")
+    """A path that a file is first written to, in the same folder.
+
+    It is another one at each call: processes in two containers may have the same number.
+    """
+    return path.with_name(f"{path.name}.{secrets.token_hex(8)}.part")
 
 
 @contextmanager
@@ -136,7 +139,6 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
     """
     part = beside(path)
     try:
-        part.unlink(missing_ok=True)
         os.close(os.open(part, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode))
         yield part
         part.replace(path)

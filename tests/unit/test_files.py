@@ -9,10 +9,12 @@ from __future__ import annotations
 import copy
 import json
 import os
+import random
 import shutil
 import struct
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
@@ -606,6 +608,8 @@ BROKEN_GGUF = {
     "a key": gguf()[:16] + struct.pack("<Q", 1) + LONG,
     "pairs": gguf()[:16] + LONG,
     "a number cut off": gguf((b"a.block_count", 4, b"\0")),
+    "another magic": b"FUGG" + gguf()[4:],
+    "nothing": b"",
 }
 
 
@@ -614,3 +618,37 @@ def test_a_header_that_is_none_is_refused(raw: bytes, tmp_path: Path) -> None:
     (tmp_path / "odd.gguf").write_bytes(raw)
     with pytest.raises(OutpaceError, match=r"odd\.gguf is truncated or damaged; fetch it again \("):
         within_limits(lambda: check_header(tmp_path / "odd.gguf"))
+
+
+WHOLE = gguf(
+    (b"general.alignment", 4, struct.pack("<I", 32)),
+    (b"llama.block_count", 4, struct.pack("<I", 2)),
+    (b"tokenizer.ggml.tokens", 9, TEXTS),
+    (b"tokenizer.ggml.scores", 9, struct.pack("<IQ2f", 6, 2, 0, 1)),
+)
+TENSOR = struct.pack("<Q", 8) + b"a.weight" + struct.pack("<IQQIQ", 2, 4, 2, 0, 0)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_spoilt_header_is_read_or_refused(seed: int, tmp_path: Path) -> None:
+    """Numbers that are too large, bits that flipped, parts that are missing: never another error."""
+    rng, file = random.Random(seed), tmp_path / "odd.gguf"
+    header = WHOLE[:8] + struct.pack("<Q", 1) + WHOLE[16:] + TENSOR
+    whole = header + bytes(-len(header) % 32) + bytes(32)
+    file.write_bytes(whole)
+    check_header(file)
+    for _ in range(40):
+        data, start = bytearray(whole), rng.randrange(4, len(header) - 8)
+        form, end = rng.randrange(4), rng.randrange(len(data))
+        if form == 0:
+            data[start : start + 8] = struct.pack("<Q", rng.choice([0, 1, 2**32, 2**61, 2**63, 2**64 - 1]))
+        elif form == 1:
+            data[start : start + 4] = struct.pack("<I", rng.choice([0, 1, 8, 9, 99, 2**31, 2**32 - 1]))
+        elif form == 2:
+            del data[min(start, end) : max(start, end)]
+        else:
+            for _ in range(rng.choice([1, 8])):
+                data[rng.randrange(len(header))] ^= 1 << rng.randrange(8)
+        file.write_bytes(data)
+        with suppress(OutpaceError):
+            check_header(file)

@@ -147,17 +147,17 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def damage(path: Path, rng: random.Random) -> None:
-    """Flip some bits, cut the end off, or fill a part with zeros."""
+    """Flip some bits, cut the end off, or fill a part with zeros: anywhere, or behind any header."""
     data = bytearray(path.read_bytes())
-    form = rng.randrange(6)
+    form, begin = rng.randrange(6), rng.choice((0, max(0, len(data) - 512)))
     if form == 0:
-        del data[rng.randrange(len(data)) :]
+        del data[rng.randrange(begin, len(data)) :]
     elif form == 1:
-        start = rng.randrange(len(data))
+        start = rng.randrange(begin, len(data))
         data[start : start + 64] = bytes(len(data[start : start + 64]))
     else:
-        for _ in range(rng.choice((1, 1, 8, len(data) // 4))):
-            data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
+        for _ in range(rng.choice((1, 1, 8, (len(data) - begin) // 4))):
+            data[rng.randrange(begin, len(data))] ^= 1 << rng.randrange(8)
     path.write_bytes(data)
 
 

@@ -66,6 +66,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "quant_unpack": (None, [c_int, c_void_p, c_long, c_long, c_void_p]),
     "quant_rows": (None, [c_int, c_void_p, c_long, c_void_p, c_long, c_void_p]),
     "multiply": (c_int, [POINTER(ProductStruct), c_long, *[c_void_p] * 2]),
+    "pack": (c_long, [POINTER(ProductStruct), c_void_p]),
+    "unpack": (None, [POINTER(ProductStruct), c_void_p]),
     "norm": (None, [POINTER(NormStruct), c_long, c_long, *[c_void_p] * 2]),
     "best": (None, [*[c_long] * 3, *[c_void_p] * 4]),
     "attention": (c_int, [POINTER(RowsStruct), POINTER(HeadsStruct)]),

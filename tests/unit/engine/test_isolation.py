@@ -332,6 +332,31 @@ def test_an_interrupt_empties_the_engine() -> None:
     assert [g.tokens for g in engine.generate(PROMPTS, PARAMS[0])] == plain(PARAMS[0])
 
 
+@pytest.mark.parametrize("place", ["joined", "stepped", "left"])
+def test_an_observer_that_fails_empties_the_engine(place: str) -> None:
+    class Observes:
+        hidden_layers: tuple[int, ...] = ()
+        timed = False
+        calls = 0
+
+        def __getattr__(self, name: str) -> Callable[..., None]:
+            def called(*given: Any) -> None:
+                self.calls += name == place
+                if name == place and self.calls == 2:
+                    raise Broken(name)
+
+            return called
+
+    engine = Engine(ToyTarget(), "prompt_lookup", observer=Observes())
+    sequences = [engine.add(prompt, PARAMS[0]) for prompt in PROMPTS]
+    with pytest.raises(Broken, match=place):
+        while engine.sequences:
+            engine.step()
+    assert {one.finish_reason for one in sequences} <= {"removed", "length"}
+    assert engine.sequences == [] and len(engine._batch.cache) == 0
+    assert [found.tokens for found in engine.generate(PROMPTS, PARAMS[0])] == plain(PARAMS[0])
+
+
 def test_generate_raises_or_returns() -> None:
     engine = Engine(ToyTarget(), "prompt_lookup")
     params = [

@@ -79,6 +79,31 @@ def test_what_is_of_another_model_is_not_used(tmp_path: Path) -> None:
     assert two.generate([TEXT], PARAMS)[0].tokens == tokens
 
 
+def test_two_that_share_a_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each writes a whole file, though the other does in the middle: what is read is that of one of them."""
+    tokens, _ = written(tmp_path)
+    one, two, save = engine(), engine(), prefix_file.save_file
+    for each in (one, two):
+        each.generate([TEXT, TEXT[::-1]], PARAMS)
+
+    def found() -> tuple[list[int], int]:
+        third = engine()
+        third.load_prefixes(tmp_path)
+        (answer,) = third.generate([TEXT], PARAMS)
+        return answer.tokens, answer.stats.cached_tokens
+
+    def beside(*given: Any) -> None:
+        monkeypatch.setattr(prefix_file, "save_file", save)
+        save(*given)
+        two.save_prefixes(tmp_path)
+        assert found() == (tokens, 3 * BLOCK)
+
+    monkeypatch.setattr(prefix_file, "save_file", beside)
+    one.save_prefixes(tmp_path)
+    assert found() == (tokens, 3 * BLOCK)
+    assert [path.name for path in tmp_path.iterdir()] == [prefix_file.NAME]
+
+
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="there are no owners")
 def test_a_folder_that_others_may_write_to(tmp_path: Path) -> None:
     tmp_path.chmod(0o777)

@@ -41,7 +41,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 PROMPT = [3, 6, 7, 11, 6, 7, 3, 40, 41, 42]
-CALL = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 8}
+CALL = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 4}
 FUSED = not isinstance(functions(torch.float32), str)
 _OWN = set(vars(nn.Module())) - {"training"}
 

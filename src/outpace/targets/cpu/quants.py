@@ -216,10 +216,12 @@ class QuantEmbedding(nn.Module):
         weight: of the right shape, dtype and device, and without memory.
     """
 
+    numbers: Tensor
+
     def __init__(self, embedding: Any, type_: int, blocks: Tensor, dtype: torch.dtype) -> None:
         super().__init__()
         self.num_embeddings, self.embedding_dim = embedding.num_embeddings, embedding.embedding_dim
-        self.type = type_
+        self._type = type_
         self.register_buffer("numbers", blocks, persistent=False)
         self.dtype = dtype
         scale = getattr(embedding, "embed_scale", None)
@@ -237,7 +239,7 @@ class QuantEmbedding(nn.Module):
             check(0 <= int(flat.min()) <= int(flat.max()) < self.num_embeddings, "known tokens")
         rows = torch.empty(count, size)
         compiled().quant_rows(
-            self.type,
+            self._type,
             pointer(self.numbers, torch.uint8, self.num_embeddings, self._line),
             size,
             pointer(flat, torch.long, count),

@@ -117,10 +117,11 @@ class Rounding:
         source = _source_of(layer)
         assert source is not None
         weight = source if isinstance(source, Tensor) else source.unpack()
-        kernel, dtype = QUANTISED[f"int{self._bits_of(layer)}"], weight.dtype
+        dtype = weight.dtype
+        kernel: Kernel = QUANTISED[f"int{self._bits_of(layer)}"]
         if dtype not in DTYPES:
             kernel, dtype = _InFloat(kernel.name), torch.float32
-        packed = Blocks.pack(weight.detach(), self._bits_of(layer))._replace(dtype=dtype)
+        packed = Blocks.pack([weight], self._bits_of(layer))._replace(dtype=dtype)
         sizes = layer.in_features, layer.out_features
         shape = nn.Linear(*sizes, bias=False, device="meta", dtype=weight.dtype)
         shape.bias = layer.bias

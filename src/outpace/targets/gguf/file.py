@@ -113,7 +113,8 @@ class GgufFile:
             get_gguf_hf_weights_map,
         )
 
-        processor = TENSOR_PROCESSORS.get(self.architecture, TensorProcessor)(config=self.config.to_dict())
+        made: Any = TENSOR_PROCESSORS.get(self.architecture, TensorProcessor)
+        processor = made(config=self.config.to_dict())
         names = get_gguf_hf_weights_map(model, processor, self.architecture)
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         tied = self.config.tie_word_embeddings
@@ -136,8 +137,8 @@ class GgufFile:
                 model.set_submodule(owner, self._linear(module, name, place, order, dtype))
             else:
                 self._fill(module, kind, name, place, processor, dtype)
-        if (place := self._places.get(_FREQUENCIES)) is not None:
-            self._slow(model, place)
+        if (slow := self._places.get(_FREQUENCIES)) is not None:
+            self._slow(model, slow)
         missing = [name for name, weight in model.named_parameters() if weight.is_meta]
         if missing:
             raise UnsupportedModel(f"it has no tensor for {missing[0]}")
@@ -193,7 +194,7 @@ def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str,
     """
     from gguf import GGUFReader
     from transformers import AutoConfig
-    from transformers.integrations import GGUF_CONFIG_MAPPING
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     told = logging.getLogger("transformers.modeling_gguf_pytorch_utils")  # of the vocabulary, left out here
     level = told.level
@@ -206,7 +207,7 @@ def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str,
             if (value := reader.fields.get(f"tokenizer.ggml.{name}_token_id")) is not None:
                 ends[name] = int(value.contents())
         config = AutoConfig.from_pretrained(str(copy.parent), gguf_file=copy.name)
-        mapped = GGUF_CONFIG_MAPPING.get(config.model_type) or GGUF_CONFIG_MAPPING.get(architecture, {})
+        mapped: Any = GGUF_CONFIG_MAPPING.get(config.model_type) or GGUF_CONFIG_MAPPING.get(architecture, {})
         own = f"{architecture}."
         values = {
             name.removeprefix(own): field.contents()
@@ -255,7 +256,7 @@ def tokenizer_of(file: GgufFile) -> Any:
     from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
 
     # AutoTokenizer would read the config again, with all texts.
-    known = TOKENIZER_MAPPING.get(type(file.config), None)
+    known: Any = TOKENIZER_MAPPING.get(type(file.config), None)
     known = next((kind for kind in reversed(known) if kind), None) if isinstance(known, tuple) else known
     try:
         kind: Any = known or AutoTokenizer

@@ -25,7 +25,7 @@ _RANGES = {
 _VOCABULARY = b"tokenizer.ggml."
 _LISTS = {b"tokens": (8,), b"merges": (8,), b"scores": (6,), b"token_type": (4, 5)}  # types of their entries
 _PER_TOKEN = (b"scores", b"token_type")
-_VERSIONS = (2, 3)
+_MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _LONGEST_KEY, _LONGEST_NAME = 65535, 63
 _MOST_AXES = 4
 _STRING, _ARRAY, _UINT32 = 8, 9, 4
@@ -53,6 +53,8 @@ def check_header(path: Path) -> None:
         OutpaceError: the message names the first fault.
     """
     try:
+        if not path.stat().st_size:  # which cannot be mapped
+            raise _Wrong("it is empty")
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             _Header(data).check()
     except _Wrong as error:
@@ -97,6 +99,8 @@ class _Header:
         self._data, self._size, self._at = data, len(data), 4  # after the magic
 
     def check(self) -> None:
+        if self._data[:4] != _MAGIC:
+            raise _Wrong("it does not begin with the letters GGUF")
         version = self._number("<I")
         if version not in _VERSIONS:
             raise _Wrong(f"its version is {version}")

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from huggingface_hub.utils.tqdm import tqdm
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -122,7 +123,10 @@ class NativeRunner:
         weights.held.append(rotary)  # for its buffers
         made = {view.kind: Angles(rotary, weights.dtype, view.kind, recipe.repeated) for view in self._views}
         self._angles = [made[view.kind] for view in self._views]
-        self._layers = [weights.layer(layer, self._views.index(view)) for layer, view in enumerate(each)]
+        # On a terminal, and of a model that takes this many seconds; never in a file of messages.
+        bar: Any = tqdm
+        shown = bar(each, "packing weights", delay=2, disable=None, leave=False)
+        self._layers = [weights.layer(layer, self._views.index(view)) for layer, view in enumerate(shown)]
         last = "norm" if hasattr(weights.base, "norm") else "final_layer_norm"
         self._norm = weights.norm(weights.base, last, weights.hidden)
         head, self._table, self._factor = model.get_output_embeddings(), weights.table(), weights.factor()

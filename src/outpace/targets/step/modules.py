@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -232,12 +233,12 @@ class Modules:
         return {} if self._unmasked else {"attention_mask": mask, "position_ids": positions}
 
     @torch.inference_mode()
-    def _first_token(self) -> tuple[Probe, Any]:
-        """The rows, and the output, of the step for a token without a cache."""
-        token = self._some_token()
+    def _first_token(self, step: Any = None) -> tuple[Probe, Any]:
+        """The rows, and the output, of the step, or of a part of it, for a token without a cache."""
+        token, step = self._some_token(), self.step if step is None else step
         probe = self._probe_of()
         with probe.shared.running():
-            output = self.step(
+            output = step(
                 input_ids=token,
                 use_cache=True,
                 **self.mask_arguments(self.masks.token_mask(token.device), token),
@@ -250,18 +251,25 @@ class Modules:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary."""
+        """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary.
+
+        Layers that are computed in C have rows of one shape, so the first one shows it.
+        """
+        step, alike = self.step, False
+        if self.native is not None:
+            with suppress(UnsupportedModel):  # it is not a plain stack, as GPT-NeoX is not
+                step, alike = keep_layers(self.step, [0], bare=True), True
 
         def run() -> tuple[Probe, Any]:
             try:
-                return self._first_token()
+                return self._first_token(step)
             except UnsupportedModel:
                 raise
             except Exception:
                 if not (self.masks.by_kind and self.masks.kinds == 1):
                     raise
                 self.masks.by_kind = False
-                return self._first_token()
+                return self._first_token(step)
 
         taken = "a 4-D mask, positions and a cache object"
         probe, output = probed(self.model, taken, run, lambda: self.model(input_ids=self._some_token()))
@@ -269,3 +277,6 @@ class Modules:
         if isinstance(probe, StateProbe):
             self.states, self.grid = probe.states, probe.grid
         self.vocabulary: int = output.logits.shape[-1]
+        if alike and self.native is not None:
+            self.cache_layers = {layer: layer for layer in self.native.layers}
+            self.shapes, self.vocabulary = self.shapes * len(self.cache_layers), self.native.vocabulary

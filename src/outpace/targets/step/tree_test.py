@@ -28,7 +28,7 @@ from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import difference, largest_difference
 from outpace.targets.step.reference import CHANGED, PAST_WINDOW, Stock, Texts, dtype_name
-from outpace.targets.step.replay import kinds_of, layers_of
+from outpace.targets.step.replay import kinds_of
 from outpace.targets.step.tame import ROWS, tame
 from outpace.transfer import widened
 
@@ -90,7 +90,7 @@ def _short(model: Any) -> Any:
 
     Whether the code of a layer honours a mask does not depend on how many of its kind there are.
     """
-    kinds = kinds_of(layers_of(model))
+    kinds = kinds_of(model)
     count = max((kinds.index(kind) + 1 for kind in set(kinds)), default=0)
     if len(kinds) - count < 2:
         return model

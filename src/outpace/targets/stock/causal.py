@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from threading import RLock
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
 from outpace.native.pool import follow_torch
-from outpace.targets.base import check_chains, checked_cache
+from outpace.targets.base import TargetModel, check_chains, checked_cache
 from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
@@ -34,6 +34,7 @@ from outpace.targets.inputs.changes import Addresses, Structure, Weights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
 from outpace.targets.inputs.forward import CacheAdapter, device_of
 from outpace.targets.inputs.line import apart
+from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
@@ -41,10 +42,12 @@ from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output, extra_rows
 from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import bit_test
+from outpace.targets.step.layer_test import compare_all
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked, choose
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
+from outpace.targets.step.replay import shown
 from outpace.targets.step.self_test import tested
 from outpace.targets.step.trees import disproved, give_trees
 from outpace.targets.stock.fixed_steps import FixedSteps
@@ -159,12 +162,14 @@ class CausalTarget(FixedSteps):
                 raise UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
         if check:
             step, make = self._modules.step, partial(self._unchecked, **asked.of_step)
-            answer(record, "steps", step, lambda: tested(self, self.reference(), make))
+            answer(record, "steps", step, lambda: self._tested_steps(make))
         if self.device.type == "cuda":
             self._choose_trees(record)
         self.released = bool(asked.release) and not self._needs_weights and self._modules.release()
         if asked.release is True and not self.released:
             raise self._keeps(self.model, "no layer's weights have a packed or rounded copy")
+        if self._modules.native is not None:
+            FileMemory().drop(self.model.parameters())
         self.plan.layouts.clear()  # those of the tests
 
     def _bits(self, record: Record | None, modules: Modules) -> str:
@@ -180,7 +185,26 @@ class CausalTarget(FixedSteps):
     def _tested_bits(self, record: Record | None) -> str:
         step = self._modules.step
         question = "bits of fixed shapes" if self._fixed else "bits"
-        return answer(record, question, step, lambda: bit_test(self, step, self._embedded))
+        return answer(record, question, step, lambda: bit_test(self._stand_in(), step, self._embedded))
+
+    def _tested_steps(self, make: Callable[..., TargetModel]) -> str:
+        """Run the self-test."""
+        part = self._stand_in()
+        found = tested(part, part.reference(), make, self.model)
+        if part is not self:
+            compare_all(self, Stock(self.model, _run, self._unchecked, self._embedded, (self.model,)))
+        return found
+
+    def _stand_in(self) -> CausalTarget:
+        """The target that is tested: of the layers that stand for all, so that a test costs no more for more.
+
+        The target itself where its layers do not run in C, which has one form for all of a kind, or are no
+        plain stack.
+        """
+        if self._modules.native is not None and len(numbers := shown(self.model)) < self.layers:
+            with suppress(UnsupportedModel):  # the first two, since targets are made of a copy of these
+                return self.some_layers(sorted({*numbers, 1}))
+        return self
 
     def _choose_trees(self, record: Record | None) -> None:
         """Run forwards with branches on a copy of the step for them, if it passes the self-test."""
@@ -461,7 +485,7 @@ class CausalTarget(FixedSteps):
         step = self._modules.step
         model: Any = self.model
         if self.quantised:  # the rounded weights, with the model's own attention
-            model = self._asked.rounded_model(self._attention)
+            model = self._asked.rounded_model(model, self._attention)
         bare = partial(self._unchecked, exact=False, pack=False, fuse=False)
         packs = self._asked.packs(self.bit_exact) if self.plan.packed else False
         pack = packs.name if isinstance(packs, Kernel) else bool(self.plan.packed) and "auto"
