@@ -2715,7 +2715,43 @@ RECURRENT = [
 ]
 
 
+_QUANTS = "tests/unit/targets/test_quants.py"
+_GGUF = "tests/unit/targets/test_gguf_file.py"
+
+QUANTS = [
+    Mutant(
+        "the least numbers of K-types are added, not subtracted",
+        "outpace/native/quant_products.h",
+        "as.least < 0 ? -least * wholes_of",
+        "as.least < 0 ? least * wholes_of",
+        (f"{_QUANTS}::test_products_are_those_of_rounded_rows",),
+    ),
+    Mutant(
+        "rows of queries and keys of a GGUF file stay in llama.cpp's order",
+        "outpace/targets/gguf/file.py",
+        "    if np.array_equal(found[:, 0], rows):\n",
+        "    if found is not None:\n",
+        (f"{_GGUF}::test_a_file_is_the_model_that_it_was_written_from",),
+    ),
+    Mutant(
+        "a setting of a GGUF file that the config leaves out is ignored",
+        "outpace/targets/gguf/settings.py",
+        "        if take is None or not take(config, left[name]):\n",
+        "        if take is not None and not take(config, left[name]):\n",
+        (f"{_GGUF}::test_a_setting_that_the_config_leaves_out_is_refused",),
+    ),
+    Mutant(
+        "a row's bits depend on how many rows are multiplied with it",
+        "outpace/native/quant_products.h",
+        "const float by = rows[row].scales[block];",
+        "const float by = rows[row].scales[block] + (count > 4 ? 1e-9f : 0);",
+        (f"{_QUANTS}::test_a_row_has_the_same_bits_among_any_rows",),
+    ),
+]
+
+
 MUTANTS = [
+    *QUANTS,
     *CACHE,
     *TREES,
     *DRAWS,
