@@ -2196,9 +2196,30 @@ SERVE = [
     Mutant(
         "an encoder does not stop in the middle",
         "outpace/engine/errand.py",
-        "    hooks = [module.register_forward_pre_hook(look) for module in modules]\n",
-        "    hooks = [module.register_forward_pre_hook(look) for module in ()]\n",
+        "            self._stop()\n            return func(*args, **more)\n",
+        "            return func(*args, **more)\n",
         ("tests/unit/engine/test_work.py::test_images_are_encoded_between_steps_with_the_same_states",),
+    ),
+    Mutant(
+        "products of many rows are one piece",
+        "outpace/engine/errand.py",
+        "        return min(rows // _ROWS, rows * args[1].numel() // _AT_ONCE)\n",
+        "        return 1\n",
+        ("tests/unit/engine/test_work.py -k parts",),
+    ),
+    Mutant(
+        "a long turn counts no more than a short one",
+        "outpace/engine/fair.py",
+        "            self._kept = here if self._line and had < min(self._line.values()) else None\n",
+        "            self._kept = None\n",
+        ("tests/unit/engine/test_fair.py::test_long_turns_get_no_more_time_than_short_ones",),
+    ),
+    Mutant(
+        "a file is written in a part that another process has too",
+        "outpace/files.py",
+        "{secrets.token_hex(8)}",
+        "{len(secrets.token_hex(8))}",
+        ("tests/unit/engine/test_prefix_file.py -k share_a_store",),
     ),
     Mutant(
         "rows of prefixes are copied for all that wait at once",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from image_models import picture, seeing
 from models import tiny_llama
@@ -19,7 +20,7 @@ from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support import runner
-from outpace.engine import batch
+from outpace.engine import batch, errand
 from outpace.engine import engine as engine_module
 from outpace.engine.allowance import Allowance
 from outpace.engine.engine import Engine
@@ -139,6 +140,41 @@ def test_images_are_encoded_between_steps_with_the_same_states(monkeypatch: pyte
         engine.step()
     (alone,) = Engine(target).generate([tokens], beside.params, sources=[source])
     assert beside.output == alone.tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_long_functions_of_an_encoder_are_computed_in_parts(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products, attention and convolutions."""
+    monkeypatch.setattr(errand, "_AT_ONCE", 2**12)
+    monkeypatch.setattr(errand, "_ROWS", 8)
+    numbers = torch.Generator().manual_seed(0)
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=numbers).to(dtype)
+
+    weight, patches, frames = tensor(24, 16), tensor(9, 3, 4, 4), tensor(9, 3, 2, 4, 4)
+    states = [tensor(3, 4, 7, 8) for _ in range(3)]
+    attend = functional.scaled_dot_product_attention
+    masks = [torch.rand(size, 1, 7, 7, generator=numbers).gt(0.2) | torch.eye(7).bool() for size in (3, 1)]
+    cases: list[tuple[Callable[..., torch.Tensor], Any, dict[str, Any], int]] = [
+        (functional.linear, (tensor(3, 33, 16), weight, tensor(24)), {}, 9),
+        (functional.linear, (tensor(99, 16), weight), {}, 9),
+        (functional.linear, (tensor(16), weight), {}, 1),
+        (functional.conv2d, (tensor(5, 3, 8, 8), patches, tensor(9), 4), {}, 2),
+        (functional.conv3d, (tensor(50, 3, 2, 4, 4), frames), {}, 10),
+        (attend, states, {"is_causal": True}, 2),
+        (attend, states, {"attn_mask": masks[0]}, 2),
+        (attend, states, {"attn_mask": masks[1], "scale": 0.5}, 2),
+    ]
+    for work, given, more, parts in cases:
+        stops = list[None]()
+        with Stopping(lambda stops=stops: stops.append(None)):  # type: ignore[misc]
+            found = work(*given, **more)
+        assert len(stops) == parts
+        close = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(found, work(*given, **more), **close)
 
 
 def test_texts_are_scored_between_steps_and_clients_take_turns() -> None:
