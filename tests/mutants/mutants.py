@@ -820,7 +820,7 @@ ENGINE = [
     ),
     Mutant(
         "a datastore is not compared with its checksums when it is opened",
-        "outpace/drafters/retrieval/datastore.py",
+        "outpace/datastores/datastore.py",
         "        if self.header.file_bytes <= _WHOLE:\n",
         "        if False:\n",
         ("tests/unit/test_written.py::test_damage_is_refused_or_changes_nothing -k datastore",),
@@ -1521,7 +1521,7 @@ DRAFTERS = [
     ),
     Mutant(
         "a match may cross the end of what it shares",
-        "outpace/drafters/retrieval/suffix_array.py",
+        "outpace/datastores/suffix_array.py",
         "        last = bisect_right(order, shared, place, len(order), key=",
         "        last = 1 + bisect_right(order, shared, place, len(order), key=",
         ("tests/unit/drafters/test_suffix_array.py",),
