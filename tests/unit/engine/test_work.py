@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from image_models import picture, seeing
 from models import tiny_llama
+from outpace.cache import CacheFull
 from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.models.draft_model import DraftModel
@@ -191,6 +192,35 @@ def test_texts_are_scored_between_steps_and_clients_take_turns() -> None:
     assert steps > 700
     for one, place in zip(found, (0, 2, 1), strict=True):
         assert [token.logprob for token in one] == pytest.approx(alone[place])
+
+
+def test_a_text_to_score_waits_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others have them: streams, and texts that are being scored. One that never fits is refused."""
+    target = Target(tiny_llama(context=2048))
+    size = target.new_cache(1).copied_bytes(1)
+    text = [(7 * place) % 30 + 1 for place in range(300)]
+    engine = Engine(target, max_running=2, memory=700 * size, adaptive=False)
+    alone = [[one.logprob for one in some] for some in engine.score(text)]
+    stream = engine.add(text[:200], SamplingParams(max_new_tokens=300, ignore_eos=True))
+    while stream.place is None:
+        engine.step()
+    found: list[Any] = []
+    begun: list[int] = []
+    score = engine.score
+    monkeypatch.setattr(engine, "score", lambda *given: begun.append(1) or score(*given))
+    works = Works()
+    for tokens, client in ((text, "a"), (text, "b"), (text * 3, "c")):
+        works.add(Score(found.append, never, tokens, 0, client))
+    while works:
+        if engine.sequences:
+            engine.step()
+        works.advance(engine)
+    assert len(begun) > 4, "one of them waited"
+    (refused,) = (one for one in found if isinstance(one, CacheFull))
+    assert "900 rows" in str(refused)
+    scored = [[token.logprob for token in one] for one in found if one is not refused]
+    assert scored == [pytest.approx([one for some in alone for one in some])] * 2
+    assert len(engine._batch.cache) == 0
 
 
 def test_cached_rows_are_copied_between_steps() -> None:
