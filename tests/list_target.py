@@ -12,6 +12,7 @@ import torch
 
 from outpace.cache import Cache, Slot
 from outpace.targets.base import TargetModel, checked_cache
+from outpace.targets.batch import Batch
 from outpace.targets.rows import Output, Rows
 from outpace.tree import depths
 
@@ -129,21 +130,19 @@ class ListTarget(TargetModel):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         own = checked_cache(self, cache, ListCache)
         assert not hidden_layers
-        own.fed = {slot: [] for slot in feeds}
+        own.fed = {slot: [] for slot in batch.slots}
         lines: list[Vector] = []
         spans: dict[Slot, slice] = {}
-        for slot, row in feeds.items():
+        for slot, row in batch.rows.items():
             first, found = len(lines), self._read(own.committed[slot], own.fed[slot], row)
-            if logits_from is not None:
-                lines += found[logits_from:]
-                spans[slot] = slice(first, len(lines))
-        logits = None if logits_from is None else torch.tensor(lines, dtype=torch.float64)
+            lines += [found[read] for read in batch.reads[slot].tolist()]
+            spans[slot] = slice(first, len(lines))
+        logits = torch.tensor(lines, dtype=torch.float64) if lines else None
         return Output(logits, spans)
 
     def _read(self, committed: list[Row], fed: list[Row], row: Rows) -> list[Vector]:

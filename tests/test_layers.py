@@ -43,14 +43,15 @@ LAYERS: list[set[str]] = [
 # The rooms of targets, bottom to top.
 ROOMS: list[set[str]] = [
     {"hardware", "kernel", "plan", "rows"},
-    {"base", "batch"},
+    {"batch"},
+    {"base"},
     {"around"},
     {"inputs", "ranks", "ties"},
     {"cpu"},
     {"gpu", "native"},
     {"step"},
     {"stock", "llamacpp"},
-    {"combined"},
+    {"combined", "gguf"},
     {"__init__"},
     {"weights"},
 ]

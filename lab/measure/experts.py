@@ -34,7 +34,8 @@ from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.draws.noise import key
 from outpace.sequence import Sequence, Step
-from outpace.targets import Rows, TargetModel
+from outpace.targets import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.hardware import processor
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
@@ -84,13 +85,13 @@ def milliseconds(target: TargetModel, rounds: int) -> dict[int, float]:
     cache = target.new_cache(1, CONTEXT + max(WIDTHS) + 1)
     slot = cache.allocate()
     text = torch.randint(1, target.vocabulary, (CONTEXT + max(WIDTHS),)).tolist()
-    target.forward(cache, {slot: Rows(text[:CONTEXT])}, logits_from=None)
+    target.forward(cache, Batch.of({slot: text[:CONTEXT]}, None))
     cache.keep({slot: range(CONTEXT)})
     taken: dict[int, list[float]] = {width: [] for width in WIDTHS}
     for turn in range(rounds + 1):  # the first warms up
         for width in WIDTHS:
             start = time.process_time()
-            target.forward(cache, {slot: Rows(text[CONTEXT : CONTEXT + width])})
+            target.forward(cache, Batch.of({slot: text[CONTEXT : CONTEXT + width]}))
             if turn:
                 taken[width].append(1000 * (time.process_time() - start))
             cache.keep({slot: ()})

@@ -30,6 +30,7 @@ from transformers import AttentionInterface, AutoModelForCausalLM
 
 from outpace.cache import KVCache, LayerShape, Slot
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.config import CACHE
 
 SHORT = 256
@@ -84,7 +85,7 @@ def steps(target: CausalTarget) -> None:
             cache, slots = filled(target.new_cache().layers, lengths, spread)
 
             def step(cache: KVCache = cache, slots: list[Slot] = slots) -> None:
-                target.forward(cache, dict.fromkeys(slots, Rows([5])))
+                target.forward(cache, Batch.of(dict.fromkeys(slots, Rows([5]))))
                 cache.keep({})
 
             ways.append(step)
@@ -150,9 +151,9 @@ def packed(target: CausalTarget) -> None:
     AttentionInterface.register("packed", attention)
 
     def two() -> Tensor:
-        logits = target.forward(cache, decoding).logits
+        logits = target.forward(cache, Batch.of(decoding)).logits
         cache.keep({})
-        target.forward(cache, {prompt: chunk}, logits_from=None)
+        target.forward(cache, Batch.of({prompt: chunk}, None))
         cache.keep({})
         assert logits is not None
         return logits

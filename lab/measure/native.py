@@ -17,7 +17,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from outpace.cache import Cache, Slot
-from outpace.targets import CausalTarget, Rows
+from outpace.targets import CausalTarget
+from outpace.targets.batch import Batch
 from outpace.targets.hardware import processor
 from outpace.targets.native.recipe import RECIPES
 
@@ -46,7 +47,7 @@ def step(target: CausalTarget, cache: Cache, slot: Slot) -> float:
     """Seconds of a plain step."""
     begin = time.process_time()
     for _ in range(_STEPS):
-        target.forward(cache, {slot: Rows([7])})
+        target.forward(cache, Batch.of({slot: [7]}))
         cache.keep({})
     return (time.process_time() - begin) / _STEPS
 
@@ -61,7 +62,7 @@ def main(families: list[str]) -> None:
         for target in targets:
             cache = target.new_cache(length=256)
             slot = cache.allocate()
-            target.forward(cache, {slot: Rows(list(range(_PROMPT)))}, logits_from=None)
+            target.forward(cache, Batch.of({slot: list(range(_PROMPT))}, None))
             cache.keep({slot: range(_PROMPT)})
             opened.append((target, cache, slot))
         times = [[1e3 * step(*each) for each in opened] for _ in range(_ROUNDS)]

@@ -33,6 +33,7 @@ from turns import taken
 from outpace import Engine, SamplingParams, Target
 from outpace.cache import KVCache, Slot
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
 
 WIDTHS = (1, 2, 4, 8, 16, 32)
 DRAFTERS = ("none", "suffix", "lookahead", "prompt_lookup")
@@ -48,7 +49,7 @@ def filled(target: CausalTarget) -> tuple[KVCache, Slot]:
     """A cache with a text of 200 random tokens."""
     cache = target.new_cache(1, 300)
     slot = cache.allocate()
-    target.forward(cache, {slot: Rows(random.Random(0).choices(range(1, 4000), k=200))}, logits_from=None)
+    target.forward(cache, Batch.of({slot: random.Random(0).choices(range(1, 4000), k=200)}, None))
     cache.keep({slot: range(200)})
     return cache, slot
 
@@ -59,7 +60,7 @@ def step(target: CausalTarget, place: tuple[KVCache, Slot], width: int, tree: bo
     cache, slot = place
     given = rng.choices(range(1, 4000), k=width)
     parents = [rng.randrange(max(-1, node - 6), node) if tree and node else node - 1 for node in range(width)]
-    target.forward(cache, {slot: Rows(given, parents)})
+    target.forward(cache, Batch.of({slot: Rows(given, parents)}))
     cache.keep({})
 
 

@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from gguf_types import Own, smollm2
 from outpace import Engine, Target
 from outpace.embedded import smollm2_path
-from outpace.targets import Rows
+from outpace.targets.batch import Batch
 from outpace.targets.hardware import processor
 from outpace.testing.gguf import quantise
 
@@ -45,7 +45,7 @@ def step_of(target: Any) -> Callable[[], None]:
     slot, token = cache.allocate(), [1]
 
     def step() -> None:
-        output = target.forward(cache, {slot: Rows(token)})
+        output = target.forward(cache, Batch.of({slot: token}))
         token[0] = int(output.logits[0].argmax())
         cache.keep({slot: [0]})
 

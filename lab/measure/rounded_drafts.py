@@ -22,7 +22,7 @@ import torch
 
 from outpace import SamplingParams
 from outpace.loading import Loaded, load
-from outpace.targets import Rows
+from outpace.targets.batch import Batch
 from outpace.targets.hardware import processor
 
 _WIDTHS, _ROUNDS, _CONTEXT = (1, 2, 4, 8, 16, 32), 7, 200
@@ -47,7 +47,7 @@ def widths(given: dict[str, Loaded]) -> None:
     for name, loaded in given.items():
         cache = loaded.target.new_cache(1, 512)
         slot = cache.allocate()
-        loaded.target.forward(cache, {slot: Rows(list(range(100, 100 + _CONTEXT)))})
+        loaded.target.forward(cache, Batch.of({slot: list(range(100, 100 + _CONTEXT))}))
         cache.keep({slot: range(_CONTEXT)})
         opened[name] = cache, slot
     for _ in range(_ROUNDS):
@@ -55,7 +55,7 @@ def widths(given: dict[str, Loaded]) -> None:
             for width in _WIDTHS:
                 for _ in range(2):  # the others have emptied the processor's caches
                     began = process_time()
-                    given[name].target.forward(cache, {slot: Rows(list(range(1000, 1000 + width)))})
+                    given[name].target.forward(cache, Batch.of({slot: list(range(1000, 1000 + width))}))
                     taken = process_time() - began
                     cache.truncate(slot, _CONTEXT)
                 seconds.setdefault((name, width), []).append(taken)

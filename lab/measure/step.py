@@ -33,6 +33,7 @@ from turns import taken
 import outpace
 from outpace.cache import KVCache, Slot
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.exact_attention import exact_attention
 from outpace.targets.hardware import processor
 
@@ -60,7 +61,7 @@ def filled(target: CausalTarget, length: int) -> tuple[KVCache, Slot]:
     text = tokens(length)
     for start in range(0, length, 256):
         chunk = text[start : start + 256]
-        target.forward(cache, {slot: Rows(chunk)}, logits_from=None)
+        target.forward(cache, Batch.of({slot: chunk}, None))
         cache.keep({slot: range(len(chunk))})
     return cache, slot
 
@@ -71,7 +72,7 @@ def steps(targets: dict[str, CausalTarget], length: int, widths: Any, rounds: in
 
     def forward(name: str, width: int) -> None:
         cache, slot = places[name]
-        targets[name].forward(cache, {slot: Rows(tokens(width, 1))})
+        targets[name].forward(cache, Batch.of({slot: tokens(width, 1)}))
         cache.keep({})
 
     return {
@@ -113,14 +114,14 @@ def nodes(target: CausalTarget, trees: int) -> tuple[int, int]:
         for node in range(1, size):
             parents.append(int(torch.randint(max(0, node - 6), node, (1,), generator=generator)))
         cache, slot = filled(target, length)
-        tree = target.forward(cache, {slot: Rows(own, parents)}).logits_of(slot).clone()
+        tree = target.forward(cache, Batch.of({slot: Rows(own, parents)})).logits_of(slot).clone()
         cache.keep({})
         for leaf in set(range(size)) - set(parents):
             path = [leaf]
             while parents[path[0]] >= 0:
                 path.insert(0, parents[path[0]])
             for node in path:
-                alone = target.forward(cache, {slot: Rows([own[node]])}).logits_of(slot)[0]
+                alone = target.forward(cache, Batch.of({slot: [own[node]]})).logits_of(slot)[0]
                 cache.keep({slot: [0]})
                 equal += int(torch.equal(alone, tree[node]))
                 total += 1

@@ -19,7 +19,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from outpace.embedded import smollm2_path
-from outpace.targets import Rows, Target
+from outpace.targets import Target
+from outpace.targets.batch import Batch
 from outpace.targets.hardware import processor
 from outpace.targets.llamacpp.library import LlamaModel, library
 from outpace.testing.gguf import FILE_TYPES, quantise, write_gguf
@@ -72,7 +73,7 @@ class Ours:
         self._slot = self._cache.allocate()
 
     def step(self) -> None:
-        output = self._target.forward(self._cache, {self._slot: Rows([self.token])})
+        output = self._target.forward(self._cache, Batch.of({self._slot: [self.token]}))
         self.token = int(output.array[0].argmax())
         self._cache.keep({self._slot: [0]})
 

@@ -10,6 +10,7 @@ from collections.abc import Collection
 from functools import lru_cache, partial
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from pathlib import Path
+from typing import Literal, get_args
 
 from outpace import hub
 from outpace.core import DTYPES, OutpaceError, near, need
@@ -30,6 +31,8 @@ FILE = "file:"  # before the path of a suite's file
 # Kinds of devices in torch's notation; a package may register another.
 _DEVICES = ("cpu", "cuda", "xpu", "mps", "hpu", "npu", "mlu", "musa", "xla", "mtia", "meta")
 _HERE = Path(__file__).parent
+Backend = Literal["auto", "native", "llamacpp"]
+BACKENDS: tuple[str, ...] = get_args(Backend)  # what runs a GGUF file
 GGUF_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
 
 
@@ -196,6 +199,21 @@ def check_llamacpp(model: str | None, options: str) -> None:
         raise OutpaceError(f"--llamacpp is for .gguf files, and {shown_name(model)} is not one; leave it out")
 
 
+def check_backend(model: str | None, backend: str, llamacpp: str) -> None:
+    """Refuse an unknown backend, one for a model that is no GGUF file, or one at odds with its options."""
+    if backend not in BACKENDS:
+        raise OutpaceError(f"--backend must be {', '.join(BACKENDS)}, not {backend!r}")
+    if backend != "auto" and not is_gguf(model or ""):
+        raise OutpaceError(f"--backend is for .gguf files, and {shown_name(model)} is not one; leave it out")
+    if backend == "native" and llamacpp:
+        raise OutpaceError("--llamacpp has options of llama.cpp; leave it or --backend native out")
+
+
+def by_llamacpp(model: str | None, backend: str, llamacpp: str) -> bool:
+    """True if llama.cpp is asked to run a model."""
+    return is_gguf(model or "") and (backend == "llamacpp" or bool(llamacpp))
+
+
 def check_model(name: str | None) -> None:
     """Refuse a model that is neither here nor on the hub."""
     if name is None:
@@ -213,7 +231,7 @@ def check_model(name: str | None) -> None:
 
 
 def is_gguf(name: str | Path) -> bool:
-    """True if a model's name is a GGUF file, which llama.cpp runs: its path, or ``owner/name:QUANT``."""
+    """True if a model's name is a GGUF file: its path, or ``owner/name:QUANT``."""
     return str(name).lower().endswith(".gguf") or hub.is_quantised(str(name))
 
 

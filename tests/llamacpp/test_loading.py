@@ -30,6 +30,7 @@ from outpace.serve.pool import Share
 from outpace.serve.texts import Texts
 from outpace.serve.totals import Turns
 from outpace.targets import Rows, Target
+from outpace.targets.batch import Batch
 from outpace.targets.llamacpp.library import ROWS
 from outpace.testing.gguf import splitting, write_gguf
 
@@ -174,7 +175,7 @@ def test_limits_are_told(loaded: Any) -> None:
     with pytest.raises(OutpaceError, match="plain stack of layers"):
         Engine(loaded.target, "self_speculative:skip=1")
     slot = cache.allocate(4)
-    loaded.target.forward(cache, {slot: Rows([1, 2, 3], (-1, 0, 0))})
+    loaded.target.forward(cache, Batch.of({slot: Rows([1, 2, 3], (-1, 0, 0))}))
     with pytest.raises(ValueError, match="neither a path nor all"):
         cache.keep({slot: [1, 2]})
 

@@ -20,6 +20,7 @@ from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.retrieval.retrieval import Retrieval
 from outpace.engine.engine import Engine
 from outpace.targets import Rows, Target
+from outpace.targets.batch import Batch
 from outpace.targets.llamacpp import LlamaCppTarget
 from outpace.targets.llamacpp import cache as llama_cache
 from outpace.targets.llamacpp.cache import LlamaCache
@@ -161,7 +162,7 @@ def test_trees_in_company_change_no_bit(dtype: str) -> None:
             own[slot] = text, at
             tokens = [text[at], 5, text[at + 1], 9, text[at + 2], 3]
             feeds[slot] = Rows(tokens, (-1, 0, 0, 1, 2, 2))
-        output = model.forward(cache, feeds)
+        output = model.forward(cache, Batch.of(feeds))
         for slot, (text, at) in own.items():
             rows = output.logits_of(slot)
             for row, place in ((0, at), (2, at + 1), (4, at + 2)):
@@ -182,14 +183,14 @@ def test_padded_forwards_have_the_same_bits_and_leave_no_row(dtype: str) -> None
     for count in (3, 6, 7, 1, 3):
         assert count == 1 or model._padded(count) > count
         at = cache.length(slot)
-        rows = model.forward(cache, {slot: Rows(text[at : at + count])}).logits_of(slot)
+        rows = model.forward(cache, Batch.of({slot: text[at : at + count]})).logits_of(slot)
         assert all(rows[place].equal(after[at + place]) for place in range(count))
         cache.keep({slot: range(count)})
     assert cache.context._lib.llama_memory_seq_pos_max(cache.context._memory, 0) == -1
 
 
 def _feed(model: Any, cache: LlamaCache, texts: dict[Slot, list[int]]) -> None:
-    model.forward(cache, {slot: Rows(text) for slot, text in texts.items()}, logits_from=None)
+    model.forward(cache, Batch.of(texts, None))
     cache.keep({slot: range(len(text)) for slot, text in texts.items()})
 
 
@@ -198,7 +199,7 @@ def _rows_alone(model: Any, text: Sequence[int]) -> list[Any]:
     cache, found = model.new_cache(), []
     slot = cache.allocate()
     for token in text:
-        found.append(model.forward(cache, {slot: Rows([token])}).logits_of(slot)[0].clone())
+        found.append(model.forward(cache, Batch.of({slot: [token]})).logits_of(slot)[0].clone())
         cache.keep({slot: [0]})
     return found
 

@@ -19,10 +19,11 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llama
 from gguf_files import quantised, random_file
 from outpace.core import SamplingParams, TokenLogprobs
 from outpace.engine.active import Active
-from outpace.engine.batch import Batch
 from outpace.engine.engine import Engine
 from outpace.engine.memory import Memory
+from outpace.engine.running import RunningBatch
 from outpace.targets import Target
+from outpace.targets.batch import Building
 from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.library import library
 from outpace.targets.rows import Rows
@@ -213,11 +214,11 @@ def rows_of_steps_in_prefixes(patch: pytest.MonkeyPatch, model: Any) -> None:
 
 
 def fed_again_as_a_prompt(patch: pytest.MonkeyPatch, model: Any) -> None:
-    def wrong(self: Batch, active: Active, rows: int, unread: int = 0) -> Rows:
+    def wrong(self: RunningBatch, building: Building, active: Active, rows: int) -> None:
         start = self.cache.length(active.slot)
-        return Rows(active.sequence.tokens[start : start + rows], unread=unread, prompt=rows)
+        building.add(active.slot, Rows(active.sequence.tokens[start : start + rows]), rows, rows)
 
-    patch.setattr(Batch, "next_rows", wrong)
+    patch.setattr(RunningBatch, "add_chunk", wrong)
 
 
 BUGS = {

@@ -12,6 +12,7 @@ from gguf_files import gguf_file, quantised, random_file
 from llamacpp.choices import SEVEN, THREE, forced
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import Target
+from outpace.targets.batch import Batch
 from outpace.targets.llamacpp import target as target_module
 from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.layouts import SHARES, costs
@@ -181,11 +182,10 @@ def test_steps_of_both_kernels_are_timed_in_turns(monkeypatch: pytest.MonkeyPatc
     caches, steps = [target.new_cache(), target.new_cache()], []
     forward = target.forward
 
-    def noted(cache: Any, feeds: Any, logits_from: int | None = 0) -> Any:
-        if logits_from == 0:
-            (row,) = feeds.values()
-            steps.append((len(row.tokens), caches.index(cache), target.widths, cache.length(*feeds)))
-        return forward(cache, feeds, logits_from)
+    def noted(cache: Any, batch: Batch) -> Any:
+        if len(batch.read):
+            steps.append((len(batch.tokens), caches.index(cache), target.widths, cache.length(*batch.slots)))
+        return forward(cache, batch)
 
     monkeypatch.setattr(target, "forward", noted)
     found = costs(target, caches, [THREE, SEVEN])

@@ -16,6 +16,7 @@ from gguf_files import gguf_file
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import Output, Rows, Target
+from outpace.targets.batch import Batch
 from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.library import ROWS
 
@@ -43,7 +44,7 @@ def rows_alone(dtype: str, text: tuple[int, ...]) -> list[Any]:
     cache = model.new_cache()
     slot = cache.allocate()
     for token in text:
-        found.append(model.forward(cache, {slot: Rows([token])}).logits_of(slot)[0].clone())
+        found.append(model.forward(cache, Batch.of({slot: [token]})).logits_of(slot)[0].clone())
         cache.keep({slot: [0]})
     return found
 
@@ -90,7 +91,7 @@ def check_steps(dtype: str, seed: int) -> None:
         if not fed:
             continue
         before = {slot: cache.length(slot) for slot in slots}
-        output = model.forward(cache, {slot: one.rows for slot, one in fed.items()})
+        output = model.forward(cache, Batch.of({slot: one.rows for slot, one in fed.items()}))
         check_array(output)
         for slot, one in fed.items():
             after, rows = rows_alone(dtype, tuple(slots[slot])), output.logits_of(slot)
@@ -118,7 +119,7 @@ def test_forwards_of_more_rows_than_a_decode_takes(dtype: str) -> None:
     cache = model.new_cache(3, 512)
     slots = {cache.allocate(): text for text in known}
     assert sum(sizes) > ROWS
-    output = model.forward(cache, {slot: Rows(text) for slot, text in slots.items()})
+    output = model.forward(cache, Batch.of(slots))
     check_array(output)  # in memory of its own
     found = {slot: output.logits_of(slot).clone() for slot in slots}
     for slot, text in slots.items():
@@ -126,7 +127,7 @@ def test_forwards_of_more_rows_than_a_decode_takes(dtype: str) -> None:
         assert len(found[slot]) == len(text)
         assert all(row.equal(own) for row, own in zip(found[slot], after, strict=True))
     cache.keep(dict.fromkeys(slots, ()))
-    last = model.forward(cache, {slot: Rows(text) for slot, text in slots.items()}, logits_from=140)
+    last = model.forward(cache, Batch.of(slots, 140))
     spans = [(one.start, one.stop) for one in last.spans.values()]
     assert spans == [(0, 160), (160, 170), (170, 170)]  # the third has fewer rows than that
     for slot in slots:
@@ -144,7 +145,7 @@ def test_arrays_are_those_of_their_forward() -> None:
     for count in (1, 4, 1, 300, 4, 1, 7, 1):
         for cache, slot, own in caches:
             at = cache.length(slot)
-            output = model.forward(cache, {slot: Rows(own[at : at + count])})
+            output = model.forward(cache, Batch.of({slot: own[at : at + count]}))
             check_array(output)
             after = rows_alone("q8_0", tuple(own))
             assert output.array is not None and len(output.array) == count

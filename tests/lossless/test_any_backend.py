@@ -13,7 +13,7 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.draws.noise import Key, noisy_argmax
 from outpace.engine.engine import Engine
-from outpace.targets import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
 from parts import in_turn
 
@@ -47,7 +47,7 @@ def test_plain_decoding_is_the_argmax_after_each_text() -> None:
         for place, token in enumerate(found):
             cache = target.new_cache()
             slot = cache.allocate()
-            row = target.forward(cache, {slot: Rows(text)}).logits_of(slot)[-1]
+            row = target.forward(cache, Batch.of({slot: text})).logits_of(slot)[-1]
             own = int(row.argmax()) if params.greedy else noisy_argmax(row, Key(8).target(place))
             assert own == token
             text.append(token)

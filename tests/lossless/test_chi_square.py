@@ -25,7 +25,7 @@ from outpace.drafters import SequenceDrafter
 from outpace.draws.noise import Stream, uniform
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
 from outpace.tree import children, path_to
 
@@ -138,7 +138,7 @@ def plain_chances(length: int = LENGTH) -> NDArray[np.float64]:
     texts = list(itertools.product(range(VOCABULARY), repeat=length))
     model = target()
     cache = model.new_cache(len(texts), len(PROMPT) + length)
-    output = model.forward(cache, {cache.allocate(): Rows([*PROMPT, *text]) for text in texts})
+    output = model.forward(cache, Batch.of({cache.allocate(): [*PROMPT, *text] for text in texts}))
     rows = torch.stack([output.logits_of(slot) for slot in output.spans])
     chances = (rows[:, len(PROMPT) - 1 : -1] / TEMPERATURE).softmax(-1)
     chosen = chances.gather(-1, torch.tensor(texts)[..., None])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import cycle
@@ -14,10 +13,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
 from lossless.prompts import PROMPTS
-from outpace.cache import Slot
 from outpace.core import SamplingParams, Speculation
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch, Building
 from parts import in_turn
 
 DRAFTERS = ["none", "prompt_lookup:branches=2", "lookahead:window=4,ngram=4,guesses=4", "eagle", "suffix"]
@@ -69,11 +68,11 @@ def rode(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     counts: list[int] = []
     run = CausalTarget.run
 
-    def note(self: CausalTarget, cache: Any, feeds: Mapping[Slot, Rows], *args: Any) -> Any:
-        unread = [rows.unread for rows in feeds.values()]
+    def note(self: CausalTarget, cache: Any, batch: Batch, *args: Any) -> Any:
+        unread = [width > len(batch.reads[s]) for s, width in zip(batch.slots, batch.widths, strict=True)]
         if any(unread) and not all(unread):
-            counts.append(sum(map(bool, unread)))
-        return run(self, cache, feeds, *args)
+            counts.append(sum(unread))
+        return run(self, cache, batch, *args)
 
     monkeypatch.setattr(CausalTarget, "run", note)
     return counts
@@ -139,13 +138,17 @@ def test_only_rows_that_are_read_reach_the_head(monkeypatch: pytest.MonkeyPatch)
     target.keep_modules()  # a hook would make a new line
     cache = target.new_cache(slots=3)
     slots = [cache.allocate() for _ in range(3)]
-    feeds = [Rows([1, 2, 3], (-1, 0, 0)), Rows([4] * 90, unread=90), Rows([5] * 40, unread=39)]
+    building = Building()
+    building.add(slots[0], Rows([1, 2, 3], (-1, 0, 0)))
+    building.add(slots[1], Rows([4] * 90), read=90)
+    building.add(slots[2], Rows([5] * 40), read=39)
+    batch = building.made()
     try:
         target._modules.line, line = None, target._modules.line
-        padded = target.forward(cache, dict(zip(slots, feeds, strict=True)))
+        padded = target.forward(cache, batch)
         target._modules.line = line
         del rows[:]
-        found = target.forward(cache, dict(zip(slots, feeds, strict=True)))
+        found = target.forward(cache, batch)
     finally:
         hook.remove()
         target.keep_modules()

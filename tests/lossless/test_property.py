@@ -28,7 +28,7 @@ from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine import scheduler
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
-from outpace.targets.base import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
 from outpace.testing.checks import Budgets
 
@@ -57,7 +57,7 @@ def hidden_states(text: tuple[int, ...]) -> Tensor:
     model = target()
     rows = model.new_cache(1, len(text))
     slot = rows.allocate()
-    return model.forward(rows, {slot: Rows(text)}, logits_from=None, hidden_layers=(-1,)).hidden[slot][-1]
+    return model.forward(rows, Batch.of({slot: text}, None), (-1,)).hidden[slot][-1]
 
 
 @dataclass

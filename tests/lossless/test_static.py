@@ -25,6 +25,7 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
 from outpace.targets.gpu.graphs import CudaGraphs, Eager, Made, Runner
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.stock import layouts
@@ -240,17 +241,19 @@ def test_wide_forwards_are_as_wide_as_they_must_be() -> None:
     slots: list[Slot] = []
     for widths, shapes in (([129], 0), ([128], 1), ([1] * 7 + [65], 1), ([1] * 7 + [64], 2)):
         slots += [cache.allocate() for _ in range(len(widths) - len(slots))]
-        target.forward(cache, {slot: Rows([1] * width) for slot, width in zip(slots, widths, strict=True)})
+        target.forward(
+            cache, Batch.of({slot: [1] * width for slot, width in zip(slots, widths, strict=True)})
+        )
         cache.keep({})
         assert runner_of_target(target).captures == shapes
-    target.forward(cache, {slots[0]: Rows([1])}, logits_from=None)
+    target.forward(cache, Batch.of({slots[0]: [1]}, None))
     assert runner_of_target(target).captures == 2
 
 
 def test_what_is_kept_goes_with_the_cache() -> None:
     target = fixed("cpu")
     cache = target.new_cache(1, 32)
-    target.forward(cache, {cache.allocate(): Rows([1, 2])})
+    target.forward(cache, Batch.of({cache.allocate(): [1, 2]}))
     ((captured,),) = (shapes.values() for shapes in target._fixed.known.values())
     gone = weakref.ref(captured.inputs)
     gc.disable()
@@ -315,9 +318,7 @@ def test_nothing_is_read_on_the_host(name: str) -> None:
     target = on_meta(name)
     cache = target.new_cache(2, 32)
     slots = [cache.allocate(), cache.allocate()]
-    output = target.forward(
-        cache, {slots[0]: Rows([1, 2, 3], [-1, 0, 0]), slots[1]: Rows([4])}, hidden_layers=[1]
-    )
+    output = target.forward(cache, Batch.of({slots[0]: Rows([1, 2, 3], [-1, 0, 0]), slots[1]: [4]}), [1])
     assert output.logits is not None and output.logits.shape[0] == 4
 
 
@@ -328,7 +329,7 @@ def test_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
         target._modules.masks, "tree_mask", lambda trees, _: torch.ones(1, 1, 1, 32).to(trees.base.device)
     )
     with pytest.raises(HostRead):
-        target.forward(cache, {cache.allocate(): Rows([1])})
+        target.forward(cache, Batch.of({cache.allocate(): [1]}))
 
 
 def test_a_read_on_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -344,7 +345,7 @@ def test_a_read_on_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     target = CausalTarget(llama("cpu"), static=True, runner=Replay(), check=False)
     cache = target.new_cache(1, 32)
     with pytest.raises(HostRead):
-        target.forward(cache, {cache.allocate(): Rows([1])})
+        target.forward(cache, Batch.of({cache.allocate(): [1]}))
 
 
 @torch._dynamo.config.patch(recompile_limit=1)
@@ -366,7 +367,7 @@ def test_the_model_is_traced_once_for_each_shape() -> None:
         for rows in steps * 3:
             logits = []
             for one, cache, slot in zip((plain, target), caches, slots, strict=True):
-                logits.append(one.forward(cache, {slot: rows}).logits_of(slot).clone())
+                logits.append(one.forward(cache, Batch.of({slot: rows})).logits_of(slot).clone())
                 cache.keep({slot: [0]})
             assert torch.allclose(logits[0], logits[1])
         assert counters["stats"]["unique_graphs"] == 2  # widths 1 and 4

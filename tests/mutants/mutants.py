@@ -34,6 +34,7 @@ _PLANS = "tests/unit/targets/test_plans.py"
 _ON_DEVICE = "tests/lossless/test_graphs.py::test_learned_drafts_on_the_device_are_those_of_the_host"
 _ASSISTANT = "tests/unit/drafters/test_assistant.py"
 _MUSE = "tests/unit/drafters/test_muse.py"
+_PACKING = "tests/unit/targets/test_packing.py"
 _NATIVE = "tests/unit/targets/test_native.py"
 _SELF = "tests/unit/drafters/test_rounded_self.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
@@ -878,9 +879,9 @@ ENGINE = [
     ),
     Mutant(
         "the oldest sequence goes where memory runs out in a forward",
-        "outpace/engine/batch.py",
-        '[max(feeds, key=attrgetter("number"))] if full',
-        '[min(feeds, key=attrgetter("number"))] if full',
+        "outpace/engine/running.py",
+        '[max(members, key=attrgetter("number"))] if full',
+        '[min(members, key=attrgetter("number"))] if full',
         ("tests/unit/engine/test_isolation.py::test_the_newest_go_where_memory_runs_out",),
     ),
     Mutant(
@@ -913,14 +914,14 @@ ENGINE = [
     ),
     Mutant(
         "hidden states of all chunks of a prompt but the last are lost",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "                pieces, active.hidden = active.hidden, []\n",
         "                pieces, active.hidden = active.hidden[-1:], []\n",
         ("tests/unit/engine/test_engine_hidden.py",),
     ),
     Mutant(
         "a sequence that left keeps its slot",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "            self.cache.free(active.slot)\n            if active.started:",
         "            if active.started:",
         ("tests/unit/engine/test_engine.py::test_an_error_while_joining_leaks_no_slot",),
@@ -1054,9 +1055,9 @@ TARGETS = [
     ),
     Mutant(
         "logits of a line are those of other rows",
-        "outpace/targets/inputs/line.py",
-        "        return torch.tensor(read).nonzero()[:, 0]\n",
-        "        return (torch.tensor(read).nonzero()[:, 0] + 1).clamp(max=self.size - 2)\n",
+        "outpace/targets/stock/layouts.py",
+        "    read = torch.from_numpy(part.read.astype(np.int64))\n",
+        "    read = torch.from_numpy((part.read.astype(np.int64) + 1).clip(max=in_line.size - 2))\n",
         ("tests/lossless/test_joins.py::test_tokens_are_those_of_each_alone -k lookup",),
         untested=True,
     ),
@@ -1162,6 +1163,48 @@ TARGETS = [
         "            zeros = (zeros + 1) &",
         "            zeros = zeros &",
         (f"{_ROUNDED}::test_weights_are_those_of_the_layout",),
+    ),
+    Mutant(
+        "a mistake in a layer that the self-test leaves out is not seen",
+        "outpace/targets/step/layer_test.py",
+        "        if not off <= share:\n",
+        "        if False:\n",
+        (f"{_PACKING}::test_a_mistake_in_a_layer_between_is_seen",),
+    ),
+    Mutant(
+        "a self-test runs all layers in every forward",
+        "outpace/targets/stock/causal.py",
+        "return self.some_layers(sorted({*numbers, 1}))",
+        "pass",
+        (f"{_PACKING}::test_a_self_test_runs_as_many_layers_for_more",),
+    ),
+    Mutant(
+        "rounded weights are not compared with what they were rounded from",
+        "outpace/native/packing.h",
+        "                far |= ~(off <= size",
+        "                far |= ~(off > size",
+        (f"{_PACKING}::test_rounded_weights_are_the_nearest_of_their_steps",),
+    ),
+    Mutant(
+        "a panel's last outputs have another's inputs",
+        "outpace/native/packing.h",
+        "memcpy(square + i, rows[first + i] + at * PAIR, sizeof(lanes));",
+        "memcpy(square + i, rows[first] + at * PAIR, sizeof(lanes));",
+        (f"{_PACKING}::test_panels_have_every_weight_in_its_place",),
+    ),
+    Mutant(
+        "a write to a page of a file is not looked for",
+        "outpace/targets/inputs/changes.py",
+        "self.moved() or written(self._ranges) or not",
+        "self.moved() or not",
+        (f"{_PACKING}::test_any_write_to_a_page_of_a_file_is_seen",),
+    ),
+    Mutant(
+        "weights that somebody wrote are dropped for those of the file",
+        "outpace/targets/inputs/mapped.py",
+        "if one is not None and not written([one])]",
+        "if one is not None]",
+        (f"{_PACKING}::test_dropped_pages_come_back_and_written_ones_stay",),
     ),
     Mutant(
         "inputs that GPTQ has ordered are read in their own order",
@@ -2223,14 +2266,14 @@ SERVE = [
     ),
     Mutant(
         "rows of prefixes are copied for all that wait at once",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "        while plain or allowance.open:\n",
         "        while True:\n",
         ("tests/unit/engine/test_work.py::test_cached_rows_are_copied_between_steps",),
     ),
     Mutant(
         "drafters look at all prompts at once",
-        "outpace/engine/batch.py",
+        "outpace/engine/running.py",
         "(allowance.open or not waits)",
         "(True or not waits)",
         ("tests/unit/engine/test_work.py::test_drafters_first_look_at_prompts_between_steps",),
@@ -2286,7 +2329,7 @@ SERVE = [
     ),
     Mutant(
         "tokens that a grammar excludes stay possible",
-        "outpace/serve/grammar.py",
+        "outpace/grammars/matching.py",
         "        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)\n",
         "        return scores.masked_fill(~upload(allowed, scores.device), -1.0)\n",
         ("tests/serve/test_adapters.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
@@ -2336,7 +2379,7 @@ SERVE = [
     ),
     Mutant(
         "a forced text that is spelt like a token is that token",
-        "outpace/serve/grammar.py",
+        "outpace/grammars/tokens.py",
         "            if spelt is None or len(left) == 1:\n",
         "            if True:\n",
         ("tests/serve/test_marks.py::test_texts_that_are_spelt_like_tokens",),
@@ -2364,7 +2407,7 @@ SERVE = [
     ),
     Mutant(
         "a condition that allows everything stays in a schema",
-        "outpace/serve/effects.py",
+        "outpace/grammars/effects.py",
         "if not (key in _FREE and _FREE[key](value))}",
         "}",
         ("tests/serve/test_schemas.py::test_what_has_no_effect_is_left_out",),

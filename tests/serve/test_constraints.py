@@ -7,7 +7,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from serving import FORM, PERSON, Client, Exchange, run, serving
+import pytest
+
+from calling import answered
+from outpace.core import SamplingParams
+from outpace.engine.engine import Engine
+from serving import FORM, PERSON, STORY, Client, Exchange, model, run, serving
 
 
 def _is_person(text: str) -> bool:
@@ -79,12 +84,90 @@ def test_each_name_constrains_and_drafts_change_no_token() -> None:
     run(main, 300)
 
 
+SPELT = "x <|endoftext|> y"
+KEYS = {"type": "object", "propertyNames": {"pattern": "^[ab]{1,2}$"}, "additionalProperties": {"const": 1}}
+# Constraints, and what their texts are: like tokens, of schemas with keys of no effect, of unlisted keys.
+EITHER: list[tuple[dict[str, Any], Callable[[str], bool]]] = [
+    ({"choice": [SPELT]}, SPELT.__eq__),
+    ({"json": {"enum": [SPELT]}}, json.dumps(SPELT).__eq__),
+    ({"regex": r"x <\|endoftext\|> y"}, SPELT.__eq__),
+    ({"grammar": 'root ::= "x " "<|endoftext|>" " y"'}, SPELT.__eq__),
+    (
+        {
+            "json": {
+                **PERSON,
+                "propertyNames": {"type": "string"},
+                "uniqueItems": False,
+                "dependentRequired": {},
+            }
+        },
+        _is_person,
+    ),
+    ({"json": {**KEYS, "minProperties": 4, "maxProperties": 4}}, lambda text: len(json.loads(text)) == 4),
+]
+
+
+@pytest.mark.parametrize("way", ["library", "server"])
+def test_a_constraint_holds_in_the_library_and_in_the_server(way: str) -> None:
+    texts = list[str]()
+    if way == "library":
+        engine = Engine(model().target, "suffix", tokenizer=model().tokenizer)
+        for wanted, _ in EITHER:
+            params = SamplingParams(max_new_tokens=90, structured_outputs=wanted)
+            texts.append(engine.generate([model().tokens("Once")], params)[0].text or "")
+
+    async def main() -> None:
+        async with serving("suffix") as client:
+            for wanted, _ in EITHER:
+                asked = {"structured_outputs": wanted, "max_tokens": 90, "temperature": 0}
+                texts.extend(_texts(await _text(client, **asked).json()))
+
+    if way == "server":
+        run(main)
+    for (wanted, holds), text in zip(EITHER, texts, strict=True):
+        assert holds(text), (wanted, text)
+
+
 def _chat(client: Client, **more: Any) -> Exchange:
     return client.chat(**more)
 
 
 def _text(client: Client, **more: Any) -> Exchange:
     return client.complete("Once", **more)
+
+
+PAINT = {"type": "function", "function": {"name": "paint", "parameters": PERSON}}
+USE = {"name": "paint", "input_schema": PERSON}
+FLAT = {"type": "json_schema", "name": "text", "schema": {"const": "text"}}
+# A format, and a tool that must be called, in each API.
+CALLED: list[tuple[str, dict[str, Any]]] = [
+    (
+        "/v1/chat/completions",
+        {"tools": [PAINT], "tool_choice": "required", "response_format": FORM, "messages": STORY},
+    ),
+    (
+        "/v1/messages",
+        {"tools": [USE], "tool_choice": {"type": "any"}, "messages": STORY, "max_tokens": 60}
+        | {"output_config": {"format": {"type": "json_schema", "schema": {"const": "text"}}}},
+    ),
+    (
+        "/v1/responses",
+        {"tools": [{"type": "function", "name": "paint", "parameters": PERSON}], "text": {"format": FLAT}}
+        | {"tool_choice": "required", "input": STORY},
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "asked"), CALLED)
+def test_a_format_is_of_texts_and_a_tool_that_must_be_called_is_called(
+    path: str, asked: dict[str, Any]
+) -> None:
+    async def main() -> None:
+        async with serving() as client:
+            text, calls = answered(path, await client.send(path, {"temperature": 0, **asked}).json())
+            assert not text and [name for name, _ in calls] == ["paint"] and _is_person(calls[0][1])
+
+    run(main)
 
 
 REFUSED: list[tuple[dict[str, Any], str, str]] = [
@@ -104,21 +187,23 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"grammar": "start: x"}, "grammar", "::= is expected"),
     ({"grammar": 'root ::= a root | "b"\na ::= "a"+'}, "grammar", "the end of a part"),
     ({"json_schema": {"type": "nothing"}}, "json_schema", "nothing"),
-    ({"guided_regex": "(x{1000}){1000}"}, "guided_regex", ""),
 ]
+# The compiler takes seconds to find out.
+HUGE: list[tuple[dict[str, Any], str, str]] = [({"guided_regex": "(x{1000}){1000}"}, "guided_regex", "")]
 
 
 def test_what_cannot_be_expressed_is_refused_by_its_name() -> None:
     async def main() -> None:
         async with serving() as client:
-            for more, param, said in REFUSED:
-                for ask in (_chat, _text):
+            for more, param, said in REFUSED + HUGE:
+                for ask in (_chat, _text) if (more, param, said) in REFUSED else (_text,):
                     exchange = ask(client, max_tokens=8, **more)
                     error = (await exchange.json())["error"]
                     assert exchange.status == 400 and said in error["message"], (more, error)
                     assert error["param"] in (param, None), (more, error)
-            tools = [{"type": "function", "function": {"name": "paint", "parameters": PERSON}}]
-            error = (await client.chat(guided_regex="a", tools=tools, tool_choice="required").json())["error"]
+            error = (await client.chat(guided_regex="a", tools=[PAINT], tool_choice="required").json())[
+                "error"
+            ]
             assert error["param"] == "guided_regex" and "a required tool" in error["message"]
 
     run(main)

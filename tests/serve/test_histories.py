@@ -148,6 +148,9 @@ def test_openais_dumps_of_chats_can_be_sent_back() -> None:
             thought["choices"][0]["message"] |= {"reasoning_content": "Hm.", "refusal": "No."}
             dumps += _chat_dumps(thought)
             dumps.append({**dumps[0], "parsed": {"a": 1}})
+            dumps += [
+                {**one, "provider_specific_fields": {"refusal": None}, "thinking_blocks": []} for one in dumps
+            ]  # as LiteLLM adds them
             assert any(
                 call["function"].get("parsed_arguments") for one in dumps for call in one["tool_calls"] or ()
             )

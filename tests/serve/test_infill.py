@@ -222,10 +222,9 @@ def test_a_mark_ends_the_answer_and_is_not_in_its_text() -> None:
         ("/v1/completions", {"prompt": "a", "suffix": "b"}, "has no marks for filling in the middle"),
         ("/infill", {"input_prefix": "a", "input_suffix": "b"}, "has no marks for filling in the middle"),
         ("/infill", {"input_prefix": "a"}, "input_suffix: Field required"),
-        (
-            "/infill",
-            {"input_prefix": "a", "input_suffix": "b", "samplers": []},
-            "samplers: this field of llama",
+        *(
+            ("/infill", {"input_prefix": "a", "input_suffix": "b", name: 1}, f"{name}: this field of llama")
+            for name in ("samplers", "t_max_prompt_ms", "t_max_predict_ms", "n_indent", "response_fields")
         ),
         ("/infill", {"input_prefix": "a", "input_suffix": "b", "input_extra": [{}]}, "input_extra.0.text"),
         ("/v1/completions", {"prompt": "a", "suffix": "b", "echo": True}, "echo is not done with a suffix"),

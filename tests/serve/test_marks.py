@@ -27,12 +27,12 @@ from calling import (
 )
 from marks_of import KINDS, Kind, saying, with_marks
 from outpace.core import StreamedToken
+from outpace.grammars.compiling import compiled
 from outpace.serve.answers import Answer, Manner
 from outpace.serve.calls import CallFormat
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.grammar import Grammars
 from outpace.serve.harmony import Harmony, HarmonyAnswer
-from outpace.serve.schemas import compiled
 from outpace.serve.totals import Turns
 from outpace.text import TextStream
 from parts import in_turn
@@ -61,7 +61,7 @@ def test_marks_that_are_tokens_in_every_format(
     assert any(mark in text for mark in form.marks) == bool(set(dialogue.tokens.values()) & set(tokens))
     grammars = Grammars(tokenizer, 4096, frozenset([0]), Turns(1), dialogue.tokens.values())
     functions = list(FUNCTIONS.values())
-    matcher = compiled(grammars.tokenizer(), form.grammar(functions, dialogue.term))
+    matcher = compiled(grammars.constraints().tokenizer, form.grammar(functions, dialogue.term))
     assert matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_stopped()
     for forced, size in product((False, True), (1, 4, 1000)):
         manner = Manner(form, FUNCTIONS, forced, marks=dialogue.silent)

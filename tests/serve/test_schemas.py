@@ -10,10 +10,10 @@ import pytest
 
 from calling import CHAT, MESSAGES, PATHS, RESPONSES, WRITTEN, answered, body
 from outpace.core import OutpaceError
+from outpace.grammars.compiling import bytes_alone, compiled
+from outpace.grammars.effects import effective, lists_keys
 from outpace.serve.calls import CallFormat, literal
-from outpace.serve.effects import effective, lists_keys
 from outpace.serve.json_calls import Signature
-from outpace.serve.schemas import bytes_alone, compiled
 from serving import run, serving
 
 

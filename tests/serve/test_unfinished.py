@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from calling import WRITTEN, nothing, pieces, read
+from calling import ARGUMENTS, WRITTEN, nothing, pieces, read
 from outpace.serve.answers import Answer, Manner, Said
 from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Tagged
 from outpace.serve.harmony import Harmony, HarmonyAnswer
@@ -161,6 +161,13 @@ UNFINISHED = [
     (Tagged(), TOOL.format('{"name": "now", "arguments": ""}'), NOW),
     (Tagged(), '<tool_call>\n{"name": "now", "arguments": {}}', NOW),
     (Tagged(), '{"name": "now", "arguments": {}}\n</tool_call>', NOW),
+    (Tagged(), '<tool_call>\n{"name": "now"}\n<tool_call>\n{"name": "now"}\n</tool_call>', NOW * 2),
+    (Tagged(), '<tool_call>\n{"name": "now"}\n<tool_call>', NOW),
+    (Tagged(), TOOL.format('```json\n{"name": "now"}\n```'), NOW),
+    (Listed(), '[TOOL_CALLS]```json\n[{"name": "now"}]\n```', NOW),
+    (Coder(), TOOL.format('{"name": "now", "arguments": {}}'), NOW),
+    (Glm(), TOOL.format('{"name": "now", "arguments": {}}'), NOW),
+    (Gemma(), '<start_function_call>call:read{"path":"x"}<end_function_call>', X),
     (Named(), "[TOOL_CALLS]now", NOW),
     (Named(), "[TOOL_CALLS]now[ARGS]", NOW),
     (Named(), '[TOOL_CALLS][{"name": "now", "arguments": {}}]', NOW),
@@ -177,6 +184,14 @@ UNFINISHED = [
 @pytest.mark.parametrize(("form", "text", "calls"), UNFINISHED)
 def test_a_call_that_is_not_quite_complete(form: CallFormat, text: str, calls: Any) -> None:
     assert read(said_of(form, text)) == ("", calls)
+
+
+@pytest.mark.parametrize("form", [Listed(), Named()])
+def test_text_after_a_call_that_no_mark_ends(form: CallFormat) -> None:
+    call = next(text for one, text, _ in WRITTEN if one == form)
+    for after in ('"Now" I wait.', "It's done."):
+        (text, calls) = read(said_of(form, f"So. {call}\n{after}"))
+        assert (text, calls) == (f"So. {after}", [("read", ARGUMENTS)])
 
 
 ALONE = '{"name": "now", "arguments": {}}'

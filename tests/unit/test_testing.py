@@ -19,6 +19,7 @@ from outpace.engine.engine import Engine
 from outpace.sequence import Sequence as Text
 from outpace.sequence import Step
 from outpace.targets import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to
 from parts import first
@@ -35,7 +36,7 @@ def row(target: ToyTarget, text: list[int]) -> torch.Tensor:
     """The logits after a text, fed as one chain."""
     cache = target.new_cache()
     slot = cache.allocate()
-    return target.forward(cache, {slot: Rows(text)}).logits_of(slot)[-1]
+    return target.forward(cache, Batch.of({slot: text})).logits_of(slot)[-1]
 
 
 def test_a_tree_beside_another_sequence_has_the_rows_of_its_paths() -> None:
@@ -46,9 +47,9 @@ def test_a_tree_beside_another_sequence_has_the_rows_of_its_paths() -> None:
     slots = []
     for prompt in prompts:
         slots.append(slot := cache.allocate())
-        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        target.forward(cache, Batch.of({slot: prompt}, None))
         cache.keep({slot: range(len(prompt))})
-    output = target.forward(cache, dict(zip(slots, (tree, beside), strict=True)))
+    output = target.forward(cache, Batch.of(dict(zip(slots, (tree, beside), strict=True))))
     logits = [output.logits_of(slot) for slot in slots]
     assert logits[0].dtype == torch.float64
     for node in range(len(parents)):
@@ -97,7 +98,7 @@ def test_hidden_states_are_given_by_layer() -> None:
     target = ToyTarget()
     cache = target.new_cache()
     slot = cache.allocate()
-    output = target.forward(cache, {slot: Rows([1, 2, 3])}, logits_from=None, hidden_layers=(0, 1, -1))
+    output = target.forward(cache, Batch.of({slot: [1, 2, 3]}, None), (0, 1, -1))
     hidden = output.hidden[slot]
     assert {layer: tuple(states.shape) for layer, states in hidden.items()} == dict.fromkeys(
         (0, 1, -1), (3, 16)

@@ -23,6 +23,7 @@ from outpace.cache import KVCache
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.targets import Rows
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.forward import CacheAdapter
 from parts import one_in
 from zoo.chain_families import CHAINS
@@ -183,9 +184,9 @@ def test_trees_that_are_fed_are_refused() -> None:
     target = target_of("bloom")
     cache = target.new_cache()
     slot = cache.allocate()
-    target.forward(cache, {slot: Rows([1, 2], (-1, 0))})
+    target.forward(cache, Batch.of({slot: Rows([1, 2], (-1, 0))}))
     with pytest.raises(OutpaceError, match="takes chains only, since it takes no position_ids"):
-        target.forward(cache, {slot: Rows([1, 2], (-1, -1))})
+        target.forward(cache, Batch.of({slot: Rows([1, 2], (-1, -1))}))
 
 
 def test_a_tree_of_a_draft_model_is_refused() -> None:

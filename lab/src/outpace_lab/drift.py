@@ -11,7 +11,7 @@ import torch
 
 from outpace.core import OutpaceError
 from outpace.targets.base import TargetModel
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 
 _CHUNK = 512  # tokens fed in one forward
 
@@ -103,7 +103,7 @@ def negative_log_likelihood(
         # The row of a token predicts the next one, so the prompt's last row is the first that counts.
         first = min(max(len(prompt) - 1 - start, 0), end - start)
         rows = target.forward(
-            cache, {slot: Rows(text[start:end])}, logits_from=None if first == end - start else first
+            cache, Batch.of({slot: text[start:end]}, None if first == end - start else first)
         ).logits
         cache.keep({slot: range(end - start)})
         if rows is not None:

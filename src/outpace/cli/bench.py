@@ -94,6 +94,7 @@ def bench(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    backend: o.Backend = "auto",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
     threads: o.Threads = None,
@@ -116,7 +117,7 @@ def bench(
     check_json(json_to)
     check_listed(suite, drafters, peers)
     place, step = spread_of(device, device_map), TargetOptions(quantise=quantise, stock=stock)
-    source = Source(model, place, dtype, trust_remote_code, llamacpp, True, step)
+    source = Source(model, place, dtype, trust_remote_code, llamacpp, True, step, backend)
     source.check_names(verifier=verifier)
     batches = numbers("batch", batch)
     with screen.busy("reading the prompts ..."):

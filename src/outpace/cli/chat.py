@@ -44,6 +44,7 @@ def chat(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    backend: o.Backend = "auto",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
     threads: o.Threads = None,
@@ -65,7 +66,7 @@ def chat(
     asked = {name: given[name] for name in SETTINGS if given[name] is not None}
     sampling(**{"temperature": 1.0, **asked})  # refuses wrong ones before the model loads
     options = steps(quantise, stock, bool(observer))
-    source = Source(model, device, dtype, trust_remote_code, llamacpp, options=options)
+    source = Source(model, device, dtype, trust_remote_code, llamacpp, options=options, backend=backend)
     loaded, spec = profiled(source, drafter, profile, verifier)
     with attached(watching, loaded, spec) as learner:
         engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)

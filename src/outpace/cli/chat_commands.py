@@ -74,7 +74,8 @@ def run_command(chat: Conversation, name: str, rest: str) -> str:
 
 
 def _set(chat: Conversation, name: str, value: str) -> str:
-    name = {"max_tokens": "max_new_tokens", "n": "max_new_tokens"}.get(name, name.replace("-", "_"))
+    name = name.replace("-", "_")
+    name = {"max_tokens": "max_new_tokens", "n": "max_new_tokens"}.get(name, name)
     if name == "system":
         chat.system = value
     elif name in SETTINGS:

@@ -69,6 +69,7 @@ def demo(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    backend: o.Backend = "auto",
     max_new_tokens: o.MaxNewTokens = 128,
     temperature: o.Temperature = 0.0,
     seed: o.Seed = 0,
@@ -89,7 +90,7 @@ def demo(
         raise OutpaceError("--real names the model; leave --model out")
     if real:
         model, prompt = "smollm2", prompt or REAL_PROMPT
-    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp)
+    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp, backend=backend)
     loaded, spec = profiled(source, drafter, profile, verifier)
     engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive))
     label = labelled(spec, engines[1])

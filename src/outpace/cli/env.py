@@ -33,6 +33,7 @@ def env(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    backend: o.Backend = "auto",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
     threads: o.Threads = None,
@@ -44,7 +45,9 @@ def env(
     """
     found: dict[str, Any] = {}
     if model is not None:
-        found = _served(Source(model, device, dtype, trust_remote_code, llamacpp), quantise, stock)
+        found = _served(
+            Source(model, device, dtype, trust_remote_code, llamacpp, backend=backend), quantise, stock
+        )
     with screen.busy("looking at this machine ..."):
         here = environment()
     show(here | found, as_json, _table)

@@ -155,6 +155,7 @@ def generate(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    backend: o.Backend = "auto",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
     threads: o.Threads = None,
@@ -189,7 +190,7 @@ def generate(
     read: Encoders = "audio" if audio else True
     how = model, place, dtype, trust_remote_code, llamacpp, read, steps(quantise, stock, bool(observer))
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(Source(*how), drafter, profile, verifier, copied, (together,))
+        loaded, spec = profiled(Source(*how, backend), drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)
         with attached(watching, loaded, spec) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from outpace import names
 from outpace.cli import completing
 from outpace.cli.layout import RARE
 from outpace.core import DEFAULT_DRAFTER, dtype_name
@@ -38,8 +39,8 @@ ModelName = Annotated[
         "-m",
         metavar="MODEL",
         autocompletion=completing.models,
-        help="Hub name or folder, smollm2 (see `outpace pull`), or a .gguf file or owner/name:QUANT, which "
-        "llama.cpp runs. Default: the embedded model.",
+        help="Hub name or folder, smollm2 (see `outpace pull`), or a .gguf file or "
+        "owner/name:QUANT. Default: the embedded model.",
     ),
 ]
 VerifierName = Annotated[
@@ -145,6 +146,13 @@ LlamaCpp = Annotated[
         "--llamacpp",
         metavar="OPTIONS",
         help="With a .gguf file: options, as in threads=4,n_gpu_layers=-1,type_v=q8_0 (docs/guides/gguf.md).",
+    ),
+]
+Backend = Annotated[
+    names.Backend,
+    rare_option(
+        "--backend",
+        help="What runs a .gguf file: native, outpace itself; llamacpp; auto, the first that reads it.",
     ),
 ]
 MaxNewTokens = Annotated[

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from outpace.cli import screen
 from outpace.core import DEFAULT_DRAFTER, USUAL, OutpaceError, SamplingParams, TargetOptions, need
-from outpace.names import check_llamacpp, check_names, check_peers, check_suite, is_gguf
+from outpace.names import (
+    Backend,
+    by_llamacpp,
+    check_backend,
+    check_llamacpp,
+    check_names,
+    check_peers,
+    check_suite,
+    is_gguf,
+)
 from outpace.spec_text import split_specs
 
 if TYPE_CHECKING:
@@ -62,6 +71,7 @@ class Source:
     llamacpp: str = ""
     seq2seq: Encoders = False
     options: TargetOptions = USUAL
+    backend: Backend = "auto"
 
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
@@ -80,6 +90,7 @@ class Source:
                 self.place,
                 trust_remote_code=trust,
                 llamacpp=self.llamacpp,
+                backend=self.backend,
                 seq2seq=self.seq2seq,
                 **vars(self.options),
             )
@@ -89,8 +100,10 @@ class Source:
         device = self.place if isinstance(self.place, str) else None
         check_names(self.model, self.dtype, device, drafter, verifier)
         check_llamacpp(self.model, self.llamacpp)
+        check_backend(self.model, self.backend, self.llamacpp)
         if is_gguf(self.model or ""):
-            need("llamacpp", "a GGUF file")
+            by_other = by_llamacpp(self.model, self.backend, self.llamacpp)
+            need("llamacpp" if by_other else "gguf", "a GGUF file")
 
     def check(self, drafter: str, verifier: str, references: bool) -> None:
         """Refuse a drafter or a verifier that is unknown, before the model is loaded."""

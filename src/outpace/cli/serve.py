@@ -47,9 +47,9 @@ Models = Annotated[
         "-m",
         metavar="MODEL",
         autocompletion=completing.models,
-        help="Hub name or folder, smollm2 (see `outpace pull`), or a .gguf file or owner/name:QUANT, which "
-        "llama.cpp runs. Default: the embedded model. Repeatable, also as NAME=MODEL; or a folder of models: "
-        "each is loaded when a request first names it.",
+        help="Hub name or folder, smollm2 (see `outpace pull`), or a .gguf file or owner/name:QUANT. "
+        "Default: the embedded model. Repeatable, also as NAME=MODEL; or a folder of models: each is loaded "
+        "when a request first names it.",
     ),
 ]
 _server = partial(typer.Option, rich_help_panel="Server")
@@ -199,6 +199,7 @@ def serve(
     dtype: o.Dtype = "auto",
     trust_remote_code: o.Trust = False,
     llamacpp: o.LlamaCpp = "",
+    backend: o.Backend = "auto",
     quantise: o.Quantise = None,
     stock: o.Stock = False,
     threads: o.Threads = None,
@@ -224,7 +225,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     began, others, step = time.monotonic(), _others(also or []), steps(quantise, stock, bool(observer))
-    source = Source(None, device, dtype, trust_remote_code, llamacpp, "images", step)
+    source = Source(None, device, dtype, trust_remote_code, llamacpp, "images", step, backend)
     keeps = models_max is not None or models_idle is not None
     source, several = chosen(model or [], keeps, source, drafter, others, adaptive)
     single: dict[str, Any] = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}

@@ -116,13 +116,18 @@ class Several:
             raise OutpaceError(f"{given[0]} is for transformers models, and {rounded[0]} is a GGUF file")
         if own.llamacpp and not rounded:
             raise OutpaceError("--llamacpp is for .gguf files, and there is none; leave it out")
+        if own.backend != "auto" and not rounded:
+            raise OutpaceError("--backend is for .gguf files, and there is none; leave it out")
         for model in self.models.values():
             for spec in (self.drafter, *self.also.values()):
                 self._of(model).check_names(spec)
 
     def _of(self, model: str | None) -> Source:
         return replace(
-            self.source, model=model, llamacpp=self.source.llamacpp if is_gguf(model or "") else ""
+            self.source,
+            model=model,
+            llamacpp=self.source.llamacpp if is_gguf(model or "") else "",
+            backend=self.source.backend if is_gguf(model or "") else "auto",
         )
 
     def plan(
@@ -176,6 +181,7 @@ class Several:
                 source.place,
                 trust_remote_code=source.trust_remote_code,
                 llamacpp=source.llamacpp,
+                backend=source.backend,
                 seq2seq=source.seq2seq,
                 **vars(source.options),
             )

@@ -63,7 +63,8 @@ class TargetOptions:
             16 outputs.
         release: free the weights of the model's layers that have a packed or rounded copy, except the head.
             The model can then neither be run nor trained, only decoded through this target. True refuses a
-            model without such layers; "auto" frees what there is; see ``released``.
+            model without such layers; "auto" frees what there is; see ``released``. Weights that are pages of
+            a file are in memory once without it, where steps are native (docs/reference/models.md).
         stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
             engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
             the bits of transformers' generate(); drafted rows have others (docs/concepts/exactness.md).

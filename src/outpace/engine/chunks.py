@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -37,15 +37,6 @@ class Share:
     def ahead(self, active: Active) -> int:
         """Number of rows of its prompt that the step's forward feeds before a sequence's root."""
         return self.riding.get(active, 0)
-
-    def skipped(self, decoding: Iterable[Active]) -> int:
-        """Number of rows of each sequence whose logits the step's forward can leave out for all at once.
-
-        These are the rows ahead of the roots, if each sequence has the same number of them. Only a target
-        that mixes rows has uneven ones.
-        """
-        ahead = {self.ahead(active) for active in decoding}
-        return ahead.pop() if len(ahead) == 1 and all(active.ready for active in self.riding) else 0
 
     def within(self, batch: Collection[Active]) -> Share:
         """The share without the riding rows of sequences that have left the batch, or that only wait."""

@@ -16,7 +16,6 @@ from outpace.cache import CacheFull
 from outpace.core import Generation, OutpaceError, SamplingParams, Source, StreamedToken, TokenLogprobs
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
-from outpace.engine.batch import Batch
 from outpace.engine.clock import Clock
 from outpace.engine.drafting import Drafting
 from outpace.engine.errand import Errand, Stopping
@@ -35,11 +34,13 @@ from outpace.engine.parts import (
 from outpace.engine.profile import save_costs
 from outpace.engine.reader import Reader
 from outpace.engine.request import Prompt, Requests, one_each, params_of_each, prompts_of
+from outpace.engine.running import RunningBatch
 from outpace.engine.scheduler import Scheduler
 from outpace.engine.step import Stepper
 from outpace.policy.governor import Governor
 from outpace.sequence import Sequence
-from outpace.targets import Rows, Target, TargetModel
+from outpace.targets import Target, TargetModel
+from outpace.targets.batch import Batch
 from outpace.text import Tokenizer
 from outpace.verify import Verifier, load_verifier
 
@@ -140,7 +141,9 @@ class Engine:
         check_told(self.target, self.verifier, layers)
         scheduler = Scheduler(self.target, self.prefill_chunk, most, self._clock)
         self.allowance = scheduler.allowance
-        self._batch = Batch(self.target, rows, scheduler, self._draftings, layers, observer, self._clock)
+        self._batch = RunningBatch(
+            self.target, rows, scheduler, self._draftings, layers, observer, self._clock
+        )
         self._stepper = Stepper(self.target, self.verifier, self._batch, observer, self._clock)
         self._requests = Requests(
             self.target, self.verifier, tokenizer, self._draftings, observer, self._clock
@@ -292,7 +295,7 @@ class Engine:
             for start in range(0, len(tokens) - 1, size):
                 rows = tokens[start : start + size]
                 with self._turn:
-                    output = self.target.forward(cache, {slot: Rows(rows, prompt=len(rows))})
+                    output = self.target.forward(cache, Batch.of({slot: rows}, prompt=len(rows)))
                     cache.keep({slot: range(len(rows))})
                 logprobs = output.logits_of(slot).float().log_softmax(dim=-1)
                 following = tokens[start + 1 : start + 1 + len(rows)]

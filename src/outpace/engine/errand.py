@@ -139,11 +139,11 @@ def _parts(func: Any, args: tuple[Any, ...]) -> int:
     """The number of parts of a function, each of about the same number of products."""
     if func is functional.linear and len(args) > 1 and args[0].dim() > 1:
         rows = args[0].numel() // args[0].shape[-1]
-        return min(rows // _ROWS, rows * args[1].numel() // _AT_ONCE)
+        return int(min(rows // _ROWS, rows * args[1].numel() // _AT_ONCE))
     if func in (functional.conv2d, functional.conv3d) and len(args) > 1:
         samples, products = len(args[0]), args[0].numel() * len(args[1])  # of patches that do not overlap
     elif func is functional.scaled_dot_product_attention and len(args) == 3 and args[0].dim() == 4:
         samples, products = len(args[0]), 2 * args[0].numel() * args[1].shape[-2]
     else:
         return 1
-    return min(samples, products // _AT_ONCE)
+    return int(min(samples, products // _AT_ONCE))

@@ -21,7 +21,8 @@ from outpace.cache import Cache
 from outpace.core import OutpaceError, first_line
 from outpace.engine.prefix import BLOCK, Entry
 from outpace.files import digest_of, foreign, replacing, sealed, unsealed
-from outpace.targets import Rows, TargetModel
+from outpace.targets import TargetModel
+from outpace.targets.batch import Batch
 
 NAME = "prefixes.safetensors"
 # The names, in the file, of the list of blocks, of what is said of them, of what they depend on, of digests.
@@ -124,7 +125,7 @@ def _check(path: Path, entries: list[Entry], target: TargetModel, cache: Cache) 
         return
     slot = target.open(cache, None, len(tokens))
     try:
-        target.forward(cache, {slot: Rows(tokens, prompt=len(tokens))}, None)
+        target.forward(cache, Batch.of({slot: tokens}, None))
         cache.keep({slot: range(len(tokens))})
         for place, entry in enumerate(chain):
             found = cache.read_rows(slot, BLOCK * place, BLOCK * (place + 1))

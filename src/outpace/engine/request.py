@@ -138,9 +138,7 @@ class Requests:
         if (wanted := params.constraint) is None:
             return params, criteria
         load_extra("llguidance", "structured_outputs", "serve")
-        from outpace.grammars.matching import Grammar
-
-        grammar = Grammar(self._constraints.matcher(wanted), length)
+        grammar = self._constraints.of(wanted, length)
 
         def ended(tokens: list[int]) -> bool:
             return grammar.ended(tokens) or (criteria is not None and criteria(tokens))

@@ -16,14 +16,15 @@ from outpace.core import Draft
 from outpace.draws.logits import Logits
 from outpace.draws.own_tokens import own_tokens
 from outpace.engine.active import Active, by_drafter, fail
-from outpace.engine.batch import Batch
 from outpace.engine.chunks import Share
 from outpace.engine.clock import StepClock
 from outpace.engine.drafting import NOTHING
 from outpace.engine.observer import Observer
 from outpace.engine.parts import check_draft
+from outpace.engine.running import RunningBatch
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Output, Rows, TargetModel
+from outpace.targets.batch import Building
 from outpace.transfer import upload
 from outpace.tree import few_leaves, trim
 from outpace.verify import Verifier
@@ -49,7 +50,7 @@ class Stepper:
         self,
         target: TargetModel,
         verifier: Verifier,
-        batch: Batch,
+        batch: RunningBatch,
         observer: Observer | None,
         clock: Callable[[], float],
     ) -> None:
@@ -150,17 +151,19 @@ class Stepper:
 
     def _forward(self, drafts: Mapping[Active, Cut], share: Share) -> Output | None:
         """The target's forward over the roots and drafts of a batch; None if no sequence is left."""
-        skipped = share.skipped(drafts)
-        feeds = {}
+        building, members = Building(), list[Active]()
         for active, (draft, _) in drafts.items():
             sequence, ahead = active.sequence, share.ahead(active)
             if sequence.error is None:
                 asked = sequence.tree(draft.guesses, 0, active.drafting.top) if self._target.tells else None
-                feeds[active] = Rows.under(sequence.tokens[-1 - ahead :], draft, asked, ahead - skipped)
-        for active, rows in share.riding.items():
+                rows = Rows.under(sequence.tokens[-1 - ahead :], draft)
+                building.add(active.slot, rows, read=ahead, asked=asked)
+                members.append(active)
+        for active, chunk in share.riding.items():
             if not active.ready:
-                feeds[active] = self._batch.next_rows(active, rows, unread=rows)
-        output = self._batch.forward(feeds, skipped)
+                self._batch.add_chunk(building, active, chunk)
+                members.append(active)
+        output = self._batch.forward(building.made(), members)
         if output is not None:
             self._batch.read_ahead(share, output)
         return output

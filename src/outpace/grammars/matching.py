@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection
+from functools import cached_property
 from typing import Any
 
 import llguidance
-import llguidance.hf
-import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.core import OutpaceError, StructuredOutputs, first_line
-from outpace.grammars.notations import Free, grammar_of
+from outpace.core import OutpaceError, StructuredOutputs
+from outpace.grammars.compiling import compiled
+from outpace.grammars.effects import effective, lists_keys
+from outpace.grammars.keys import Keys, Thought, unpacked
+from outpace.grammars.notations import Free, written
+from outpace.grammars.tokens import tokenizer_of
 from outpace.transfer import upload
-
-# Fuel and items of a mask are about 10 ms; a state takes 1 to 2 kB.
-_LIMITS: dict[str, Any] = {
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 100_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
-    "max_grammar_size": 250_000,
-    "verbose_errors": False,
-}
 
 
 class Grammar:
@@ -32,14 +25,18 @@ class Grammar:
 
     Args:
         prompt_length: number of tokens before the output.
+        keys: of the objects in the output, none of which comes twice; None if it is no JSON.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, prompt_length: int) -> None:
+    def __init__(self, matcher: llguidance.LLMatcher, prompt_length: int, keys: Keys | None = None) -> None:
         self._matcher = matcher.deep_copy()
-        self._read = prompt_length
+        self._read, self._keys = prompt_length, keys
 
     def _follow(self, new: list[int]) -> None:
         self._read += len(new)
+        if self._keys is not None:
+            for token in new:
+                self._keys.feed(token)
         if new and not (self._matcher.is_stopped() or self._matcher.consume_tokens(new)):
             raise OutpaceError(f"the grammar cannot continue: {self._matcher.get_error().strip()}")
 
@@ -49,8 +46,9 @@ class Grammar:
         mask = self._matcher.compute_bitmask()
         if self._matcher.is_error():
             raise OutpaceError(f"the schema is too complex here: {self._matcher.get_error().strip()}")
-        bits = np.frombuffer(mask, np.uint8)
-        allowed = np.unpackbits(bits, count=scores.shape[-1], bitorder="little").astype(np.bool_)
+        allowed = unpacked(mask, scores.shape[-1])
+        if self._keys is not None:
+            allowed = self._keys.others(self._matcher, allowed)
         return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)
 
     def ended(self, tokens: list[int]) -> bool:
@@ -64,78 +62,53 @@ class Grammar:
 
 
 class Constraints:
-    """The grammars of requests for one tokenizer.
-
-    Args:
-        tokenizer: a fast transformers tokenizer, or a GGUF file's.
-        vocabulary: number of logits per row.
-        eos: the tokens that end an output.
+    """The grammars of outputs for one tokenizer; its arguments are those of `tokenizer_of`.
 
     Raises:
         OutpaceError: llguidance does not know the tokenizer.
     """
 
-    def __init__(self, tokenizer: Any, vocabulary: int, eos: Collection[int]) -> None:
-        found = tokenizer_of(tokenizer, vocabulary, sorted(eos))
-        if isinstance(found, str):
-            raise OutpaceError(f"this model's tokenizer supports no grammars: {found}")
-        self._tokenizer = found
+    def __init__(
+        self, tokenizer: Any, vocabulary: int, eos: Collection[int], marks: Collection[int] = ()
+    ) -> None:
+        self.tokenizer = tokenizer_of(tokenizer, vocabulary, eos, marks)
         self._latest: tuple[StructuredOutputs, llguidance.LLMatcher] | None = None
 
-    def matcher(self, wanted: StructuredOutputs) -> llguidance.LLMatcher:
-        """A matcher of the texts that are wanted; that of the latest is kept, as prompts often share it.
+    @cached_property
+    def _quoting(self) -> dict[int, bytes]:
+        """The tokens of texts that contain a quotation mark, with their bytes."""
+        own = self.tokenizer
+        spelt = {token: own.decode_bytes([token]) for token in range(own.vocab_size)}
+        return {
+            token: data for token, data in spelt.items() if b'"' in data and not own.is_special_token(token)
+        }
+
+    def grammar(
+        self, matcher: llguidance.LLMatcher, prompt_length: int, *, unlisted: bool, thought: Thought | None
+    ) -> Grammar:
+        """A matcher for one sequence.
+
+        Args:
+            unlisted: its texts are JSON, and may have keys that no schema lists.
+            thought: what comes before the text; None for nothing.
+        """
+        keys = Keys(self._quoting, self.tokenizer.decode_bytes, thought) if unlisted else None
+        return Grammar(matcher, prompt_length, keys)
+
+    def of(self, wanted: StructuredOutputs, prompt_length: int) -> Grammar:
+        """A matcher for one sequence; the latest grammar is kept, as prompts often share it.
 
         Raises:
             OutpaceError: the constraint is wrong, or cannot be expressed.
         """
+        ((kind, given),) = ((kind, given) for kind, given in vars(wanted).items() if given)
+        schema = written(kind, json.loads(given) if kind == "json" else given)
         if self._latest is None or self._latest[0] != wanted:
-            self._latest = wanted, compiled(self._tokenizer, _source(wanted))
-        return self._latest[1]
+            source = schema.lark() if isinstance(schema, Free) else schema
+            self._latest = wanted, compiled(self.tokenizer, source)
+        return self.grammar(self._latest[1], prompt_length, unlisted=unlisted(schema), thought=None)
 
 
-def _source(wanted: StructuredOutputs) -> dict[str, Any] | str:
-    """A constraint as a JSON schema, or in Lark."""
-    if wanted.json is not None:
-        found: dict[str, Any] = json.loads(str(wanted.json))
-        return found
-    if wanted.regex:
-        return Free("regex", wanted.regex).lark()
-    if wanted.choice:
-        return Free("choice", json.dumps(wanted.choice)).lark()
-    return grammar_of(wanted.grammar or "").lark()
-
-
-def tokenizer_of(tokenizer: Any, vocabulary: int, eos: list[int]) -> llguidance.LLTokenizer | str:
-    """llguidance's tokenizer, or the reason why there is none."""
-    named = getattr(tokenizer, "vocabulary", None)
-    try:
-        if named is None:
-            return llguidance.hf.from_tokenizer(tokenizer, vocabulary, eos)
-        from llguidance.llamacpp import lltokenizer_from_vocab  # imports llama_cpp
-
-        return lltokenizer_from_vocab(named, vocabulary, eos)
-    except Exception as error:  # llguidance may raise any error of its Rust code
-        return first_line(error)
-
-
-def compiled(tokenizer: llguidance.LLTokenizer, schema: dict[str, Any] | str) -> llguidance.LLMatcher:
-    """A matcher of the JSON texts that a schema allows, without optional whitespace; or of a grammar's texts.
-
-    Raises:
-        OutpaceError: the schema is wrong, or beyond llguidance's limits.
-    """
-    try:
-        if isinstance(schema, str):
-            text = llguidance.LLMatcher.grammar_from_lark(schema)
-        else:
-            text = llguidance.LLMatcher.grammar_from_json_schema(
-                json.dumps(schema), overrides={"whitespace_flexible": False}
-            )
-        limits = llguidance.LLParserLimits(**_LIMITS)
-        matcher = llguidance.LLMatcher(tokenizer, text, log_level=0, limits=limits)
-        matcher.compute_bitmask()
-    except ValueError as error:
-        raise OutpaceError(f"the schema cannot be used: {error}") from error
-    if matcher.is_error():
-        raise OutpaceError(f"the schema cannot be used: {matcher.get_error().strip()}")
-    return matcher
+def unlisted(schema: Any) -> bool:
+    """True for a JSON schema whose texts may have keys that it does not list."""
+    return isinstance(schema, dict) and not lists_keys(effective(schema))

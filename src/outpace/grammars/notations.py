@@ -33,6 +33,16 @@ class Free:
         return _of_regex(self.text) if self.notation == "regex" else self.text
 
 
+def written(kind: str, given: Any) -> dict[str, Any] | Free:
+    """A constraint of one of the kinds json, regex, choice and grammar; a JSON schema is as it is given."""
+    if kind == "json":
+        schema: dict[str, Any] = given
+        return schema
+    if kind == "grammar":
+        return grammar_of(given)
+    return Free("choice", json.dumps(given)) if kind == "choice" else Free("regex", given)
+
+
 def grammar_of(text: str) -> Free:
     """A grammar in GBNF, which alone has "::=", or in Lark."""
     return Free("gbnf" if "::=" in text else "lark", text)

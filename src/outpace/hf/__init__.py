@@ -58,6 +58,10 @@ def accelerate(
     ``torch.manual_seed`` makes a call repeatable, and the tokens are those of ``accelerate(model, "none")``:
     the stock distribution, but not the stock tokens.
 
+    On a CPU steps use packed copies of the linear layers' weights, so those are in memory twice; but weights
+    that ``from_pretrained`` read from a file, and that nobody has written to, are not, where steps are
+    native. ``outpace env --model`` counts the copied layers as ``packed``.
+
     Only this instance is changed: it gets an attribute ``generate``, which ``restore(model)`` deletes. A copy
     (copy.copy, copy.deepcopy, pickle) is a plain model. Accelerating a model again replaces the settings.
 

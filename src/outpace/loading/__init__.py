@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import dataclass
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -12,8 +14,10 @@ from outpace.loading.loaded import Loaded, load_here
 from outpace.loading.placement import Place, Shared, Spread, check_needs
 from outpace.loading.shared import load_shared
 from outpace.loading.weights import Encoders, needs_of_name
-from outpace.names import check_llamacpp, check_model, is_gguf
+from outpace.names import Backend, check_backend, check_llamacpp, check_model, is_gguf
 from outpace.spec import load as load_spec
+from outpace.targets import of_file
+from outpace.targets.llamacpp import LlamaCppOptions, LlamaCppTarget
 
 __all__ = ["Loaded", "load"]
 
@@ -25,6 +29,7 @@ def load(
     *,
     trust_remote_code: bool = False,
     llamacpp: str = "",
+    backend: Backend = "auto",
     seq2seq: Encoders = False,
     **options: Any,
 ) -> Loaded:
@@ -34,7 +39,7 @@ def load(
     it ends, and then exit (``SystemExit``).
 
     Args:
-        name: a hub name, a folder, or a .gguf file, which llama.cpp runs (its weights keep their types);
+        name: a hub name, a folder, or a .gguf file, whose weights keep their types;
             None is the embedded model, "smollm2" the public one that `outpace pull smollm2` fetches,
             "owner/name:QUANT" a GGUF file on the hub. The low-rank updates in a folder written by peft are
             merged into the model that they update. On a CPU weights that GPTQ, AWQ or compressed-tensors
@@ -44,7 +49,10 @@ def load(
             float32. ``target.plan`` says which.
         device: in torch's notation; None is cuda if available; or several devices or processes.
         trust_remote_code: run Python code that comes with the model.
-        llamacpp: options of a .gguf file, fields of ``LlamaCppOptions``, as in "threads=4,n_gpu_layers=-1".
+        llamacpp: options of a .gguf file that llama.cpp runs, fields of ``LlamaCppOptions``, as in
+            "threads=4,n_gpu_layers=-1".
+        backend: what runs a .gguf file: "native", outpace's own functions, on a CPU; "llamacpp"; or "auto",
+            llama.cpp for what the first does not read, and if ``llamacpp`` has options.
         seq2seq: load an encoder-decoder model of text too (T5, BART, Marian), which is otherwise refused:
             ``loaded.target.parts(loaded.tokens(text))`` is the prompt and the source for its engine.
             "audio": load a model of speech (Whisper), and no other. "images": load a model of text and images
@@ -66,8 +74,12 @@ def load(
                 "outpace.accelerate(model) or outpace.Engine(model)"
             )
         name = str(name)
+    check_backend(name, backend, llamacpp)
     if name is not None and is_gguf(name):
-        return _load_gguf(name, dtype, device, trust_remote_code, llamacpp, seq2seq, chosen)
+        asked = _Asked(name, dtype, device, trust_remote_code, seq2seq, chosen)
+        if llamacpp or backend == "llamacpp":
+            return _by_llamacpp(asked, llamacpp)
+        return _of_file(asked, others=backend == "auto")
     if not isinstance(device, Shared):  # of several processes the first one has looked
         check_model(name)
     check_llamacpp(name, llamacpp)
@@ -81,34 +93,79 @@ def load(
     return load_here(name, dtype, device, trust_remote_code, seq2seq, chosen)
 
 
-def _load_gguf(
-    name: str,
-    dtype: str,
-    device: Place,
-    trust: bool,
-    llamacpp: str,
-    seq2seq: Encoders,
-    options: TargetOptions,
-) -> Loaded:
-    """A GGUF file as a loaded model: with the tokenizer and the chat template in it."""
-    place = "--device-map" if isinstance(device, Spread) else "--device"
-    for given, option, remedy in (
-        (dtype != "auto", "--dtype", "weights have the types they have in the file"),
-        (device not in (None, "cpu"), place, "give --llamacpp n_gpu_layers=-1 for all layers on the GPU"),
-        (trust, "--trust-remote-code", "a GGUF file contains no code"),
-        (options.quantise is not None, "--quantise", "weights have the types they have in the file"),
-        (options.stock, "--stock", "llama.cpp runs it"),
-        (seq2seq == "audio", "--audio", "it reads text"),
-        (options.release is True, "release", "there is one copy of its weights"),
-        *((True, one, "llama.cpp has options of its own, --llamacpp") for one in options.named),
-    ):
-        if given:
-            raise OutpaceError(f"{option} is for transformers models, and {name} is a GGUF file: {remedy}")
-    from outpace.targets.llamacpp import LlamaCppOptions, LlamaCppTarget
+@dataclass(frozen=True)
+class _Asked:
+    """What was asked for a GGUF file: arguments of ``load``."""
 
+    name: str
+    dtype: str
+    device: Place
+    trust: bool
+    seq2seq: Encoders
+    options: TargetOptions
+
+    def check(self, more: Iterable[tuple[bool, str, str]]) -> None:
+        """Refuse arguments that a GGUF file does not take.
+
+        Args:
+            more: whether one was given, its name, and what to do instead.
+        """
+        place = "--device-map" if isinstance(self.device, Spread) else "--device"
+        for given, option, remedy in (
+            (
+                self.device not in (None, "cpu"),
+                place,
+                "give --llamacpp n_gpu_layers=-1 for all layers on the GPU",
+            ),
+            (self.trust, "--trust-remote-code", "a GGUF file contains no code"),
+            (self.options.quantise is not None, "--quantise", "weights have the types they have in the file"),
+            (self.seq2seq == "audio", "--audio", "it reads text"),
+            (self.options.release is True, "release", "there is one copy of its weights"),
+            *more,
+        ):
+            if given:
+                raise OutpaceError(
+                    f"{option} is for transformers models, and {self.name} is a GGUF file: {remedy}"
+                )
+
+
+def _of_file(asked: _Asked, others: bool) -> Loaded:
+    """A GGUF file by compiled functions.
+
+    Args:
+        others: llama.cpp may run it if these do not read it.
+    """
+    floats = ("auto", "float32", "bfloat16")
+    asked.check([(asked.dtype not in floats, "--dtype", "rows are in float32 or bfloat16")])
+    path = Path(local(asked.name)).expanduser()
+    target = of_file(path, asked.dtype, others, **vars(asked.options))
+    if isinstance(target, LlamaCppTarget):
+        return _loaded(asked.name, target)
+    if target.tokenizer is None:
+        raise OutpaceError(f"{asked.name} has no tokenizer, and texts need one")
+    dtype = str(target.dtype).removeprefix("torch.")
+    return Loaded(asked.name, target, target.tokenizer, dtype, "cpu", str(path))
+
+
+def _by_llamacpp(asked: _Asked, llamacpp: str) -> Loaded:
+    """A GGUF file by llama.cpp, with the tokenizer and the chat template in it."""
+    asked.check(
+        [
+            (asked.dtype != "auto", "--dtype", "weights have the types they have in the file"),
+            (asked.options.stock, "--stock", "llama.cpp runs it"),
+            *(
+                (True, one, "llama.cpp has options of its own, --llamacpp")
+                for one in asked.options.named
+                if one not in ("quantise", "release", "stock")
+            ),
+        ]
+    )
     chosen = load_spec(
         "option of a GGUF file", {"llamacpp": LlamaCppOptions}, f"llamacpp:{llamacpp}".rstrip(":")
     )
-    target = LlamaCppTarget(local(name), **vars(chosen))
+    return _loaded(asked.name, LlamaCppTarget(local(asked.name), **vars(chosen)))
+
+
+def _loaded(name: str, target: LlamaCppTarget) -> Loaded:
     target.tokenizer.need_text()
     return Loaded(name, target, target.tokenizer, target.file_type.lower(), "cpu", str(target.path))

@@ -14,6 +14,18 @@ class ProductStruct(Structure):
     ]
 
 
+class QuantPartStruct(Structure):
+    """``struct quant_part`` of ``quant_products.h``."""
+
+    _fields_ = [("outputs", c_int64), ("type", c_int32), ("weights", c_void_p)]
+
+
+class QuantsStruct(Structure):
+    """``struct quants``."""
+
+    _fields_ = [("parts", c_int32), ("part", POINTER(QuantPartStruct))]
+
+
 class NormStruct(Structure):
     """``struct norm`` of ``norms.h``."""
 
@@ -93,6 +105,7 @@ class ForwardRoomStruct(Structure):
 
 
 HELD_BYTES = 24  # of ``struct held`` of ``rows.h``
+MARKED = 1  # ``bits`` of a product whose weights are a ``struct quants``
 PER_ROW = 8  # numbers of a row in ``struct forward_room``
 NORMS = {"": 0, "rms": 1, "wide rms": 2, "layer": 3}  # ``enum norm_kind``
 ACTIVATIONS = {  # transformers' names -> ``enum activation``
@@ -105,6 +118,8 @@ ACTIVATIONS = {  # transformers' names -> ``enum activation``
 }
 STRUCTS: dict[str, type[Structure]] = {
     "norm": NormStruct,
+    "quant_part": QuantPartStruct,
+    "quants": QuantsStruct,
     "layer": LayerStruct,
     "view": ViewStruct,
     "decoder": DecoderStruct,

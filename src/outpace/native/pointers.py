@@ -56,6 +56,22 @@ def rows_pointer(buffer: Tensor, dtype: torch.dtype, shape: Sequence[int], strid
     return buffer.data_ptr()
 
 
+def row_addresses(matrices: Sequence[Tensor], dtype: torch.dtype, size: int) -> NDArray[np.uint64]:
+    """Addresses of the rows of matrices [rows, size], one after the other; a row has no gaps.
+
+    Raises:
+        OutpaceError: a matrix has another dtype or other rows, or is not in the memory of the CPU.
+    """
+    found = []
+    for matrix in matrices:
+        if matrix.dim() != 2 or matrix.dtype is not dtype or not matrix.is_cpu or matrix.shape[1] != size:
+            raise _refusal(matrix, dtype, (-1, size))
+        check(size < 2 or matrix.stride(1) == 1, "rows without gaps")
+        step = matrix.stride(0) * matrix.itemsize
+        found.append(matrix.data_ptr() + np.arange(len(matrix), dtype=np.int64) * step)
+    return np.concatenate(found).astype(np.uint64)
+
+
 def addresses(pointers: Sequence[int]) -> NDArray[np.uint64]:
     """Addresses that ``pointer`` or ``rows_pointer`` gave, for a function that takes several at once."""
     return np.array(pointers, dtype=np.uint64)

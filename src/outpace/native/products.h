@@ -3,7 +3,7 @@
 #pragma once
 
 #include "amx.h"
-#include "rounded.h"
+#include "quant_products.h"
 #include "tiles.h"
 
 /* Numbers of outputs in a panel, also of rounded weights, and of inputs in a pair, for packing. */
@@ -92,6 +92,7 @@ static void multiply_panels(void *given, long chunk) {
 
 /* Rows [rows, inputs] times the weights, plus the bias: [rows, outputs]. Returns 1 if out of memory. */
 int multiply(const struct product *product, long rows, const real *given, real *out) {
+    if (product->bits == MARKED) return multiply_quants(product, rows, given, out);
     if (product->bits) return multiply_blocks(product, rows, given, out);
     const long panels = chunks_of(product->outputs, PANEL);
     const long each = items_of_chunk(panels, work_of_panel(product->inputs, PANEL, rows));

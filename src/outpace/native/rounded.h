@@ -27,12 +27,23 @@ typedef uint32_t across_bits __attribute__((vector_size(4 * ACROSS), aligned(4))
 typedef uint16_t across_halves __attribute__((vector_size(2 * ACROSS), aligned(2)));
 typedef int8_t few __attribute__((vector_size(LANES), aligned(1)));
 
-/* A row's numbers, [blocks, SHARE], with each block's scale, its sum times the scale, and its sum times -128. */
+/* A row's numbers, [blocks, SHARE], with each block's scale, its sum times the scale, and the sums of its halves. */
 struct rounded_row {
     int8_t *numbers;
     float *scales, *sums;
-    int32_t *starts;
+    int32_t *halves;
+    const float *given; /* the row as it was, behind these, if it is needed */
 };
+#define NUMBERS_OF_BLOCK (SHARE / 4 + 4)
+
+/* A row in memory for ``blocks`` times NUMBERS_OF_BLOCK floats. */
+static inline struct rounded_row rounded_row_at(float *at, long blocks) {
+    return (struct rounded_row){.numbers = (int8_t *)(at + 4 * blocks),
+                                .scales = at,
+                                .sums = at + blocks,
+                                .halves = (int32_t *)(at + 2 * blocks),
+                                .given = at + NUMBERS_OF_BLOCK * blocks};
+}
 
 /* The last block is filled with zeros. Where a number is not finite, all products are not. */
 static void round_row(const real *row, long inputs, const struct rounded_row *to) {
@@ -41,7 +52,7 @@ static void round_row(const real *row, long inputs, const struct rounded_row *to
         const long count = inputs - block * SHARE < SHARE ? inputs - block * SHARE : SHARE;
         real part[SHARE] = {0};
         lanes most = zero, wrong = zero;
-        ints sum = {0};
+        int32_t halves[2] = {0};
         memcpy(part, row + block * SHARE, count * sizeof(real));
         for (int i = 0; i < SHARE; i += LANES) {
             const lanes number = load(part + i), size = (lanes)((bits)number & 0x7fffffff);
@@ -55,13 +66,11 @@ static void round_row(const real *row, long inputs, const struct rounded_row *to
             const lanes scaled = spoilt == 0 ? load(part + i) * inverse : zero;
             const ints number = __builtin_convertvector((scaled + 12582912.0f) - 12582912.0f, ints);
             *(few *)(to->numbers + block * SHARE + i) = __builtin_convertvector(number, few);
-            sum += number;
+            for (int lane = 0; lane < LANES; lane++) halves[i / (SHARE / 2)] += number[lane];
         }
-        int32_t whole = 0;
-        for (int lane = 0; lane < LANES; lane++) whole += sum[lane];
         to->scales[block] = top / 127.0f + spoilt;
-        to->sums[block] = to->scales[block] * (float)whole;
-        to->starts[block] = -128 * whole;
+        to->sums[block] = to->scales[block] * (float)(halves[0] + halves[1]);
+        memcpy(to->halves + 2 * block, halves, sizeof halves);
     }
 }
 
@@ -95,7 +104,8 @@ static inline __attribute__((always_inline)) void sums_of(int count, int bits, c
     const __m512i low = _mm512_set1_epi8(15), above = _mm512_set1_epi8(-128);
     __m512i sum[TOGETHER];
     for (int row = 0; row < count; row++)
-        sum[row] = bits == 8 ? _mm512_set1_epi32(rows[row].starts[block]) : _mm512_setzero_si512();
+        sum[row] = bits == 8 ? _mm512_set1_epi32(-128 * (rows[row].halves[2 * block] + rows[row].halves[2 * block + 1]))
+                             : _mm512_setzero_si512();
     for (int i = 0; i < QUADS * bits / 8; i++) {
         const __m512i own = _mm512_loadu_si512(weights + i * QUAD);
         const __m512i first = bits == 8 ? _mm512_xor_si512(own, above) : _mm512_and_si512(own, low);
@@ -273,21 +283,13 @@ static void multiply_panels_of_blocks(void *given, long chunk) {
 /* ``multiply`` for weights in blocks. Returns 1 if out of memory. */
 static int multiply_blocks(const struct product *product, long rows, const real *given, real *out) {
     const long inputs = product->inputs, blocks = (inputs + SHARE - 1) / SHARE;
-    const long panels = chunks_of(product->outputs, ACROSS), own = blocks * (SHARE / 4 + 3); /* numbers of a row */
+    const long panels = chunks_of(product->outputs, ACROSS), own = blocks * NUMBERS_OF_BLOCK; /* of a row */
     const long size = blocks * ((product->bits == 8 ? 2 : 4) * ACROSS + SHARE * ACROSS * product->bits / 8);
     float *const room = workspace(rows * own + rows * (sizeof(struct rounded_row) / 4));
     if (!room) return 1;
     struct rounded_row *const rounded = (struct rounded_row *)room;
     float *const scales = (float *)(rounded + rows);
-    for (long row = 0; row < rows; row++) {
-        float *const at = scales + row * own;
-        rounded[row] = (struct rounded_row){
-            .numbers = (int8_t *)(at + 3 * blocks),
-            .scales = at,
-            .sums = at + blocks,
-            .starts = (int32_t *)(at + 2 * blocks),
-        };
-    }
+    for (long row = 0; row < rows; row++) rounded[row] = rounded_row_at(scales + row * own, blocks);
     const long each = items_of_chunk(panels, work_of_panel(inputs, ACROSS, rows));
     struct multiplying_blocks job = {product, rows, each, blocks, size, given, out, rounded};
     if (rows * inputs > CHUNK) share(rows, round_given, &job);

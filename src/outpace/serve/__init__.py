@@ -12,9 +12,9 @@ A request passes five stages, whatever its API:
 3. Admit. ``Service.start`` in ``service`` reserves room (``admission``). Only then does the API's module turn
    the body into a ``ParsedRequest`` (``request``): the conversation as the template can show it
    (``dialogue``), prompts as token ids (``texts``), sampling parameters, a schema or the grammar of a call
-   (``grammar``, ``keys``, ``schemas``, ``effects``; ``tools``, ``calls``, ``pairs`` and ``marked`` have its
-   format), and the reasoning before it (``thinking``). Long texts and schemas are read by a ``worker`` of a
-   ``pool``. Of whatever clients share there (``totals``) each has a part.
+   (``grammar``, ``schemas``; ``tools``, ``calls``, ``pairs`` and ``marked`` have its format), and the
+   reasoning before it (``thinking``). Long texts and schemas are read by a ``worker`` of a ``pool``. Of
+   whatever clients share there (``totals``) each has a part.
 4. Run. ``service`` gives each choice to the engine, with its drafter (``engine``). ``run`` reads what the
    engine emits as ``Event`` objects, and counts it (``metrics``); ``trace`` records the steps on request.
 5. Format. ``answers`` takes the text apart: reasoning, text, calls (``json_calls``, ``values``). The API's

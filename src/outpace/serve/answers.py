@@ -284,10 +284,10 @@ class Answer:
         """What is left once nothing follows it, or a part of it."""
         left, calls, state = self._left, self._manner.calls, self._state
         if state == "call" and calls is not None and complete:
-            place = calls.end_of(left, final=True) if calls.end else None
-            if place is None and calls.end in left:  # its JSON is broken
+            place = calls.end_of(left, final=True)
+            if place is None and calls.end and calls.end in left:  # its JSON is broken
                 place = left.find(calls.end)
-            cut = len(left) if place is None or not calls.end else place
+            cut = len(left) if place is None else place
             self._left = left[cut + len(calls.end) :]
             yield from self._read(left[:cut], "" if cut == len(left) else calls.end)
             return

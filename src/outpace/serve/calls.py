@@ -14,7 +14,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any
 
-from outpace.serve.effects import effective
+from outpace.grammars.effects import effective
 from outpace.serve.json_calls import (
     PYTHON_TAG,
     Call,
@@ -68,11 +68,17 @@ class CallFormat(ABC):
     def end_of(self, text: str, final: bool = False) -> int | None:
         """Where the mark stands that ends a call; None if it has not come yet.
 
+        Of a format without one, a call ends with its last bracket, once nothing follows the text.
+
         Args:
             text: what follows the mark that begins the call.
             final: nothing follows the text.
         """
-        return next(iter(outside(text, self.end)), None)
+        if self.end:
+            return next(iter(outside(text, self.end)), None)
+        ends = (place + 1 for one in "]}" for place in outside(text, one))
+        fenced = text.lstrip().startswith("`")
+        return max(ends, default=None) if final and not fenced else None
 
     def may_begin(self, text: str) -> bool:
         """False if what follows the mark that begins a call is none, however it goes on."""
@@ -113,6 +119,10 @@ class CallFormat(ABC):
 class JsonCalls(CallFormat):
     """Calls whose arguments are a JSON object between a head with the name and a tail."""
 
+    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
+        parts = split_outside(text, self.begin)
+        return [from_value(one) for part in parts if part.strip() for one in values_of(part)]
+
     def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
         head, tail = self.head(function.name), self.tail
         assert head is not None
@@ -133,10 +143,7 @@ class Tagged(JsonCalls):
         return f'{self.begin}\n{{"name": {json.dumps(name)}, "arguments": '
 
     def may_begin(self, text: str) -> bool:
-        return text.lstrip()[:1] in ("", "{", "[")
-
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        return [from_value(one) for one in values_of(text)]
+        return text.lstrip()[:1] in ("", "{", "[", "`")
 
 
 @dataclass(frozen=True)
@@ -168,10 +175,6 @@ class Listed(JsonCalls):
 
     def head(self, name: str) -> str:
         return f'{self.begin}[{{"name": {json.dumps(name)}, "arguments": '
-
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        parts = split_outside(text, self.begin)
-        return [from_value(one) for part in parts if part.strip() for one in values_of(part)]
 
 
 @dataclass(frozen=True)

@@ -61,6 +61,7 @@ class ToolCall(Wire):
     type: Literal["function"] = "function"
     function: FunctionCall
     index: Annotated[Int | None, INERT] = None
+    provider_specific_fields: Annotated[Object | None, INERT] = None
 
 
 class Message(Wire):
@@ -76,6 +77,8 @@ class Message(Wire):
     # Returned by clients as received
     annotations: Annotated[Anything | None, INERT] = None
     parsed: Annotated[Any, INERT] = None
+    provider_specific_fields: Annotated[Object | None, INERT] = None  # LiteLLM's
+    thinking_blocks: Annotated[Anything | None, INERT] = None  # LiteLLM's, beside reasoning_content
 
 
 Conversation = Annotated[list[Message], Field(min_length=1, max_length=TURNS, fail_fast=True)]

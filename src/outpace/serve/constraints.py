@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints
 from pydantic_core import PydanticCustomError, from_json
 
-from outpace.grammars.notations import Free, grammar_of
+from outpace.grammars.notations import Free, written
 from outpace.serve.errors import Refused
 from outpace.serve.fields import INERT, PARTS, Object, Wire, check_size
 from outpace.serve.schemas import Lark
@@ -86,7 +85,8 @@ def constraint_of(
     Raises:
         Refused: there are two constraints, or they do not go with other fields, or a schema is missing.
     """
-    given = {**_formats(body), **_vllms(body), **_older(body), **_llama_servers(body)}
+    formats = _formats(body) if called is None else {}  # of texts: a call has none
+    given = {**formats, **_vllms(body), **_older(body), **_llama_servers(body)}
     names, found = list(given), list[Constraint](given.values())
     if called is not None:
         names.append("a required tool")
@@ -119,7 +119,7 @@ def _vllms(body: Constrained) -> dict[str, Constraint]:
     asked = body.structured_outputs
     if asked is None:
         return {}
-    found = _named(asked.json_, asked.regex, asked.choice, asked.grammar)
+    found = _named(json=asked.json_, regex=asked.regex, choice=asked.choice, grammar=asked.grammar)
     if asked.json_object:
         found["json_object"] = {"type": "object"}
     if not found:
@@ -130,7 +130,9 @@ def _vllms(body: Constrained) -> dict[str, Constraint]:
 
 
 def _older(body: Constrained) -> dict[str, Constraint]:
-    found = _named(body.guided_json, body.guided_regex, body.guided_choice, body.guided_grammar)
+    found = _named(
+        json=body.guided_json, regex=body.guided_regex, choice=body.guided_choice, grammar=body.guided_grammar
+    )
     return {f"guided_{name}": one for name, one in found.items()}
 
 
@@ -139,14 +141,5 @@ def _llama_servers(body: Constrained) -> dict[str, Constraint]:
     return found if body.grammar is None else {**found, "grammar": Free("gbnf", body.grammar)}
 
 
-def _named(
-    schema: Any, regex: str | None, choice: list[str] | None, grammar: str | None
-) -> dict[str, Constraint]:
-    found: dict[str, Constraint] = {} if schema is None else {"json": schema}
-    if regex is not None:
-        found["regex"] = Free("regex", regex)
-    if choice is not None:
-        found["choice"] = Free("choice", json.dumps(choice))
-    if grammar is not None:
-        found["grammar"] = grammar_of(grammar)
-    return found
+def _named(**given: Any) -> dict[str, Constraint]:
+    return {kind: written(kind, one) for kind, one in given.items() if one is not None}

@@ -227,7 +227,7 @@ class TokenTexts:
         """The bytes of a token, also where they are part of a character."""
         if token not in self._bytes:
             try:
-                found = self._service.grammars.tokenizer().decode_bytes([token])
+                found = self._service.grammars.constraints().tokenizer.decode_bytes([token])
             except Refused:  # a tokenizer that llguidance does not know
                 found = self.text(token).encode()
             self._bytes[token] = list(found)

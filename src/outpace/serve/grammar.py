@@ -7,27 +7,21 @@ import json
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import llguidance
-import llguidance.hf
-import torch
-from llguidance import TokenizerWrapper
-from torch import Tensor
 
-from outpace.core import Draft, OutpaceError, first_line
+from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
+from outpace.grammars.compiling import compiled
+from outpace.grammars.matching import Constraints, Grammar, unlisted
 from outpace.grammars.notations import Free
 from outpace.sequence import Sequence
-from outpace.serve.effects import effective, lists_keys
 from outpace.serve.errors import Refused
-from outpace.serve.keys import Keys, unpacked
 from outpace.serve.pool import Pool, Share
 from outpace.serve.request import ParsedRequest
-from outpace.serve.schemas import Lark, compiled, is_plain, unforced
+from outpace.serve.schemas import Lark, is_plain, unforced
 from outpace.serve.totals import CLIENT, Turns
-from outpace.transfer import upload
 from outpace.tree import chain
 
 _SHARE = Share(seconds=2.0, memory=2**28)  # of compiling a schema
@@ -56,20 +50,24 @@ class Grammars:
         turns: Turns,
         marks: Collection[int] = (),
     ) -> None:
-        self._tokenizer = _made(tokenizer, vocabulary, sorted(eos), marks)
+        self._constraints: Constraints | OutpaceError
+        try:
+            self._constraints = Constraints(tokenizer, vocabulary, eos, marks)
+        except OutpaceError as error:  # of requests that have a grammar
+            self._constraints = error
         self.pool = Pool("schemas", _SHARE, turns, "compiling the schema", "response_format")
         self._here = Turns(1)
         self._threads = ThreadPoolExecutor(2, "outpace-schemas")
 
-    def tokenizer(self) -> llguidance.LLTokenizer:
-        """llguidance's tokenizer.
+    def constraints(self) -> Constraints:
+        """The grammars of outputs.
 
         Raises:
             Refused: the tokenizer is of a kind that llguidance does not know.
         """
-        if isinstance(self._tokenizer, str):
-            raise Refused(400, f"this model's tokenizer supports no grammars: {self._tokenizer}")
-        return self._tokenizer
+        if isinstance(self._constraints, OutpaceError):
+            raise Refused(400, str(self._constraints))
+        return self._constraints
 
     async def compile(
         self, schema: dict[str, Any] | Lark | Free, prefix: str | None = None
@@ -100,7 +98,7 @@ class Grammars:
             return await loop.run_in_executor(self._threads, self._compile, here, prefix)
 
     def _compile(self, schema: dict[str, Any] | Lark | str, prefix: str | None) -> llguidance.LLMatcher:
-        tokenizer = self.tokenizer()
+        tokenizer = self.constraints().tokenizer
         try:
             return compiled(tokenizer, schema.text if isinstance(schema, Lark) else schema, prefix)
         except OutpaceError as error:
@@ -108,122 +106,16 @@ class Grammars:
                 raise Refused(400, str(error), "response_format") from error
             raise Refused(400, unforced(schema.schemas) or str(error), "tools") from error
 
-    @cached_property
-    def _quoting(self) -> dict[int, bytes]:
-        """The tokens of texts that contain a quotation mark, with their bytes."""
-        own = self.tokenizer()
-        spelt = {token: own.decode_bytes([token]) for token in range(own.vocab_size)}
-        return {
-            token: data for token, data in spelt.items() if b'"' in data and not own.is_special_token(token)
-        }
-
     def of(self, matcher: llguidance.LLMatcher, request: ParsedRequest, prompt_length: int) -> Grammar:
         """A matcher for a sequence of a request."""
         schema = request.schema
-        if isinstance(schema, Lark):
-            unlisted = schema.unlisted
-        else:
-            unlisted = isinstance(schema, dict) and not lists_keys(effective(schema))
-        if not unlisted:
-            return Grammar(matcher, prompt_length)
-        keys = Keys(self._quoting, self.tokenizer().decode_bytes, request.reasoning)
-        return Grammar(matcher, prompt_length, keys)
+        free = schema.unlisted if isinstance(schema, Lark) else unlisted(schema)
+        return self.constraints().grammar(matcher, prompt_length, unlisted=free, thought=request.reasoning)
 
     async def close(self) -> None:
         """End the processes."""
         await self.pool.close()
         self._threads.shutdown(wait=False)
-
-
-def _made(
-    tokenizer: Any, vocabulary: int, eos: list[int], marks: Collection[int]
-) -> llguidance.LLTokenizer | str:
-    """llguidance's tokenizer, or the reason why there is none."""
-    named = getattr(tokenizer, "vocabulary", None)
-    vocabulary = max(vocabulary, len(tokenizer))  # of which the model may have no logits for the last
-    try:
-        if named is None:
-            found = llguidance.hf.from_tokenizer(tokenizer, vocabulary, eos)
-        else:
-            from llguidance.llamacpp import lltokenizer_from_vocab  # imports llama_cpp
-
-            found = lltokenizer_from_vocab(named, vocabulary, eos)
-        return llguidance.LLTokenizer(TokenizerWrapper(_Plain(found, eos, marks)), eos_token=eos)
-    except Exception as error:  # llguidance may raise any error of its Rust code
-        return first_line(error)
-
-
-class _Plain:
-    """A tokenizer for llguidance that writes no text with special tokens.
-
-    llguidance's own read a text that is spelt like a special or an added token as that token, also where a
-    grammar forces it as text.
-
-    Attributes:
-        tokens, special_token_ids, eos_token_id, bos_token_id: what llguidance reads of a tokenizer.
-    """
-
-    def __init__(self, own: llguidance.LLTokenizer, eos: list[int], marks: Collection[int]) -> None:
-        self._own = own
-        every = range(own.vocab_size)
-        self.tokens = [own.decode_bytes([token]) for token in every]
-        special = {token for token in every if own.is_special_token(token)} | set(marks)
-        self.special_token_ids = sorted(special)
-        self._spelt = {token: self.tokens[token] for token in special}
-        self.eos_token_id, self.bos_token_id = eos[0] if eos else None, None
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        left, found = text if isinstance(text, bytes) else text.encode(), list[int]()
-        while left:
-            tokens = self._own.tokenize_bytes(left)
-            spelt = next((self._spelt[token] for token in tokens if token in self._spelt), None)
-            if spelt is None or len(left) == 1:
-                return found + tokens
-            place = max(1, left.find(spelt) + (len(spelt) > 1))  # within it: neither part contains it
-            found += self(left[:place])
-            left = left[place:]
-        return found
-
-
-class Grammar:
-    """A matcher for one sequence: its logits processor and its stopping criterion.
-
-    Args:
-        prompt_length: number of tokens before the output.
-        keys: of the objects in the output, none of which comes twice; None if it is no JSON.
-    """
-
-    def __init__(self, matcher: llguidance.LLMatcher, prompt_length: int, keys: Keys | None = None) -> None:
-        self._matcher = matcher.deep_copy()
-        self._read, self._keys = prompt_length, keys
-
-    def _follow(self, new: list[int]) -> None:
-        self._read += len(new)
-        if self._keys is not None:
-            for token in new:
-                self._keys.feed(token)
-        if new and not (self._matcher.is_stopped() or self._matcher.consume_tokens(new)):
-            raise OutpaceError(f"the grammar cannot continue: {self._matcher.get_error().strip()}")
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Exclude the tokens that the grammar does not allow next from scores [1, vocabulary]."""
-        self._follow(input_ids[0, self._read :].tolist())
-        mask = self._matcher.compute_bitmask()
-        if self._matcher.is_error():
-            raise OutpaceError(f"the schema is too complex here: {self._matcher.get_error().strip()}")
-        allowed = unpacked(mask, scores.shape[-1])
-        if self._keys is not None:
-            allowed = self._keys.others(self._matcher, allowed)
-        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)
-
-    def ended(self, tokens: list[int]) -> bool:
-        """True if the text is complete and nothing may follow it."""
-        self._follow(tokens[self._read :])
-        return bool(self._matcher.is_stopped())
-
-    def forced(self) -> list[int]:
-        """Tokens of the text that must follow, in the tokenizer's encoding."""
-        return [] if self._matcher.is_stopped() else list(self._matcher.compute_ff_tokens())
 
 
 @dataclass(frozen=True)

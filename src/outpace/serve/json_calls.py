@@ -79,10 +79,7 @@ def unmarked(text: str, functions: Mapping[str, Signature]) -> list[Call]:
     Raises:
         ValueError, KeyError, TypeError: it is something else.
     """
-    text = text.strip().removeprefix(PYTHON_TAG).lstrip()
-    if (fence := _FENCE.match(text)) is not None:
-        text = text[fence.end() :].removesuffix("```")
-    values = list(values_of(text))
+    values = list(values_of(text.strip().removeprefix(PYTHON_TAG)))
     found = [from_value(one) for one in values]
     known = all(one.keys() <= _CALL_KEYS for one in values)
     if not found or not known or not all(one.name in functions for one in found):
@@ -91,8 +88,13 @@ def unmarked(text: str, functions: Mapping[str, Signature]) -> list[Call]:
 
 
 def values_of(text: str) -> Iterator[Any]:
-    """The JSON values of a text, between which there are blanks or semicolons; of lists, their elements."""
+    """The JSON values of a text, between which there are blanks or semicolons; of lists, their elements.
+
+    The text may stand in a fence of Markdown.
+    """
     decoder, text = json.JSONDecoder(parse_constant=_no_number, strict=False), text.strip()
+    if (fence := _FENCE.match(text)) is not None:
+        text = text[fence.end() :].removesuffix("```").strip()
     if not text:
         raise ValueError("a call is empty")
     while text:

@@ -26,6 +26,7 @@ _FIELDS = {
     "input_suffix n_discard n_indent n_keep n_predict n_probs parse_tool_calls "
     "post_sampling_probs reasoning_control reasoning_format repeat_last_n repeat_penalty "
     "response_fields return_progress return_tokens samplers sse_ping_interval t_max_predict_ms "
+    "t_max_prompt_ms adaptive_target adaptive_decay top_n_sigma backend_sampling "
     "thinking_budget_tokens timings_per_token typical_p xtc_probability xtc_threshold",
     "DashScope's": "thinking_budget",
     "outpace's": "trace speculation speculation_metrics",

@@ -40,7 +40,8 @@ class Glm(Pairs):
         return found[1].strip(), False, text[found.end() :]
 
     def may_begin(self, text: str) -> bool:
-        return re.fullmatch(r"\s*[\w.-]*\s*(<.*)?", text, re.DOTALL) is not None
+        named = re.fullmatch(r"\s*[\w.-]*\s*(<.*)?", text, re.DOTALL) is not None
+        return named or text.lstrip().startswith("{")
 
     def _name(self, text: str) -> tuple[str, str]:
         return matched(r"([\w.-]+)\s*(?=<arg_key>|\Z)", text)
@@ -153,6 +154,9 @@ class Gemma(CallFormat):
             return inner, rest
         if text[:1] in ("{", "["):
             return self._several(text, resolved(schema, root), root, depth)
+        if text.startswith('"'):
+            found, end = json.JSONDecoder(strict=False).raw_decode(text)
+            return found, text[end:]
         word = re.match(r"[^,}\]]*", text)
         assert word is not None
         return typed(word[0].strip(), schema, root), text[word.end() :]

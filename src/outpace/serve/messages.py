@@ -37,16 +37,14 @@ async def messages(service: Service, body: Messages, salt: str | None) -> Respon
         if not all(stop.strip() for stop in body.stop_sequences or ()):  # as Anthropic
             raise Refused(400, "stop_sequences: one is whitespace alone; leave it out", "stop_sequences")
         box = toolbox(body)
-        grammar, schema = box.grammar(service.dialogue), schema_of(body)
-        if grammar is not None and schema is not None:
-            raise Refused(400, "a format and a required tool exclude each other", "output_config")
+        grammar = box.grammar(service.dialogue)
+        schema = schema_of(body) if grammar is None else grammar  # a format is of texts: a call has none
         prompt = await _prompt(service, body, box)
         most = service.defaults.most_tokens([prompt.tokens], body.max_tokens)
         params = service.defaults.params(body, max_new_tokens=most, stop=body.stop_sequences)
-        chosen = schema if grammar is None else grammar
-        thought = reasoning_of_answer(service, box, prompt.tokens, chosen, *thinking_of(body))
+        thought = reasoning_of_answer(service, box, prompt.tokens, schema, *thinking_of(body))
         return ParsedRequest(
-            [prompt.tokens], params, schema=chosen, salt=salt, source=prompt.source, reasoning=thought
+            [prompt.tokens], params, schema=schema, salt=salt, source=prompt.source, reasoning=thought
         )
 
     run = await service.start(1, parse)

@@ -8,9 +8,9 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
+from outpace.grammars.effects import effective
 from outpace.serve.calls import CallFormat, Mark, closed, literal, split_by_marks
-from outpace.serve.effects import effective
-from outpace.serve.json_calls import Call, Signature, written
+from outpace.serve.json_calls import Call, Signature, from_value, values_of, written
 from outpace.serve.values import is_text, properties, resolved, texts_of, typed
 
 
@@ -31,8 +31,7 @@ class Pairs(CallFormat):
         return (self.begin, self.end, self.closes)
 
     def may_begin(self, text: str) -> bool:
-        said = text.lstrip()
-        return said.startswith(self.inner) or self.inner.startswith(said)
+        return super().may_begin(text) or text.lstrip().startswith("{")
 
     def end_of(self, text: str, final: bool = False) -> int | None:
         """As of other formats; a mark within a value, of which more follows, ends nothing."""
@@ -51,6 +50,8 @@ class Pairs(CallFormat):
 
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
         found, left = list[Call](), text.strip()
+        if left.startswith("{"):  # as a prompt's example of another format may have it
+            return [from_value(one) for one in values_of(left)]
         while left or not found:
             name, left = self._name(left)
             function = functions.get(name)

@@ -41,17 +41,15 @@ async def responses(service: Service, body: Responses, salt: str | None) -> Resp
 
 async def _parse(service: Service, body: Responses, salt: str | None) -> ParsedRequest:
     box, _ = toolbox(body)
-    grammar, schema = box.grammar(service.dialogue), schema_of(body)
-    if grammar is not None and schema is not None:
-        raise Refused(400, "a format and a required tool exclude each other", "text")
+    grammar = box.grammar(service.dialogue)
+    schema = schema_of(body) if grammar is None else grammar  # a format is of texts: a call has none
     turns, options = await asyncio.to_thread(conversation, service, body, box)
     prompt = await service.prompts.conversation(turns, **options)
     most = service.defaults.most_tokens([prompt.tokens], body.max_output_tokens)
     params = service.defaults.params(body, max_new_tokens=most)
-    chosen = schema if grammar is None else grammar
-    thought = reasoning_of_answer(service, box, prompt.tokens, chosen, *thinking_of(body))
+    thought = reasoning_of_answer(service, box, prompt.tokens, schema, *thinking_of(body))
     return ParsedRequest(
-        [prompt.tokens], params, schema=chosen, salt=salt, source=prompt.source, reasoning=thought
+        [prompt.tokens], params, schema=schema, salt=salt, source=prompt.source, reasoning=thought
     )
 
 

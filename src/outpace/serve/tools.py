@@ -12,10 +12,10 @@ from typing import Any, Literal
 from starlette.responses import Response
 
 from outpace.core import Generation, StreamedToken
+from outpace.grammars.effects import lists_keys
 from outpace.serve.answers import Answer, Manner, Said
 from outpace.serve.calls import THOUGHT, JsonCalls, arguments_of, literal
 from outpace.serve.dialogue import Dialogue
-from outpace.serve.effects import lists_keys
 from outpace.serve.errors import Refused
 from outpace.serve.harmony import HarmonyAnswer
 from outpace.serve.json_calls import Signature

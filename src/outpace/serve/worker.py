@@ -160,8 +160,9 @@ def _schemas(_: bytes) -> Job:
 
     Those in other notations are answered in Lark.
     """
+    from outpace.grammars.compiling import bytes_alone, compiled
     from outpace.grammars.notations import Free
-    from outpace.serve.schemas import bytes_alone, compiled, unforced
+    from outpace.serve.schemas import unforced
 
     tokenizer = bytes_alone()
 

@@ -8,10 +8,11 @@ targets; ``weights`` finds a model's files.
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from outpace.core import OutpaceError, TargetOptions, UnsupportedModel
+from outpace.core import OutpaceError, TargetOptions, UnsupportedModel, need
 from outpace.hub import local
 from outpace.names import is_gguf
 from outpace.targets.base import TargetModel
@@ -33,6 +34,7 @@ __all__ = [
     "Seq2SeqTarget",
     "Target",
     "TargetModel",
+    "of_file",
 ]
 
 
@@ -41,7 +43,8 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
 
     Args:
         model: a transformers model, decoder-only (with images or without) or encoder-decoder, perhaps in
-            PEFT's wrapper; the path of a GGUF file, which llama.cpp runs; or a target, which is returned.
+            PEFT's wrapper; the path of a GGUF file, which llama.cpp runs if it is not read here, or if
+            options are llama.cpp's; or a target, which is returned.
         options: options of the chosen class; see ``TargetOptions``, ``Seq2SeqTarget``, ``LlamaCppOptions``.
 
     Raises:
@@ -57,9 +60,7 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
             raise UnsupportedModel(
                 f"{str(model)!r} is not a GGUF file; pass a loaded model, or use outpace.load({str(model)!r})"
             )
-        from outpace.targets.llamacpp import LlamaCppTarget
-
-        return LlamaCppTarget(local(model), **options)
+        return of_file(Path(local(model)), **options)
     model = unwrapped(model)
     config = getattr(model, "config", None)
     if config is None or not callable(model):
@@ -74,3 +75,35 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
     if keeps_states(model):
         return RecurrentTarget(model, **options)
     return CausalTarget(model, **options)
+
+
+def of_file(path: Path, dtype: str = "auto", others: bool = True, **options: Any) -> TargetModel:
+    """A target of a GGUF file, by compiled functions, or by llama.cpp.
+
+    Args:
+        dtype: of its rows: "auto" is bfloat16, or float32 where some matrices are in floats.
+        others: llama.cpp runs what is not read here.
+        options: as for ``Target``.
+
+    Raises:
+        UnsupportedModel: neither runs it; the message has both reasons.
+    """
+    from outpace.targets.gguf import GgufFile, tokenizer_of
+    from outpace.targets.llamacpp import LlamaCppTarget
+
+    if set(options) - {one.name for one in fields(TargetOptions)}:
+        return LlamaCppTarget(path, **options)
+    try:
+        file = GgufFile(path)
+        target = Target(file.model(dtype), **options)
+        target.tokenizer = tokenizer_of(file)
+        return target
+    except UnsupportedModel as error:
+        why = f"outpace does not read {path}: {error}"
+        if not others:
+            raise UnsupportedModel(f"{why}; leave --backend native out for llama.cpp") from error
+        try:
+            need("llamacpp", "llama.cpp")
+            return LlamaCppTarget(path)
+        except OutpaceError as second:
+            raise type(second)(f"{why}; nor does llama.cpp: {second}") from error

@@ -12,9 +12,10 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, Promise, Source, UnsupportedModel
+from outpace.targets.batch import Batch
 from outpace.targets.hardware import hardware
 from outpace.targets.plan import StepPlan
-from outpace.targets.rows import HiddenStates, Output, Reading, Rows
+from outpace.targets.rows import HiddenStates, Output, Reading
 from outpace.tree import is_chain
 
 
@@ -41,12 +42,11 @@ class TargetModel(ABC):
             sequences one after another: a step of n sequences takes n forwards.
         tokenizer: the tokenizer that comes with the model, if any.
         shares_ids: the tokens of an encoder-decoder model's sources are ids of its vocabulary.
-        tells: it returns the target's own tokens at ``Rows.asked`` instead of logits.
-        mixes: rows of prompts in a forward of other sequences' drafts cost little more than alone, and
-            ``Rows.unread`` is obeyed.
+        tells: it returns the target's own tokens at ``Batch.asked`` instead of logits.
+        mixes: rows of prompts in a forward of other sequences' drafts cost little more than alone.
         prompts_differ: a row has other bits as a row of a prompt than in a step. So that no token depends on
-            chunks, preemption or shared prefixes, ``Rows.prompt`` is obeyed, rows of prompts are fed in
-            forwards without drafts, and only they are shared.
+            chunks, preemption or shared prefixes, ``Batch.prompts`` is obeyed, rows of prompts are fed
+            in forwards without drafts, and only they are shared.
         prompt_step: rows of prompts are fed up to multiples of this, or to a prompt's end.
         state_bytes: bytes that a sequence needs beside its rows, and each node of a draft until it is kept.
         seconds: number of rows of one sequence -> seconds of their forward, measured by the self-test; empty
@@ -387,17 +387,15 @@ class TargetModel(ABC):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        """Run a step for slots of a cache made by ``new_cache``.
+        """Compute a batch of slots of a cache made by ``new_cache``.
 
         The new rows are after the committed ones until ``cache.keep`` closes the forward.
 
         Args:
-            feeds: the rows of each slot, at least one token in total.
-            logits_from: the first row of each slot whose logits are requested; None for none (prefill).
+            batch: at least one row.
             hidden_layers: layers whose hidden states to return.
 
         Raises:
@@ -419,13 +417,13 @@ def checked_cache(target: TargetModel, cache: Cache, kind: type[Checked]) -> Che
     return cache
 
 
-def check_chains(target: TargetModel, feeds: Mapping[Slot, Rows]) -> None:
+def check_chains(target: TargetModel, batch: Batch) -> None:
     """Refuse trees for a target that takes chains only.
 
     Raises:
         OutpaceError: some rows branch.
     """
-    if target.chains_only and not all(is_chain(row.tree) for row in feeds.values()):
+    if target.chains_only and not all(is_chain(row.tree) for row in batch.rows.values()):
         raise OutpaceError(
             f"{target.name} takes chains only, since {target.chains_only}; use a drafter of chains"
         )

@@ -3,71 +3,108 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import accumulate
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.cache import Cache, Slot
+from outpace.cache import Slot
+from outpace.draws.own_tokens import Tree
 from outpace.native.pointers import check
 from outpace.targets.rows import Output, Rows
+from outpace.tree import is_chain
 
 IntArray = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One forward: S sequences, N rows.
+    """One forward: S sequences, N rows, of which M are read.
+
+    The rows of a slot follow its committed ones in the cache. They may go on with a tree of which some rows
+    were fed by forwards before and kept: these, ``fed``, are then the slot's last committed ones.
 
     Attributes:
-        slots: of the sequences.
+        slots: of the sequences, each of which feeds at least one row.
         starts: [S + 1]; rows of slot i are starts[i] .. starts[i + 1].
-        past: [S]; committed rows of slot i.
-        fed: [S]; how many of the last of these belong to the tree that the rows go on with.
+        fed: [S]; number of the rows of its tree that were fed before.
+        prompts: [S]; how many of its first rows are a prompt's, which a backend may compute by other kernels.
         tokens: [N].
-        parents: [N + sum of fed]; nodes of each slot's tree, those fed first: a node before it, or -1 for the
-            last row before the tree.
-        read: [M]; rows whose logits are wanted.
-        reads: logits are wanted, even if of no row.
+        parents: [N + sum of fed]; nodes of each slot's tree, those fed before first: a node before it, or -1
+            for the last row before the tree.
+        read: [M]; rows whose logits are wanted, in ascending order.
+        asked: for a target that ``tells``: slot -> the nodes after which it returns its tokens. (``first`` is
+            ignored.)
     """
 
     slots: tuple[Slot, ...]
     starts: IntArray
-    past: IntArray
     fed: IntArray
+    prompts: IntArray
     tokens: IntArray
     parents: IntArray
     read: IntArray
-    reads: bool = True
+    asked: Mapping[Slot, Tree] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, cache: Cache, feeds: Mapping[Slot, Rows], logits_from: int | None = 0) -> Batch:
-        """The batch of what each slot feeds; logits are of each one's rows from ``logits_from`` on."""
-        rows = {slot: row for slot, row in feeds.items() if len(row.tokens)}
-        widths = [len(row.tokens) for row in rows.values()]
-        starts = np.zeros(len(rows) + 1, dtype=np.int32)
-        np.cumsum(widths, out=starts[1:])
-        read: list[int] = []
-        if logits_from is not None:
-            for row, start, stop in zip(
-                rows.values(), starts[:-1].tolist(), starts[1:].tolist(), strict=True
-            ):
-                read.extend(range(start + logits_from + row.unread, stop))
-        return cls(
-            tuple(rows),
-            starts,
-            np.array([cache.length(slot) for slot in rows], dtype=np.int32),
-            np.array([len(row.fed) for row in rows.values()], dtype=np.int32),
-            np.array([token for row in rows.values() for token in row.tokens], dtype=np.int32),
-            np.array([parent for row in rows.values() for parent in row.tree], dtype=np.int32),
-            np.array(read, dtype=np.int32),
-            logits_from is not None,
-        )
+    def of(
+        cls,
+        feeds: Mapping[Slot, Rows | Sequence[int]],
+        logits_from: int | None = 0,
+        prompt: int | None = None,
+    ) -> Batch:
+        """The batch of what each slot feeds.
+
+        Args:
+            feeds: slot -> its rows, or the tokens of a chain.
+            logits_from: the first row of each slot that is read; None for none.
+            prompt: how many of each slot's first rows are a prompt's; by default all if none is read,
+                otherwise none.
+        """
+        building = Building()
+        for slot, given in feeds.items():
+            rows = given if isinstance(given, Rows) else Rows(given)
+            count = len(rows.tokens)
+            first = count if logits_from is None else logits_from
+            told = (count if logits_from is None else 0) if prompt is None else min(prompt, count)
+            building.add(slot, rows, first, told)
+        return building.made()
 
     @property
     def widths(self) -> IntArray:
+        """Number of rows of each slot, [S]."""
         return np.diff(self.starts)
+
+    @cached_property
+    def rows(self) -> Mapping[Slot, Rows]:
+        """The rows of each slot, with parents unless they are a chain of its own."""
+        return {slot: self._rows(number) for number, slot in enumerate(self.slots)}
+
+    def _rows(self, number: int) -> Rows:
+        start, stop = self.starts[number : number + 2].tolist()
+        before, fed = start + int(self.fed[:number].sum()), int(self.fed[number])
+        tree = self.parents[before : before + fed + stop - start].tolist()
+        tokens = self.tokens[start:stop].tolist()
+        return Rows(tokens) if not fed and is_chain(tree) else Rows(tokens, tree[fed:], tree[:fed])
+
+    @cached_property
+    def reads(self) -> Mapping[Slot, IntArray]:
+        """The rows of each slot that are read, counted from its first."""
+        ends = np.searchsorted(self.read, self.starts)
+        return {
+            slot: self.read[ends[number] : ends[number + 1]] - self.starts[number]
+            for number, slot in enumerate(self.slots)
+        }
+
+    @cached_property
+    def spans(self) -> Mapping[Slot, slice]:
+        """Where the logits of each slot are among those of all, [M, vocabulary]."""
+        ends = np.searchsorted(self.read, self.starts).tolist()
+        return {slot: slice(ends[number], ends[number + 1]) for number, slot in enumerate(self.slots)}
 
     def check(self) -> None:
         """Refuse what a function in C would follow out of its arrays.
@@ -83,33 +120,34 @@ class Batch:
         rows = len(self.tokens)
         check(bool((self.read >= 0).all() and (self.read < rows).all()), f"{rows} rows")
 
-    def in_order(self, slots: Sequence[Slot | None]) -> tuple[Batch, IntArray | None]:
-        """The same, with its sequences in the order in which ``slots`` has them.
+    def select(self, slots: Sequence[Slot | None]) -> tuple[Batch, IntArray | None]:
+        """The part of it that ``slots`` feed, in their order.
 
         Returns:
-            The batch, and its rows' numbers in this one, [N]; None if the order is the same.
+            The batch, and its rows' numbers in this one, [N]; None if it is this one.
         """
         place = {slot: number for number, slot in enumerate(self.slots)}
         order = [place[slot] for slot in slots if slot in place]
         if order == list(range(len(self.slots))):
             return self, None
         widths, nodes = self.widths, np.concatenate([[0], np.cumsum(self.widths + self.fed)])
-        starts = np.zeros_like(self.starts)
-        np.cumsum(widths[order], out=starts[1:])
-        rows = np.concatenate([np.arange(self.starts[i], self.starts[i + 1]) for i in order])
-        at = np.empty(len(rows), dtype=np.int32)
-        at[rows] = np.arange(len(rows))
+        chosen = [np.arange(self.starts[i], self.starts[i + 1]) for i in order]
+        rows = np.concatenate(chosen) if chosen else np.empty(0, dtype=np.int64)
+        wanted = np.zeros(len(self.tokens), dtype=np.bool_)
+        wanted[self.read] = True
+        trees = [self.parents[nodes[i] : nodes[i + 1]] for i in order]
         batch = replace(
             self,
             slots=tuple(self.slots[i] for i in order),
-            starts=starts,
-            past=self.past[order],
+            starts=np.concatenate([[0], np.cumsum(widths[order])]).astype(np.int32),
             fed=self.fed[order],
+            prompts=self.prompts[order],
             tokens=self.tokens[rows],
-            parents=np.concatenate([self.parents[nodes[i] : nodes[i + 1]] for i in order]),
-            read=np.sort(at[self.read]),
+            parents=np.concatenate(trees) if trees else self.parents[:0],
+            read=np.flatnonzero(wanted[rows]).astype(np.int32),
+            asked={slot: tree for slot, tree in self.asked.items() if slot in slots},
         )
-        return batch, rows
+        return batch, rows.astype(np.int32)
 
     def output(self, logits: Tensor | None, hidden: Mapping[int, Tensor]) -> Output:
         """Outputs of a forward of this batch.
@@ -118,11 +156,101 @@ class Batch:
             logits: of the rows that are read, [M, vocabulary]; None if none are wanted.
             hidden: layer -> [N, hidden size].
         """
-        ends = np.searchsorted(self.read, self.starts).tolist()
         at = self.starts.tolist()
-        spans = {slot: slice(ends[i], ends[i + 1]) for i, slot in enumerate(self.slots)}
         states = {
             slot: {layer: rows[at[i] : at[i + 1]] for layer, rows in hidden.items()}
             for i, slot in enumerate(self.slots)
         }
-        return Output(logits, spans if logits is not None else {}, states if hidden else {})
+        return Output(logits, self.spans if logits is not None else {}, states if hidden else {})
+
+
+class Building:
+    """A batch to which slots are added one after the other."""
+
+    def __init__(self) -> None:
+        self._slots: list[Slot] = []
+        self._widths: list[int] = []
+        self._fed: list[int] = []
+        self._prompts: list[int] = []
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._read: list[int] = []
+        self._asked: dict[Slot, Tree] = {}
+
+    def add(self, slot: Slot, rows: Rows, read: int = 0, prompt: int = 0, asked: Tree | None = None) -> None:
+        """Add a slot, unless it has no rows.
+
+        Args:
+            read: its first row whose logits are wanted.
+            prompt: how many of its first rows are a prompt's.
+        """
+        count, start = len(rows.tokens), len(self._tokens)
+        if not count:
+            return
+        self._slots.append(slot)
+        self._widths.append(count)
+        self._fed.append(len(rows.fed))
+        self._prompts.append(prompt)
+        self._tokens.extend(rows.tokens)
+        self._parents.extend(rows.tree)
+        self._read.extend(range(start + read, start + count))
+        if asked is not None:
+            self._asked[slot] = asked
+
+    def made(self) -> Batch:
+        """The batch of what was added."""
+        return Batch(
+            tuple(self._slots),
+            np.array([0, *accumulate(self._widths)], dtype=np.int32),
+            np.array(self._fed, dtype=np.int32),
+            np.array(self._prompts, dtype=np.int32),
+            np.array(self._tokens, dtype=np.int32),
+            np.array(self._parents, dtype=np.int32),
+            np.array(self._read, dtype=np.int32),
+            self._asked,
+        )
+
+
+def laid_out(
+    slots: Sequence[Slot | None],
+    batch: Batch,
+    logits: Tensor | None,
+    first: int,
+    hidden: Mapping[int, Tensor],
+    bare: bool = False,
+) -> Output:
+    """Outputs of a padded forward, [B, ...], in the order of ``slots``, some of which fed no rows.
+
+    Args:
+        logits: [B, width - first, vocabulary], or None.
+        first: the first row of each sequence that has logits.
+        hidden: layer -> [B, width, hidden size].
+        bare: the logits are hidden states.
+    """
+    fed = [(index, slot) for index, slot in enumerate(slots) if slot is not None and slot in batch.rows]
+    states = {slot: {layer: rows[index] for layer, rows in hidden.items()} for index, slot in fed}
+    if logits is None:
+        return Output(None, {}, states if hidden else {})
+    width = logits.shape[1]
+    spans: dict[Slot, slice] = {}
+    places: list[NDArray[np.int64]] = []
+    end = 0
+    for index, slot in fed:
+        rows = batch.reads[slot]
+        places.append(rows.astype(np.int64) + (index * width - first))
+        spans[slot] = slice(end, end := end + len(rows))
+    read = _picked(logits.flatten(0, 1), places)
+    return Output(read if bare else drawn_from(read), spans, states if hidden else {})
+
+
+def drawn_from(logits: Tensor) -> Tensor:
+    """Logits where draws can be made, in float64, which MPS lacks."""
+    return logits.cpu() if logits.device.type == "mps" else logits
+
+
+def _picked(rows: Tensor, places: Sequence[NDArray[np.int64]]) -> Tensor:
+    """Some rows of a table; a part of it without a copy if they follow each other."""
+    wanted = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
+    gaps = np.flatnonzero(np.diff(wanted) != 1) + 1
+    runs = [rows[int(run[0]) : int(run[-1]) + 1] for run in np.split(wanted, gaps) if len(run)]
+    return runs[0] if len(runs) == 1 else torch.cat(runs) if runs else rows[:0]

@@ -14,34 +14,22 @@ from torch import Tensor
 from outpace.cache import Slot
 from outpace.core import Draft, OutpaceError
 from outpace.draws.logits import Told
-from outpace.draws.own_tokens import Tree
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Input of one sequence to a forward: tokens, and the tree they form over its committed rows.
+    """What one slot feeds in a ``Batch``: tokens, and the tree they form over its committed rows.
 
     ``parents`` are row indices; -1 is the last committed row. None is a chain.
 
     A tree may be fed over several forwards, if all rows of each are kept. ``fed`` are then the parents of its
     rows so far, the last ones committed; parents are counted from the tree's first row, and -1 is the row
     before it.
-
-    ``asked`` is for a target that ``tells``: the nodes after which it returns its tokens. (``first`` is
-    ignored.)
-
-    ``unread`` is for a target that ``mixes``: the number of requested rows that get no logits.
-
-    ``prompt`` is for a target whose ``prompts_differ``: the number of first rows that are a prompt's. None:
-    all of them if no logits are requested, otherwise none.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int] | None = None
     fed: Sequence[int] = ()
-    asked: Tree | None = None
-    unread: int = 0
-    prompt: int | None = None
 
     @property
     def tree(self) -> Sequence[int]:
@@ -55,11 +43,11 @@ class Rows:
             raise ValueError("rows that continue a tree need their parents")
 
     @classmethod
-    def under(cls, text: Sequence[int], draft: Draft, asked: Tree | None = None, unread: int = 0) -> Rows:
+    def under(cls, text: Sequence[int], draft: Draft) -> Rows:
         """A chain of text, whose last token is the root, and the draft below it."""
         root = len(text) - 1
         parents = (*range(-1, root), *(root + 1 + parent for parent in draft.parents))
-        return cls((*text, *draft.tokens), parents, asked=asked, unread=unread)
+        return cls((*text, *draft.tokens), parents)
 
 
 def extra_rows(embeddings: Tensor, table: Tensor | int) -> Tensor:
@@ -122,73 +110,6 @@ class Output:
         return {layer: states[first : first + count] for layer, states in self.hidden.get(slot, {}).items()}
 
     @classmethod
-    def padded(
-        cls,
-        slots: Sequence[Slot | None],
-        feeds: Mapping[Slot, Rows],
-        logits: Tensor | None,
-        logits_from: int | None,
-        hidden: Mapping[int, Tensor],
-        bare: bool = False,
-    ) -> Output:
-        """Outputs of a padded forward, [B, ...], in the order of ``slots``, some of which fed no rows.
-
-        Args:
-            logits: [B, width - logits_from, vocabulary], or None.
-            hidden: layer -> [B, width, hidden size].
-            bare: the logits are hidden states.
-        """
-        states: dict[Slot, dict[int, Tensor]] = {}
-        spans: dict[Slot, slice] = {}
-        parts, end = [], 0
-        for index, slot in enumerate(slots):
-            if slot is None or slot not in feeds:
-                continue
-            if hidden:
-                states[slot] = {layer: rows[index] for layer, rows in hidden.items()}
-            if logits is not None and logits_from is not None:
-                first = feeds[slot].unread
-                count = max(len(feeds[slot].tokens) - logits_from - first, 0)
-                spans[slot] = slice(end, end + count)
-                end += count
-                parts.append(logits[index, first : first + count])
-        if logits is None or logits_from is None:
-            return cls(None, {}, states)
-        # One slot's rows need no copy, nor do those of all slots without padding.
-        whole = end == logits.shape[0] * logits.shape[1]
-        line = parts[0] if len(parts) == 1 else logits.flatten(0, 1) if whole else torch.cat(parts)
-        return cls(line if bare else _drawn_from(line), spans, states)
-
-    @classmethod
-    def in_line(
-        cls,
-        slots: Sequence[Slot],
-        feeds: Mapping[Slot, Rows],
-        logits: Tensor | None,
-        hidden: Mapping[int, Tensor],
-        bare: bool = False,
-    ) -> Output:
-        """Outputs of a forward of the rows of ``slots`` in a line, in their order; padding may follow.
-
-        Args:
-            logits: of the rows that are read, [n, vocabulary], or None.
-            hidden: layer -> [1, N, hidden size].
-            bare: the logits are hidden states.
-        """
-        spans: dict[Slot, slice] = {}
-        states: dict[Slot, dict[int, Tensor]] = {}
-        end = row = 0
-        for slot in slots:
-            size, unread = len(feeds[slot].tokens), feeds[slot].unread
-            if hidden:
-                states[slot] = {layer: rows[0, row : row + size] for layer, rows in hidden.items()}
-            row += size
-            spans[slot] = slice(end, end := end + size - unread)
-        if logits is None:
-            return cls(None, {}, states)
-        return cls(logits if bare else _drawn_from(logits), spans, states)
-
-    @classmethod
     def join(cls, outputs: Sequence[Output]) -> Output:
         """Join the outputs of different slots."""
         if len(outputs) == 1:
@@ -202,11 +123,6 @@ class Output:
             offset += 0 if output.logits is None else len(output.logits)
         hidden = {slot: states for output in outputs for slot, states in output.hidden.items()}
         return cls(torch.cat(logits) if logits else None, spans, hidden)
-
-
-def _drawn_from(logits: Tensor) -> Tensor:
-    """Logits where draws can be made, in float64, which MPS lacks."""
-    return logits.cpu() if logits.device.type == "mps" else logits
 
 
 class Reading(NamedTuple):

@@ -7,7 +7,7 @@ from typing import Any
 
 from outpace.core import OutpaceError
 from outpace.targets.base import TargetModel
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace.transfer import widened
 
 _CHUNK = 512  # tokens fed in one forward
@@ -34,7 +34,7 @@ def margin(target: TargetModel, text: Seq[int], source: Any = None) -> float:
     for start in range(0, len(text), _CHUNK):
         chunk = text[start : start + _CHUNK]
         last = len(chunk) - 1 if start + _CHUNK >= len(text) else None
-        rows = target.forward(cache, {slot: Rows(chunk)}, logits_from=last).logits
+        rows = target.forward(cache, Batch.of({slot: chunk}, last)).logits
         cache.keep({slot: range(len(chunk))})
     if rows is None:
         raise OutpaceError("the prompt is empty: it needs at least one token")

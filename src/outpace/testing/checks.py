@@ -20,7 +20,7 @@ from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
 from outpace.policy.plan import Outcome, Plan
 from outpace.targets.base import TargetModel
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace.testing.toy import ToyTarget
 from outpace.testing.watch import Watch, watch_of
 
@@ -262,7 +262,7 @@ class _Check:
             text = [*prompt, *output]
             cache = self.target.new_cache(1, len(text))
             slot = cache.allocate()
-            logits = self.target.forward(cache, {slot: Rows(text)}).logits_of(slot)
+            logits = self.target.forward(cache, Batch.of({slot: text})).logits_of(slot)
             found += count * logits[-1].double().softmax(dim=-1).cpu()
         return found
 

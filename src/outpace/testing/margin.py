@@ -8,7 +8,7 @@ from outpace.core import Generation, SamplingParams
 from outpace.draws.noise import Key, gumbel
 from outpace.draws.sampling import Processor
 from outpace.targets.base import TargetModel
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 
 
 def margin(
@@ -25,9 +25,9 @@ def margin(
     prefix = [*prompt, *plain.tokens[:place]]
     cache = target.new_cache()
     slot = cache.allocate()
-    target.forward(cache, {slot: Rows(prefix[:-1])}, logits_from=None)
+    target.forward(cache, Batch.of({slot: prefix[:-1]}, None))
     cache.keep({slot: range(len(prefix) - 1)})
-    logits = target.forward(cache, {slot: Rows(prefix[-1:])}).logits_of(slot)
+    logits = target.forward(cache, Batch.of({slot: prefix[-1:]})).logits_of(slot)
     processor = Processor(params, prompt)
     for token in plain.tokens[:place]:
         processor.observe(token)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from outpace.cache import Cache, KVCache, LayerShape, RowShape, Slot, Window
+from outpace.cache import Cache, KVCache, LayerShape, RowShape, Window
 from outpace.core import OutpaceError
 from outpace.targets.base import TargetModel, checked_cache
+from outpace.targets.batch import Batch, laid_out
 from outpace.targets.inputs.forward import inputs_of, rows_of
 from outpace.targets.inputs.masks import hide, tree_masks
-from outpace.targets.rows import HiddenStates, Output, Rows, extra_rows
+from outpace.targets.rows import HiddenStates, Output, extra_rows
 
 _SIZE = 16
 _HEADS = 2
@@ -122,19 +122,15 @@ class ToyTarget(TargetModel):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Seq[int] = (),
     ) -> Output:
-        windows = checked_cache(self, cache, KVCache).begin(
-            {slot: len(row.tokens) for slot, row in feeds.items()}
-        )
-        return Output.join([self._pass(window, feeds, logits_from, hidden_layers) for window in windows])
+        widths = dict(zip(batch.slots, batch.widths.tolist(), strict=True))
+        windows = checked_cache(self, cache, KVCache).begin(widths)
+        return Output.join([self._pass(window, batch, hidden_layers) for window in windows])
 
-    def _pass(
-        self, window: Window, feeds: Mapping[Slot, Rows], logits_from: int | None, hidden_layers: Seq[int]
-    ) -> Output:
-        tokens, positions, mask = _arrange(window, feeds)
+    def _pass(self, window: Window, batch: Batch, hidden_layers: Seq[int]) -> Output:
+        tokens, positions, mask = _arrange(window, batch)
         if self._window is not None:
             hide(mask, window.offsets, *self._window)
         embeddings = torch.cat([self._embeddings, self._table.to(self._embeddings)])
@@ -144,8 +140,8 @@ class ToyTarget(TargetModel):
             states = states + self._attend(window, layer, states, mask)
             hidden.append(states)
         found = {layer: hidden[layer] for layer in hidden_layers}
-        logits = None if logits_from is None else (self._habit[tokens] + self.head(states))[:, logits_from:]
-        return Output.padded(window.slots, feeds, logits, logits_from, found)
+        logits = self._habit[tokens] + self.head(states) if len(batch.read) else None
+        return laid_out(window.slots, batch, logits, 0, found)
 
     def _attend(self, window: Window, layer: int, states: Tensor, mask: Tensor) -> Tensor:
         """[B, width, size]: a chaotic function of every row that the mask [B, width, columns] allows."""
@@ -161,9 +157,9 @@ class ToyTarget(TargetModel):
         return torch.sin(summed.transpose(1, 2).reshape(batch, width, -1) @ self._mix[layer])
 
 
-def _arrange(window: Window, feeds: Mapping[Slot, Rows]) -> tuple[Tensor, Tensor, Tensor]:
+def _arrange(window: Window, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens and positions [B, width], and the attention mask [B, width, columns]."""
-    rows = rows_of(window, feeds)
+    rows = rows_of(window, batch.rows)
     tokens, positions = inputs_of(rows, window)
     mask, _ = tree_masks(rows, window, positions, sliding=None)
     return torch.tensor(tokens), torch.tensor(positions), mask[:, 0]

@@ -26,7 +26,7 @@ from outpace.policy.governor import Pinned
 from outpace.policy.plan import Plan
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import chain, path_to, select
 from parts import first, in_turn
@@ -182,7 +182,7 @@ def check_rows(target: ToyTarget, text: list[int], texts: list[list[int]], step:
     for node in {-1, 0, len(step.draft) - 1} & set(range(-1, len(step.draft))):
         cache = target.new_cache()
         slot = cache.allocate()
-        output = target.forward(cache, {slot: Rows(text + texts[node + 1])}, hidden_layers=tuple(step.hidden))
+        output = target.forward(cache, Batch.of({slot: text + texts[node + 1]}), tuple(step.hidden))
         assert output.logits is not None
         assert torch.allclose(step.logits[node], output.logits[-1])
         assert torch.allclose(step.logits.rows[node + 1], output.logits[-1])

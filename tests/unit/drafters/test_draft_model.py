@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 
 import outpace
 from models import tiny_llama
-from outpace.cache import Cache, Slot
+from outpace.cache import Cache
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
 from outpace.drafters.models import draft_model
@@ -23,7 +22,8 @@ from outpace.drafters.support import runner
 from outpace.draws.noise import Key, Stream, noisy_argmax
 from outpace.engine.engine import Engine
 from outpace.sequence import KeyedDraw, Sequence
-from outpace.targets import CausalTarget, Output, Rows
+from outpace.targets import CausalTarget, Output
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from parts import first
 
@@ -50,9 +50,9 @@ class Spy(ToyTarget):
         super().__init__(**options)  # type: ignore[arg-type]
         self.fed: list[list[int]] = []
 
-    def forward(self, cache: Cache, feeds: Mapping[Slot, Rows], *args: Any, **kwargs: Any) -> Output:
-        self.fed.append([len(row.tokens) for row in feeds.values()])
-        return super().forward(cache, feeds, *args, **kwargs)
+    def forward(self, cache: Cache, batch: Batch, *args: Any, **kwargs: Any) -> Output:
+        self.fed.append(batch.widths.tolist())
+        return super().forward(cache, batch, *args, **kwargs)
 
 
 def sequence(prompt: list[int], params: SamplingParams, coupled: bool = True) -> Sequence:

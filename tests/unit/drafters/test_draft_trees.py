@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
 import torch
 
-from outpace.cache import Slot
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.draws.noise import Key, Stream, gumbel, noisy_argmax, noisy_top
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
-from outpace.targets import Output, Rows
+from outpace.targets import Output
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import children, depths, is_chain
 from parts import first
@@ -57,9 +56,9 @@ def test_a_smaller_budget_feeds_the_draft_model_no_more_than_it_drafts() -> None
     class Counted(ToyTarget):
         rows = 0
 
-        def forward(self, cache: Any, feeds: Mapping[Slot, Rows], *args: Any, **options: Any) -> Output:
-            self.rows += sum(len(own.tokens) for own in feeds.values())
-            return super().forward(cache, feeds, *args, **options)
+        def forward(self, cache: Any, batch: Batch, *args: Any, **options: Any) -> Output:
+            self.rows += len(batch.tokens)
+            return super().forward(cache, batch, *args, **options)
 
     fed = []
     for budget in (None, 2):
@@ -120,9 +119,9 @@ def test_each_layer_of_all_trees_is_one_forward() -> None:
     fed: list[list[int]] = []
 
     class Spy(ToyTarget):
-        def forward(self, cache: Any, feeds: Mapping[Slot, Rows], *args: Any, **more: Any) -> Output:
-            fed.append([len(row.tokens) for row in feeds.values()])
-            return super().forward(cache, feeds, *args, **more)
+        def forward(self, cache: Any, batch: Batch, *args: Any, **more: Any) -> Output:
+            fed.append(batch.widths.tolist())
+            return super().forward(cache, batch, *args, **more)
 
     engine = Engine(ToyTarget(), DraftModel(Spy(surprise=0.6), 3, branching="3x2"), adaptive=False)
     for prompt in PROMPTS[:2]:
@@ -152,7 +151,7 @@ def test_the_draft_cache_holds_the_rows_of_the_text(options: dict[str, Any], par
             assert state.track.tokens == text[:count] and len(text) - count in (1, 2)
             cache = runner.model.new_cache()
             slot = cache.allocate()
-            runner.model.forward(cache, {slot: Rows(text[:count])}, logits_from=None)
+            runner.model.forward(cache, Batch.of({slot: text[:count]}, None))
             cache.keep({slot: range(count)})
             for layer in range(len(cache.layers)):
                 pairs = zip(cache.rows(layer, slot), runner.cache.rows(layer, state.track.slot), strict=True)

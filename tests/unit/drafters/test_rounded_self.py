@@ -20,7 +20,8 @@ from outpace.drafters.models.rounded_self import RoundedSelf
 from outpace.drafters.support.worth import Lately, Rates, Speed
 from outpace.engine.engine import Engine
 from outpace.native.layers import functions
-from outpace.targets import Rows, Target
+from outpace.targets import Target
+from outpace.targets.batch import Batch
 from outpace.targets.stock import rounded
 from outpace.testing import ToyTarget, check_drafter
 
@@ -144,11 +145,11 @@ def test_rounded_rows_leave_the_targets_own_as_they_are() -> None:
     target = Target(embedded(), check=False)
     cache = target.new_cache()
     slot = cache.allocate()
-    before = target.forward(cache, {slot: Rows(PROMPTS[0])}).logits_of(slot).clone()
+    before = target.forward(cache, Batch.of({slot: PROMPTS[0]})).logits_of(slot).clone()
     cache.keep({})
-    other = target.rounded(4).forward(cache, {slot: Rows(PROMPTS[0])}).logits_of(slot).clone()
+    other = target.rounded(4).forward(cache, Batch.of({slot: PROMPTS[0]})).logits_of(slot).clone()
     cache.keep({})
-    after = target.forward(cache, {slot: Rows(PROMPTS[0])}).logits_of(slot)
+    after = target.forward(cache, Batch.of({slot: PROMPTS[0]})).logits_of(slot)
     assert torch.equal(before, after) and not torch.equal(before, other)
     assert target.rounded(4) is target.rounded(4)  # engines share one
 

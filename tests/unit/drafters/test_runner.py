@@ -11,7 +11,8 @@ from torch import Tensor
 from models import tiny_llama
 from outpace.drafters.support import runner as module
 from outpace.drafters.support.runner import Feed, Runner, Track
-from outpace.targets import CausalTarget, Rows, TargetModel
+from outpace.targets import CausalTarget, TargetModel
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
 
 TEXTS = [[5, 3, 8], [7], [1, 2, 3, 4, 5, 6]]
@@ -24,7 +25,7 @@ def models() -> list[Any]:
 def logits_after(model: TargetModel, tokens: list[int]) -> Tensor:
     cache = model.new_cache()
     slot = cache.allocate()
-    return model.forward(cache, {slot: Rows(tokens)}).logits_of(slot)[-1]
+    return model.forward(cache, Batch.of({slot: tokens})).logits_of(slot)[-1]
 
 
 def same_rows(runner: Runner, track: Track) -> None:
@@ -34,7 +35,7 @@ def same_rows(runner: Runner, track: Track) -> None:
     cache = runner.model.new_cache()
     slot = cache.allocate()
     if track.tokens:
-        runner.model.forward(cache, {slot: Rows(track.tokens)}, logits_from=None)
+        runner.model.forward(cache, Batch.of({slot: track.tokens}, None))
         cache.keep({slot: range(len(track.tokens))})
     for layer in range(len(cache.layers)):
         for fresh, kept in zip(cache.rows(layer, slot), runner.cache.rows(layer, track.slot), strict=True):

@@ -17,6 +17,7 @@ from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 from outpace.targets import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from parts import first
 from tokenizers_of import STORY, byte_level, sentencepiece_like
@@ -95,7 +96,7 @@ def chances(target: ToyTarget, prompt: list[int]) -> Tensor:
     """Chances of the first and the second token, [vocabulary, vocabulary]."""
     cache = target.new_cache(target.vocabulary)
     feeds = {cache.allocate(): Rows([*prompt, token]) for token in range(target.vocabulary)}
-    output = target.forward(cache, feeds)
+    output = target.forward(cache, Batch.of(feeds))
     rows = torch.stack([output.logits_of(slot) for slot in feeds]).softmax(dim=-1)
     second = rows[:, -1].clone()
     for end in target.eos_token_ids:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from outpace.cache import Cache, Slot
+from outpace.cache import Cache
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import SequenceDrafter, load_drafter
 from outpace.drafters.base import Drafter
@@ -25,7 +24,8 @@ from outpace.policy.governor import Governor, Pinned
 from outpace.policy.plan import Outcome, Plan
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
-from outpace.targets.rows import Output, Rows
+from outpace.targets.batch import Batch
+from outpace.targets.rows import Output
 from outpace.testing import ToyTarget
 from outpace.tree import chain
 from parts import in_turn
@@ -67,11 +67,11 @@ class Timed(TargetModel):
     def new_cache(self, slots: int = 1, length: int = 256, capacity: int | None = None) -> Cache:
         return self._target.new_cache(slots, length, capacity)
 
-    def forward(self, cache: Cache, feeds: Mapping[Slot, Rows], *args: Any, **kwargs: Any) -> Output:
-        width = max(len(row.tokens) for row in feeds.values())
+    def forward(self, cache: Cache, batch: Batch, *args: Any, **kwargs: Any) -> Output:
+        width = int(batch.widths.max())
         self.widths.append(width)
-        self._clock.now += 1 + self._clock.per_row * (len(feeds) * width - 1)
-        return self._target.forward(cache, feeds, *args, **kwargs)
+        self._clock.now += 1 + self._clock.per_row * (len(batch.slots) * width - 1)
+        return self._target.forward(cache, batch, *args, **kwargs)
 
 
 def governed(drafter: Any, per_row: float = 0.01, **options: Any) -> tuple[Engine, Timed]:

@@ -21,7 +21,7 @@ from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned
 from outpace.policy.plan import Outcome
 from outpace.sequence import Sequence, Step
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
 
 LAYERS = (0, 2, -1)
@@ -91,7 +91,7 @@ def check(target: ToyTarget, readings: Seq[Reading]) -> None:
         assert len(text) == len(arrived[0]) >= len(reading.sequence.tokens) - 1
         cache = target.new_cache()
         slot = cache.allocate()
-        plain = target.forward(cache, {slot: Rows(text)}, hidden_layers=LAYERS).hidden[slot]
+        plain = target.forward(cache, Batch.of({slot: text}), LAYERS).hidden[slot]
         for layer in LAYERS:
             assert torch.allclose(arrived[layer], plain[layer]), (layer, len(text))
 

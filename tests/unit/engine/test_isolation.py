@@ -24,6 +24,7 @@ from outpace.drafters.none import NoDraft
 from outpace.engine.clock import Clock
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
+from outpace.targets.batch import Batch
 from outpace.targets.rows import Output
 from outpace.testing import ToyTarget
 from outpace.tree import chain
@@ -162,9 +163,9 @@ class Spoilt(ToyTarget):
 
     length, done = 12, False
 
-    def forward(self, cache: Any, feeds: Any, *args: Any, **kwargs: Any) -> Output:
-        output = super().forward(cache, feeds, *args, **kwargs)
-        slot = next((slot for slot in feeds if slot.number == BAD), None)
+    def forward(self, cache: Any, batch: Batch, *args: Any, **kwargs: Any) -> Output:
+        output = super().forward(cache, batch, *args, **kwargs)
+        slot = next((slot for slot in batch.slots if slot.number == BAD), None)
         if output.logits is None or slot is None or cache.length(slot) < self.length or self.done:
             return output
         self.done = True
@@ -283,10 +284,10 @@ class Failing(ToyTarget):
 
     error: Exception | None = None
 
-    def forward(self, cache: Any, rows: Any, *args: Any, **kwargs: Any) -> Output:
-        if self.error is not None and (not isinstance(self.error, MemoryError) or len(rows) > 2):
+    def forward(self, cache: Any, batch: Batch, *args: Any, **kwargs: Any) -> Output:
+        if self.error is not None and (not isinstance(self.error, MemoryError) or len(batch.slots) > 2):
             raise self.error
-        return super().forward(cache, rows, *args, **kwargs)
+        return super().forward(cache, batch, *args, **kwargs)
 
 
 def test_a_failed_forward_ends_those_in_it() -> None:

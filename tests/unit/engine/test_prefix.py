@@ -11,7 +11,7 @@ import pytest
 from outpace.core import Generation, OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.prefix import BLOCK, PrefixCache
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
 
 PARAMS = [
@@ -109,7 +109,7 @@ def test_a_client_evicts_its_own() -> None:
         slot, other = cache.allocate(), cache.allocate()
         text = [first, *SYSTEM[:32]]
         found = store.fill(cache, other, text)
-        target.forward(cache, {slot: Rows(text)}, None)
+        target.forward(cache, Batch.of({slot: text}, None))
         cache.keep({slot: range(len(text))})
         store.keep(cache, slot, text, owner=client)
         cache.free(slot)
@@ -133,7 +133,7 @@ def test_the_least_recently_used_go_first_and_of_a_text_the_last() -> None:
 
     def keep(text: list[int]) -> None:
         slot = cache.allocate()
-        target.forward(cache, {slot: Rows(text)}, None)
+        target.forward(cache, Batch.of({slot: text}, None))
         cache.keep({slot: range(len(text))})
         store.keep(cache, slot, text)
         cache.free(slot)

@@ -15,6 +15,7 @@ from outpace.engine.chunks import Pace
 from outpace.engine.engine import Engine
 from outpace.engine.memory import capacity_of
 from outpace.sequence import Sequence
+from outpace.targets.batch import Batch
 from outpace.targets.hardware import free_bytes
 from outpace.targets.rows import Output
 from outpace.testing import ToyTarget
@@ -31,9 +32,9 @@ class Widths(ToyTarget):
         super().__init__(**options)
         self.seen: list[tuple[list[int], bool]] = []
 
-    def forward(self, cache: Any, feeds: Any, logits_from: int | None = 0, *args: Any) -> Output:
-        self.seen.append(([len(rows.tokens) for rows in feeds.values()], logits_from is not None))
-        return super().forward(cache, feeds, logits_from, *args)
+    def forward(self, cache: Any, batch: Batch, *args: Any) -> Output:
+        self.seen.append((batch.widths.tolist(), len(batch.read) > 0))
+        return super().forward(cache, batch, *args)
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from outpace.engine import scheduler
 from outpace.engine.aio import AsyncEngine
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
+from outpace.targets.batch import Batch
 from outpace.targets.rows import Output
 from outpace.testing import ToyTarget
 
@@ -34,12 +35,12 @@ class Watched(ToyTarget):
 
     chunks = widest = 0
 
-    def forward(self, cache: Any, feeds: Any, logits_from: int | None = 0, *args: Any) -> Output:
-        rows = [len(own.tokens) if logits_from is None else own.unread for own in feeds.values()]
+    def forward(self, cache: Any, batch: Batch, *args: Any) -> Output:
+        rows = [len(own.tokens) - len(batch.reads[slot]) for slot, own in batch.rows.items()]
         if any(rows):
             self.chunks += 1
             self.widest = max(self.widest, *rows)
-        return super().forward(cache, feeds, logits_from, *args)
+        return super().forward(cache, batch, *args)
 
 
 @functools.cache

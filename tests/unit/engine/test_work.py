@@ -21,14 +21,15 @@ from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support import runner
-from outpace.engine import batch, errand
 from outpace.engine import engine as engine_module
+from outpace.engine import errand, running
 from outpace.engine.allowance import Allowance
 from outpace.engine.engine import Engine
 from outpace.engine.errand import Errand, Stopping
 from outpace.engine.works import Encoding, Score, Work, Works
 from outpace.sequence import Sequence
 from outpace.targets import Target
+from outpace.targets.batch import Batch
 
 LONG = SamplingParams(max_new_tokens=1500, ignore_eos=True)
 ONE = SamplingParams(max_new_tokens=1, ignore_eos=True)
@@ -67,8 +68,8 @@ class Ticks:
         return steps
 
 
-def rows_of(cache: Any, feeds: Any, *given: Any, **more: Any) -> int:
-    return sum(len(rows.tokens) for rows in feeds.values())
+def rows_of(cache: Any, batch: Batch, *given: Any, **more: Any) -> int:
+    return len(batch.tokens)
 
 
 def decoding(target: Any, ticks: Ticks, drafter: Any = None, **more: Any) -> tuple[Engine, Sequence]:
@@ -258,7 +259,7 @@ class _Slow(SequenceDrafter[int]):
 
 
 def test_drafters_first_look_at_prompts_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_LONG", 16)
+    monkeypatch.setattr(running, "_LONG", 16)
     ticks, target = Ticks(), Target(tiny_llama(context=2048))
     prompts = [[(5 * place + first) % 30 + 1 for place in range(100)] for first in range(5)]
     alone = [one.tokens for one in Engine(target).generate(prompts, ONE)]
@@ -271,7 +272,7 @@ def test_drafters_first_look_at_prompts_between_steps(monkeypatch: pytest.Monkey
 
 
 def test_a_draft_model_reads_a_prompt_between_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(batch, "_LONG", 16)
+    monkeypatch.setattr(running, "_LONG", 16)
     monkeypatch.setattr(runner, "_CHUNK", 32)
     ticks, target, draft = Ticks(), Target(tiny_llama(context=2048)), Target(tiny_llama(context=2048, seed=1))
     prompts = [[(5 * place + first) % 30 + 1 for place in range(200)] for first in range(2)]
@@ -281,11 +282,11 @@ def test_a_draft_model_reads_a_prompt_between_steps(monkeypatch: pytest.MonkeyPa
     widths: list[int] = []
     forward = draft.forward
 
-    def counted(cache: Any, feeds: Any, *given: Any, **more: Any) -> Any:
-        widths.append(rows_of(cache, feeds))
+    def counted(cache: Any, batch: Batch, *given: Any, **more: Any) -> Any:
+        widths.append(rows_of(cache, batch))
         if widths[-1] >= 32:
             ticks.spent["work"] += widths[-1]
-        return forward(cache, feeds, *given, **more)
+        return forward(cache, batch, *given, **more)
 
     draft.forward = counted  # type: ignore[method-assign]
     asked = [engine.add(prompt, few) for prompt in prompts]

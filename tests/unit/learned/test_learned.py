@@ -18,11 +18,11 @@ from outpace.core import OutpaceError
 from outpace.learned.learned import Learned, PartialHead, head_weights, read_config
 from outpace.native.layers import functions
 from outpace.targets import Target
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import Compiled
 from outpace.targets.cpu.linear import Linear
 from outpace.targets.cpu.trials import Trial
 from outpace.targets.kernel import Stock
-from outpace.targets.rows import Rows
 from outpace.testing import ToyTarget
 
 
@@ -129,7 +129,7 @@ def test_a_target_shares_its_head_and_embeddings(config: str, options: dict[str,
     target = Target(transformers.AutoModelForCausalLM.from_config(own).double().eval())
     cache = target.new_cache()
     slot = cache.allocate()
-    output = target.forward(cache, {slot: Rows([5, 6, 7])}, hidden_layers=(0, -1))
+    output = target.forward(cache, Batch.of({slot: [5, 6, 7]}), (0, -1))
     states = output.hidden[slot][-1]
     assert output.logits is not None and target.hidden.size == states.shape[-1]
     with torch.inference_mode():

@@ -22,6 +22,7 @@ from outpace.embedded import cache_path
 from outpace.native import build, draw, layers, move, packaged, pool
 from outpace.native.instructions import LIMITS, NATIVE, VARIABLE, instructions
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import Int4, Int8
 
 HERE = cache_path()
@@ -136,7 +137,7 @@ def logits(dtype: torch.dtype) -> list[torch.Tensor]:
         for slot, count in zip(slots, (70, 39), strict=True)
     }
     for _ in range(2):
-        rows = target.forward(cache, feeds)
+        rows = target.forward(cache, Batch.of(feeds))
         found += [rows.logits_of(slot).clone() for slot in feeds]
         cache.keep({slot: range(len(own.tokens)) for slot, own in feeds.items()})
         feeds = {slots[0]: Rows([3, 5, 7, 9, 11], (-1, 0, 0, 1, 2))}

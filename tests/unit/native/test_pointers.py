@@ -178,7 +178,7 @@ def test_a_batch_that_leads_out_of_its_arrays_is_refused(wrong: dict[str, list[i
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32)
     target: Any = CausalTarget(model, check=False)
     cache = target.new_cache()
-    batch = Batch.of(cache, {cache.allocate(): Rows([1, 2, 3], [-1, 0, 0])})
+    batch = Batch.of({cache.allocate(): Rows([1, 2, 3], [-1, 0, 0])})
     changed = {name: np.array(value, dtype=np.int32) for name, value in wrong.items()}
     with pytest.raises(OutpaceError, match="outside of its arrays"):
         target._modules.native.run(cache, replace(batch, **changed), target._modules.cache_layers)

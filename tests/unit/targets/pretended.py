@@ -14,6 +14,7 @@ from torch.utils.backend_registration import _DummyBackendModule, _setup_private
 
 from models import tiny_llama
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
 from unit.targets.test_causal import places_of, spread
 
 FIRST, SECOND = "pretended:0", "pretended:1"
@@ -42,11 +43,11 @@ def devices_of(target: CausalTarget) -> dict[str, Any]:
     """Devices of the rows, the logits and the hidden states, over forwards as an engine makes them."""
     cache = target.new_cache(slots=2, length=8)
     tree, one = cache.allocate(), cache.allocate()
-    target.forward(cache, {tree: Rows(list(range(9)))}, logits_from=None)  # more rows than it had room for
+    target.forward(cache, Batch.of({tree: list(range(9))}, None))  # more rows than it had room for
     cache.keep({tree: range(9)})
     for _ in range(2):
         feeds = {tree: Rows([1, 2, 3], [-1, 0, 0]), one: Rows([5])}
-        output = target.forward(cache, feeds, hidden_layers=[1, -1])
+        output = target.forward(cache, Batch.of(feeds), [1, -1])
         cache.keep({tree: [0, 2], one: [0]})
     block = cache.read_rows(tree, 0, 4)
     other = cache.allocate()

@@ -29,7 +29,8 @@ import outpace
 from outpace.core import OutpaceError
 from outpace.engine.engine import Engine
 from outpace.native.layers import functions
-from outpace.targets import CausalTarget, Rows
+from outpace.targets import CausalTarget
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.attributes import fingerprint
 from outpace.targets.inputs.changes import Structure
 
@@ -40,7 +41,7 @@ FAMILIES: dict[str, tuple[Any, Any]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
 }
 PROMPT = [3, 6, 7, 11, 6, 7, 3, 40, 41, 42]
-CALL = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 8}
+CALL = {"input_ids": torch.tensor([PROMPT]), "max_new_tokens": 4}
 FUSED = not isinstance(functions(torch.float32), str)
 _OWN = set(vars(nn.Module())) - {"training"}
 
@@ -137,7 +138,7 @@ def changes(model: Any) -> Iterator[Change]:
 def logits(of: CausalTarget) -> Tensor:
     cache = of.new_cache(length=16)
     slot = cache.allocate()
-    found = of.forward(cache, {slot: Rows(PROMPT, prompt=len(PROMPT))}).logits_of(slot).clone()
+    found = of.forward(cache, Batch.of({slot: PROMPT}, prompt=len(PROMPT))).logits_of(slot).clone()
     cache.keep({slot: range(len(PROMPT))})
     return found
 

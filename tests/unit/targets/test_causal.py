@@ -22,6 +22,7 @@ from outpace import Engine, SamplingParams, Target
 from outpace.cache import CacheFull, KVCache, Slot
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.surgery import exchange
 from zoo.families import FAMILIES
 from zoo.family import VOCABULARY
@@ -51,7 +52,7 @@ def fill(target: CausalTarget, cache: KVCache, prompts: list[list[int]]) -> list
     slots = []
     for prompt in prompts:
         slots.append(slot := cache.allocate())
-        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        target.forward(cache, Batch.of({slot: prompt}, None))
         cache.keep({slot: range(len(prompt))})
     return slots
 
@@ -62,7 +63,7 @@ def test_hidden_states() -> None:
     cache = target.new_cache(2)
     slots = fill(target, cache, PROMPTS[:2])
     layers = [0, 1, 2, -1]
-    output = target.forward(cache, {slots[1]: Rows([20, 21]), slots[0]: TREE}, hidden_layers=layers)
+    output = target.forward(cache, Batch.of({slots[1]: [20, 21], slots[0]: TREE}), layers)
     assert all(sorted(output.hidden[slot]) == sorted(layers) for slot in slots)
     for place, paths in ((0, [[0, 1, 3], [0, 2, 4]]), (1, [[0, 1]])):
         for path in paths:
@@ -75,7 +76,7 @@ def test_hidden_states() -> None:
     with torch.no_grad():
         head = target.model.get_output_embeddings()(output.hidden[slots[0]][-1])
     assert torch.allclose(head, output.logits_of(slots[0]), atol=1e-9)
-    output = target.forward(cache, dict.fromkeys(slots, TREE), logits_from=None, hidden_layers=[1])
+    output = target.forward(cache, Batch.of(dict.fromkeys(slots, TREE), None), [1])
     assert output.logits is None and output.hidden[slots[1]][1].shape == (5, 32)
 
 
@@ -84,11 +85,11 @@ def test_logits_only_where_needed() -> None:
     cache = target.new_cache()
     slot = cache.allocate()
     with recorded(target.model) as calls:
-        assert target.forward(cache, {slot: Rows([1, 2, 3])}, logits_from=None).logits is None
+        assert target.forward(cache, Batch.of({slot: [1, 2, 3]}, None)).logits is None
         cache.keep({slot: [0, 1, 2]})
-        logits = target.forward(cache, {slot: Rows([4, 5, 6])}).logits
-        last = target.forward(cache, {slot: Rows([4, 5, 6])}, logits_from=1).logits
-        states = target.forward(cache, {slot: Rows([4, 5, 6])}, logits_from=None, hidden_layers=(-1,))
+        logits = target.forward(cache, Batch.of({slot: [4, 5, 6]})).logits
+        last = target.forward(cache, Batch.of({slot: [4, 5, 6]}, 1)).logits
+        states = target.forward(cache, Batch.of({slot: [4, 5, 6]}, None), (-1,))
     assert logits is not None and logits.shape == (3, VOCABULARY)
     assert last is not None and torch.allclose(last, logits[1:], rtol=1e-12)  # in float64, not bit-exact
     with torch.inference_mode():
@@ -107,7 +108,7 @@ def test_states_alone_take_no_row_of_the_head() -> None:
     target.keep_modules()  # or hooks of the model make a new line
     for widths in ((3,), (2, 2), (3, 1)):
         feeds = {slot: Rows([5] * width) for slot, width in zip(slots, widths, strict=False)}
-        target.forward(cache, feeds, logits_from=None, hidden_layers=(-1,))
+        target.forward(cache, Batch.of(feeds, None), (-1,))
     assert seen == [0, 0, 0]
 
 
@@ -151,7 +152,7 @@ def test_static_forward_of_some_slots() -> None:
         target = target_of(static=static)
         cache = target.new_cache(4, 32)
         slot = fill(target, cache, PROMPTS)[1]
-        output = target.forward(cache, {slot: TREE}, hidden_layers=[1])
+        output = target.forward(cache, Batch.of({slot: TREE}), [1])
         outputs.append((output.logits_of(slot), output.hidden_of(slot, 0, 5)[1]))
     dynamic, fixed = outputs
     assert fixed[0].shape == (5, VOCABULARY)
@@ -165,8 +166,8 @@ def test_outgrowing_a_static_cache() -> None:
     cache = target.new_cache(1, 16)
     (slot,) = fill(target, cache, [list(range(14))])
     with pytest.raises(CacheFull, match="length >= 19"):
-        target.forward(cache, {slot: TREE})
-    logits = target.forward(cache, {slot: Rows([7, 8])}).logits_of(
+        target.forward(cache, Batch.of({slot: TREE}))
+    logits = target.forward(cache, Batch.of({slot: [7, 8]})).logits_of(
         slot
     )  # its width's bucket may reach past the end
     plain = target.model(input_ids=torch.tensor([[*range(14), 7, 8]])).logits[:, -2:]

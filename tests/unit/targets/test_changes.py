@@ -14,6 +14,7 @@ from changing import WRITES, by_adding, by_fused_optimiser, by_load_state_dict, 
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows, Target
+from outpace.targets.batch import Batch, Building
 from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED
 from outpace.targets.cpu.trials import unavailable
 from outpace.targets.gpu.graphs import Eager
@@ -64,7 +65,7 @@ def target(model: Any, kernel: Kernel, fused: bool, exact: bool, **more: Any) ->
 def logits(of: Any) -> Tensor:
     cache = of.new_cache(length=16)
     slot = cache.allocate()
-    found: Tensor = of.forward(cache, {slot: Rows(PROMPT)}).logits_of(slot).clone()
+    found: Tensor = of.forward(cache, Batch.of({slot: PROMPT})).logits_of(slot).clone()
     return found
 
 
@@ -275,7 +276,10 @@ def test_a_target_that_runs_the_model_itself_follows_its_modules(change: Any) ->
     assert torch.equal(logits(of), expected) and not torch.equal(expected, before)
     cache = of.new_cache(2)
     slots = [cache.allocate(), cache.allocate()]
-    found = of.forward(cache, {slots[0]: Rows([5] * 70, unread=69), slots[1]: Rows(PROMPT)})
+    building = Building()
+    building.add(slots[0], Rows([5] * 70), read=69)
+    building.add(slots[1], Rows(PROMPT))
+    found = of.forward(cache, building.made())
     assert torch.allclose(found.logits_of(slots[1]), expected, atol=1e-9)
 
 
@@ -320,7 +324,7 @@ def test_forwards_of_fixed_shapes_are_captured_again_when_weights_have_other_mem
         if write is not None:
             write(model, "model.embed_tokens.weight")
         slot = cache.allocate()
-        of.forward(cache, {slot: Rows(PROMPT)})
+        of.forward(cache, Batch.of({slot: PROMPT}))
         cache.free(slot)
         counts.append(runner.captures)
     assert counts == [1, 1, 2, 2]  # a graph reads the memory anew

@@ -22,6 +22,7 @@ from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
+from outpace.targets.batch import Batch
 from outpace.targets.cpu import exact_attention as attention
 from outpace.targets.cpu import kernels, trials
 from outpace.targets.cpu.exact_attention import exact_attention
@@ -507,13 +508,13 @@ def test_logits_have_the_same_bits_in_a_tree_and_alone(target: CausalTarget) -> 
     cache = target.new_cache(2, 256)
     slots = [cache.allocate(), cache.allocate()]
     for slot, prompt in zip(slots, PROMPTS, strict=False):
-        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        target.forward(cache, Batch.of({slot: prompt}, None))
         cache.keep({slot: range(len(prompt))})
     feeds = {slots[1]: Rows(tokens, parents), slots[0]: Rows([9, 9])}
-    together = target.forward(cache, feeds).logits_of(slots[1]).clone()
+    together = target.forward(cache, Batch.of(feeds)).logits_of(slots[1]).clone()
     cache.keep({})
     for node in paths[max(range(15), key=lambda one: len(paths[one]))]:
-        alone = target.forward(cache, {slots[1]: Rows([tokens[node]])}).logits_of(slots[1])
+        alone = target.forward(cache, Batch.of({slots[1]: [tokens[node]]})).logits_of(slots[1])
         cache.keep({slots[1]: [0]})
         assert torch.equal(alone[0], together[node])
 
@@ -532,9 +533,9 @@ def test_bits_do_not_depend_on_the_number_of_threads(family: str) -> None:
         with using_threads(threads):
             cache = of.new_cache()
             slot = cache.allocate()
-            logits = [of.forward(cache, {slot: Rows(tokens)}).logits_of(slot).clone()]
+            logits = [of.forward(cache, Batch.of({slot: tokens})).logits_of(slot).clone()]
             cache.keep({slot: range(400)})
-            logits.append(of.forward(cache, {slot: Rows(tokens[:40], parents)}).logits_of(slot))
+            logits.append(of.forward(cache, Batch.of({slot: Rows(tokens[:40], parents)})).logits_of(slot))
             found.append(torch.cat(logits))
     assert [torch.equal(logits, found[0]) for logits in found] == [True] * 5
 
@@ -671,7 +672,7 @@ def test_weights_that_are_written_to_are_laid_out_again(name: str) -> None:
 
     def logits(of: CausalTarget) -> Tensor:
         cache = of.new_cache()
-        return of.forward(cache, {cache.allocate(): Rows([5, 6])}).logits.clone()
+        return of.forward(cache, Batch.of({cache.allocate(): [5, 6]})).logits.clone()
 
     before = logits(target)
     with torch.no_grad():
@@ -720,7 +721,7 @@ def test_rounded_weights_are_a_copy_that_follows_the_models() -> None:
     def logits(one: CausalTarget) -> Tensor:
         cache = one.new_cache(1, 16)
         slot = cache.allocate()
-        return one.forward(cache, {slot: Rows([5, 6, 7])}).logits_of(slot).clone()
+        return one.forward(cache, Batch.of({slot: [5, 6, 7]})).logits_of(slot).clone()
 
     before, plain = logits(target), logits(stock)
     assert not torch.equal(before, plain)
@@ -746,7 +747,7 @@ def test_released_weights_are_freed_and_change_no_token() -> None:
         engine = Engine(target, drafter, adaptive=False)
         assert engine.generate([[5, 6, 7]], params)[0].tokens == plain
     cache = target.new_cache(2)
-    target.forward(cache, {cache.allocate(): Rows([5] * 64), cache.allocate(): Rows([6])})
+    target.forward(cache, Batch.of({cache.allocate(): [5] * 64, cache.allocate(): [6]}))
     assert target._modules.line is not None  # rows in a line, as without release
 
 

@@ -23,6 +23,7 @@ from models import tiny_llama
 from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows, Target
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.linear import Linear
 from outpace.targets.cpu.trials import row_step
 from outpace.targets.gpu.graphs import Eager, Made
@@ -358,13 +359,13 @@ def test_logits_have_the_same_bits_in_a_tree_and_alone(dtype: torch.dtype, devic
     cache = target.new_cache(2, 256)
     slots = [cache.allocate(), cache.allocate()]
     for slot, prompt in zip(slots, PROMPTS, strict=True):
-        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        target.forward(cache, Batch.of({slot: prompt}, None))
         cache.keep({slot: range(len(prompt))})
     feeds = {slots[0]: Rows([*range(20, 27)], parents), slots[1]: Rows([9, 9])}
-    together = target.forward(cache, feeds).logits_of(slots[0]).clone()
+    together = target.forward(cache, Batch.of(feeds)).logits_of(slots[0]).clone()
     cache.keep({})
     for node in max(paths, key=len):
-        alone = target.forward(cache, {slots[0]: Rows([20 + node])}).logits_of(slots[0])
+        alone = target.forward(cache, Batch.of({slots[0]: [20 + node]})).logits_of(slots[0])
         cache.keep({slots[0]: [0]})
         assert torch.equal(alone[0], together[node])
 

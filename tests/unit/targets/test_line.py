@@ -17,6 +17,7 @@ from models import tiny_llama
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Output, Rows
+from outpace.targets.batch import Batch
 from outpace.targets.inputs import line
 from parts import in_turn
 from zoo.families import FAMILIES
@@ -45,11 +46,13 @@ def decoded(target: CausalTarget) -> tuple[Output, Output, Output]:
     """The outputs of prompts of several lengths, of a tree beside chains, and of one row after each."""
     cache = target.new_cache(slots=4)
     slots = [cache.allocate() for _ in PROMPTS]
-    prompts = target.forward(cache, dict(zip(slots, map(Rows, PROMPTS), strict=True)), None, [0, -1])
+    prompts = target.forward(
+        cache, Batch.of(dict(zip(slots, map(Rows, PROMPTS), strict=True)), None), [0, -1]
+    )
     cache.keep({slot: range(len(prompt)) for slot, prompt in zip(slots, PROMPTS, strict=True)})
-    steps = target.forward(cache, dict(zip(slots, FEEDS, strict=True)), 0, [1])
+    steps = target.forward(cache, Batch.of(dict(zip(slots, FEEDS, strict=True))), [1])
     cache.keep(dict(zip(slots, ([0, 1, 4, 6], [0], [0, 1], [0]), strict=True)))
-    after = target.forward(cache, {slot: Rows([11]) for slot in slots})
+    after = target.forward(cache, Batch.of({slot: [11] for slot in slots}))
     return prompts, steps, after
 
 

@@ -23,6 +23,7 @@ from outpace.native import build, move
 from outpace.native import layers as native_module
 from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.linear import linears_of
 from outpace.targets.cpu.trials import using_threads
 from outpace.targets.native.fitting import why_not_native
@@ -124,12 +125,12 @@ def tree_logits(of: CausalTarget, context: int, size: int) -> Iterator[tuple[lis
         feeds = {slots[0]: Rows(prompt[start : start + 33])}
         if not start:
             feeds[slots[1]] = Rows(beside)
-        of.forward(cache, feeds, logits_from=None)
+        of.forward(cache, Batch.of(feeds, None))
         cache.keep({slot: range(len(rows.tokens)) for slot, rows in feeds.items()})
     parents, paths = random_tree(size, context)
     nodes = text(size, seed=1)
     feeds = {slots[1]: Rows(text(3, seed=3)), slots[0]: Rows(nodes, tuple(parents))}
-    logits = of.forward(cache, feeds).logits_of(slots[0]).clone()
+    logits = of.forward(cache, Batch.of(feeds)).logits_of(slots[0]).clone()
     for path in paths:
         yield [nodes[node] for node in path], logits[path]
 
@@ -154,12 +155,12 @@ def test_nodes_of_a_tree_have_the_bits_of_plain_decoding(
     assert of.bit_exact
     cache = of.new_cache()
     slot = cache.allocate()
-    of.forward(cache, {slot: Rows(text(context))}, logits_from=None)
+    of.forward(cache, Batch.of({slot: text(context)}, None))
     cache.keep({slot: range(context)})
     for path, logits in tree_logits(of, context, 13):
         with cache.provisional():
             for token, expected in zip(path, logits, strict=True):
-                assert torch.equal(of.forward(cache, {slot: Rows([token])}).logits_of(slot)[0], expected)
+                assert torch.equal(of.forward(cache, Batch.of({slot: [token]})).logits_of(slot)[0], expected)
                 cache.keep({slot: [0]})
 
 
@@ -182,17 +183,17 @@ def test_hidden_states_inputs_and_subsets_of_layers_are_the_models(family: str) 
         embedded = own.get_input_embeddings()(torch.tensor(tokens))
     cache = of.new_cache()
     slot = cache.allocate()
-    output = of.forward(cache, {slot: Rows(tokens)}, hidden_layers=[0, 1, 2, -1])
+    output = of.forward(cache, Batch.of({slot: tokens}), [0, 1, 2, -1])
     for layer, states in output.hidden[slot].items():
         right = expected.hidden_states[layer][0]
         torch.testing.assert_close(states, right, rtol=1e-3, atol=1e-3 * float(right.std()))
     logits = output.logits_of(slot).clone()
-    given = of.run(cache, {slot: Rows(tokens)}, states={slot: embedded}).logits_of(slot)
+    given = of.run(cache, Batch.of({slot: tokens}), states={slot: embedded}).logits_of(slot)
     assert torch.equal(given, logits)
     bare = of.some_layers([0, 1, 2], bare=True)
     own_cache = bare.new_cache()
-    found = bare.forward(own_cache, {own_cache.allocate(): Rows(tokens)}).logits
-    states = of.forward(cache, {slot: Rows(tokens)}, hidden_layers=[0, 1, 2]).hidden[slot]
+    found = bare.forward(own_cache, Batch.of({own_cache.allocate(): tokens})).logits
+    states = of.forward(cache, Batch.of({slot: tokens}), [0, 1, 2]).hidden[slot]
     assert found is not None and found.shape == states[0].shape
 
 
@@ -202,9 +203,9 @@ def test_positions_beyond_the_first_table_have_angles_of_their_own() -> None:
         expected = of.model(input_ids=torch.tensor([tokens])).logits[0, -1]
     cache = of.new_cache()
     slot = cache.allocate()
-    of.forward(cache, {slot: Rows(tokens[:5])}, logits_from=None)
+    of.forward(cache, Batch.of({slot: tokens[:5]}, None))
     cache.keep({slot: range(5)})
-    found = of.forward(cache, {slot: Rows(tokens[5:])}).logits_of(slot)[-1]
+    found = of.forward(cache, Batch.of({slot: tokens[5:]})).logits_of(slot)[-1]
     torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3 * float(expected.std()))
 
 
@@ -216,9 +217,9 @@ def test_inputs_follow_their_sequences_into_the_order_of_a_lane() -> None:
     embed = of.model.get_input_embeddings()
     states = {slot: embed(torch.tensor(tokens)).detach() for slot, tokens in texts.items()}
     feeds = {slot: Rows(tokens) for slot, tokens in texts.items()}
-    expected = of.forward(cache, feeds)
+    expected = of.forward(cache, Batch.of(feeds))
     logits = [expected.logits_of(slot).clone() for slot in texts]
-    found = of.run(cache, feeds, states=states)
+    found = of.run(cache, Batch.of(feeds), states=states)
     assert all(torch.equal(found.logits_of(slot), own) for slot, own in zip(texts, logits, strict=True))
 
 
@@ -232,9 +233,9 @@ def test_a_part_of_the_committed_rows_is_hidden(family: str) -> None:
     for some in (part, stock):
         cache = of.new_cache()
         slot = cache.allocate()
-        some.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        some.forward(cache, Batch.of({slot: prompt}, None))
         cache.keep({slot: range(60)})
-        found.append(some.forward(cache, {slot: Rows(nodes, (-1, 0, 0))}).logits_of(slot).clone())
+        found.append(some.forward(cache, Batch.of({slot: Rows(nodes, (-1, 0, 0))})).logits_of(slot).clone())
     torch.testing.assert_close(*found, rtol=1e-3, atol=1e-3 * float(found[1].std()))
 
 
@@ -244,13 +245,13 @@ def test_a_row_that_is_not_finite_spoils_no_other_sequence() -> None:
     cache = of.new_cache(slots=2, length=64)
     slots = [cache.allocate(), cache.allocate()]
     prompts = dict(zip(slots, (text(20), text(21, seed=2)), strict=True))
-    of.forward(cache, {slot: Rows(prompt) for slot, prompt in prompts.items()}, logits_from=None)
+    of.forward(cache, Batch.of(prompts, None))
     cache.keep({slot: range(len(prompt)) for slot, prompt in prompts.items()})
     for buffer in cache._lanes[0].buffers:
         buffer[:, 1] = torch.nan  # the second sequence's rows
     parents, paths = random_tree(5, 20)
     feeds = {slots[0]: Rows(text(5, seed=1), tuple(parents)), slots[1]: Rows(text(3, seed=3))}
-    output = of.forward(cache, feeds)
+    output = of.forward(cache, Batch.of(feeds))
     assert all(
         torch.equal(output.logits_of(slots[0])[path], one) for path, one in zip(paths, expected, strict=True)
     )
@@ -284,7 +285,7 @@ def test_released_weights_are_not_needed() -> None:
     assert torch.equal(found, expected)
     part = of.some_layers([0])
     cache = part.new_cache()
-    assert part.forward(cache, {cache.allocate(): Rows([5])}).logits is not None
+    assert part.forward(cache, Batch.of({cache.allocate(): [5]})).logits is not None
 
 
 @pytest.mark.parametrize("quantise", first(1, ["int4", "int8"]))
@@ -302,7 +303,7 @@ def test_rounded_weights(quantise: str) -> None:
 def next_logits(of: CausalTarget) -> torch.Tensor:
     cache = of.new_cache(length=16)
     slot = cache.allocate()
-    return of.forward(cache, {slot: Rows([5, 6, 7])}).logits_of(slot).clone()
+    return of.forward(cache, Batch.of({slot: [5, 6, 7]})).logits_of(slot).clone()
 
 
 @pytest.mark.parametrize(
@@ -328,7 +329,7 @@ def test_weights_that_are_replaced_take_effect(weight: str, assigned: bool) -> N
 def logits_after(of: CausalTarget, prompt: list[int]) -> Tensor:
     cache = of.new_cache()
     slot = cache.allocate()
-    return of.forward(cache, {slot: Rows(prompt)}).logits_of(slot)[-1].clone()
+    return of.forward(cache, Batch.of({slot: prompt})).logits_of(slot)[-1].clone()
 
 
 def test_a_joined_bias_that_is_modified_takes_effect_and_a_converted_model_is_refused() -> None:

@@ -13,7 +13,8 @@ import outpace
 from models import tiny_llama
 from outpace import Target
 from outpace.core import OutpaceError, TargetOptions, UnsupportedModel
-from outpace.targets import CausalTarget, Rows
+from outpace.targets import CausalTarget
+from outpace.targets.batch import Batch
 from outpace.targets.gpu.graphs import Eager
 from outpace.targets.plan import PassedOver, StepPlan
 from outpace.targets.step.plans import PLANS, Asked, Plan, choose
@@ -85,7 +86,7 @@ def test_it_prints_as_a_table() -> None:
 
 def fed(target: CausalTarget, *widths: int) -> None:
     cache = target.new_cache(slots=len(widths), length=256)
-    target.forward(cache, {cache.allocate(): Rows([1] * width) for width in widths})
+    target.forward(cache, Batch.of({cache.allocate(): [1] * width for width in widths}))
 
 
 def test_layouts_of_forwards_are_counted() -> None:

@@ -12,6 +12,7 @@ import transformers
 
 from outpace import Target
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.config import context_of
 from parts import first
 from zoo.families import BY_KIND, FAMILIES
@@ -230,7 +231,7 @@ def test_training_mode() -> None:
     with pytest.raises(UnsupportedModel, match=r"llama.*training mode.*eval"):
         Target(model)
     with pytest.raises(OutpaceError, match="training mode"):
-        target.forward(target.new_cache(), {})
+        target.forward(target.new_cache(), Batch.of({}))
     assert model.training
 
 

@@ -103,14 +103,14 @@ def test_layers_run_fused_and_exact_and_are_not_kept_twice(
 def test_blocks_split_and_joined_are_the_same() -> None:
     panel = rounded_panel()
     weight = torch.randn(5 * panel, 64, generator=torch.Generator().manual_seed(0))
-    whole, sizes = Blocks.pack(weight, 4), [panel, 3 * panel, panel]
+    whole, sizes = Blocks.pack([weight], 4), [panel, 3 * panel, panel]
     parts = whole.split(sizes)
     assert [part.outputs for part in parts] == sizes
     assert Blocks.joined(parts).weights.data_ptr() == whole.weights.data_ptr()
     turned = Blocks.joined(parts[::-1])
     assert turned.weights.data_ptr() != whole.weights.data_ptr()
     moved = weight.view(5, panel, 64)[[4, 1, 2, 3, 0]].flatten(0, 1)
-    assert torch.equal(turned.weights, Blocks.pack(moved, 4).weights)
+    assert torch.equal(turned.weights, Blocks.pack([moved], 4).weights)
 
 
 def test_accelerated_and_as_a_draft_model(folders: Callable[[str], tuple[Path, Any]]) -> None:

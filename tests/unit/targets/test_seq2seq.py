@@ -18,6 +18,7 @@ from outpace.cache import Slot
 from outpace.core import Source
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.targets import CausalTarget, Rows, Seq2SeqTarget
+from outpace.targets.batch import Batch
 from outpace.targets.inputs import positions, refusals
 from outpace.targets.inputs.config import CACHE
 from outpace.targets.stock.encoder import EncodedStates
@@ -47,7 +48,7 @@ def opened(
     cache, slots = target.new_cache(slots=1, length=4), []
     for source, prompt in zip(sources, prompts, strict=True):
         slots.append(slot := target.open(cache, source))
-        target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+        target.forward(cache, Batch.of({slot: prompt}, None))
         cache.keep({slot: range(len(prompt))})
     return cache, slots
 
@@ -74,7 +75,7 @@ def test_a_tree_has_the_logits_of_its_paths(name: str) -> None:
     prompts = [[START, *range(3, 40)], [START, 7]]
     cache, slots = opened(target, sources, prompts)
     feeds = {slots[0]: Rows(TREE, PARENTS), slots[1]: Rows([11, 12])}
-    output = target.forward(cache, feeds, hidden_layers=(0, -1))
+    output = target.forward(cache, Batch.of(feeds), (0, -1))
     tree, beside = (output.logits_of(slot) for slot in slots)
     for path in PATHS:
         text = prompts[0] + [TREE[node] for node in path]
@@ -82,7 +83,7 @@ def test_a_tree_has_the_logits_of_its_paths(name: str) -> None:
     assert close(beside, plain(target, sources[1], [*prompts[1], 11, 12])[-2:])
     assert not close(beside, plain(target, sources[0], [*prompts[1], 11, 12])[-2:])
     assert all(states.shape == (len(TREE), 32) for states in output.hidden[slots[0]].values())
-    last = target.forward(cache, feeds, logits_from=3)
+    last = target.forward(cache, Batch.of(feeds, 3))
     assert close(last.logits_of(slots[0]), tree[3:]) and not len(last.logits_of(slots[1]))
 
 
@@ -97,7 +98,7 @@ def test_texts_read_together_have_the_states_and_logits_of_each_alone(name: str)
         encoded = target.encode(source)
         cache = target.new_cache(1, len(text))
         slot = target.open(cache, encoded)
-        output = target.forward(cache, {slot: Rows(text)}, hidden_layers=(0, -1))
+        output = target.forward(cache, Batch.of({slot: text}), (0, -1))
         alone = output.hidden_of(slot, 0, len(text))
         assert all(close(own[layer], alone[layer]) for layer in (0, -1))
         assert close(scores, plain(target, encoded, text)) and close(scores, output.logits_of(slot))
@@ -129,7 +130,7 @@ def test_features_are_not_read_as_text() -> None:
 def test_the_head_gives_the_logits_of_the_last_states(name: str) -> None:
     target = target_of(name, check=False)
     cache, (slot,) = opened(target, [target.encode(SEQ2SEQ_FAMILIES[name].sources((5,))[0])], [[START]])
-    output = target.forward(cache, {slot: Rows([5, 9, 14])}, hidden_layers=(-1,))
+    output = target.forward(cache, Batch.of({slot: [5, 9, 14]}), (-1,))
     states = output.hidden_of(slot, 0, 3)[-1]
     assert close(target.head(states), output.logits_of(slot))
     assert target.hidden.size == states.shape[1] and target.embed(torch.tensor([3, 4])).shape[0] == 2
@@ -157,7 +158,7 @@ def test_slots_keep_their_sources() -> None:
     last = target.open(cache, sources[3])
     cache.free(slots[1])
     assert len(cache) == len(cache.sources) == 2
-    output = target.forward(cache, {last: Rows([START]), slots[2]: Rows([START])})
+    output = target.forward(cache, Batch.of({last: [START], slots[2]: [START]}))
     for slot, source in ((slots[2], sources[2]), (last, sources[3])):
         assert cache.sources.length(cache.beside[slot]) == len(source.states)
         assert close(output.logits_of(slot), plain(target, source, [START]))
@@ -201,7 +202,7 @@ def test_the_hook_is_gone_after_a_forward(monkeypatch: pytest.MonkeyPatch) -> No
     slot = target.open(cache, source)
     monkeypatch.setattr(model.lm_head, "forward", fails)
     with pytest.raises(Broken):
-        target.forward(cache, {slot: Rows([START])})
+        target.forward(cache, Batch.of({slot: [START]}))
     assert during == [before + 2]
     assert hooks_of(model) == before
     assert dict(vars(type(model.get_decoder().embed_positions))) == methods
@@ -236,7 +237,7 @@ def test_a_pad_in_a_draft(name: str) -> None:
             given[CACHE] = output[CACHE]
     cache = target.new_cache()
     slot = target.open(cache, source)
-    found = target.forward(cache, {slot: Rows(text)}).logits_of(slot)
+    found = target.forward(cache, Batch.of({slot: text})).logits_of(slot)
     assert torch.allclose(found[-1], output.logits[0, -1], atol=1e-4)
 
 
@@ -336,7 +337,7 @@ def test_what_else_is_refused() -> None:
         Engine(outpace.testing.ToyTarget()).add([1], source=[4])
     with pytest.raises(OutpaceError, match="open"):
         cache = target.new_cache()
-        target.forward(cache, {cache.allocate(): Rows([START])})
+        target.forward(cache, Batch.of({cache.allocate(): [START]}))
     model.train()
     with pytest.raises(OutpaceError, match=r"model\.eval"):
         target.encode([4])

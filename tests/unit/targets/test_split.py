@@ -9,6 +9,7 @@ from models import tiny_llama
 from outpace.cache import KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.combined.split import SplitTarget
 from outpace.testing import ToyTarget
 
@@ -20,7 +21,7 @@ def opened(target: TargetModel, length: int = 64) -> tuple[KVCache, list[Slot]]:
     cache = target.new_cache(slots=3, length=length)
     assert isinstance(cache, KVCache)
     slots = [cache.allocate() for _ in TEXTS]
-    target.forward(cache, fed(slots, [Rows(text) for text in TEXTS]), logits_from=None)
+    target.forward(cache, Batch.of(fed(slots, [Rows(text) for text in TEXTS]), None))
     cache.keep({slot: range(len(text)) for slot, text in zip(slots, TEXTS, strict=True)})
     return cache, slots
 
@@ -47,8 +48,8 @@ def test_two_parts_say_what_the_whole_says(depth: int, static: bool, length: int
     # A whole draft, nothing, and one that was made otherwise from its third row on.
     for tokens, places in (([8, 1], (0, 2)), ([4, 2], (0, 2)), ([11, 9], (0, 2)), ([6], (0,))):
         split.advance(own, [slots[place] for place in places], tokens)
-    found = split.forward(own, fed(slots, feeds), logits_from=0)
-    same(found, slots, whole.forward(cache, fed(others, feeds)), others)
+    found = split.forward(own, Batch.of(fed(slots, feeds)))
+    same(found, slots, whole.forward(cache, Batch.of(fed(others, feeds))), others)
     for each, some in ((cache, others), (own, slots)):
         each.keep(dict(zip(some, ([0, 3, 4], [0], [0, 1]), strict=True)))
     # Rows of all layers are those of the whole, and what was ahead is over.
@@ -59,8 +60,8 @@ def test_two_parts_say_what_the_whole_says(depth: int, static: bool, length: int
             ):
                 torch.testing.assert_close(mine, theirs, atol=1e-12, rtol=1e-12)
     after = [Rows([9]), Rows([10, 11]), Rows([12])]
-    found = split.forward(own, fed(slots, after))
-    same(found, slots, whole.forward(cache, fed(others, after)), others)
+    found = split.forward(own, Batch.of(fed(slots, after)))
+    same(found, slots, whole.forward(cache, Batch.of(fed(others, after))), others)
 
 
 def test_no_row_goes_through_a_layer_twice() -> None:
@@ -74,11 +75,11 @@ def test_no_row_goes_through_a_layer_twice() -> None:
         )
     for token in (8, 4, 11):
         split.advance(cache, slots, [token] * 3)
-    split.forward(cache, dict.fromkeys(slots, Rows([8, 4, 11, 5])))
+    split.forward(cache, Batch.of(dict.fromkeys(slots, Rows([8, 4, 11, 5]))))
     assert seen == {0: [1, 1, 1, 1], 3: [4]}
     split.advance(cache, slots, [8] * 3)
     split.forget(slots)
-    split.forward(cache, dict.fromkeys(slots, Rows([8, 4])))
+    split.forward(cache, Batch.of(dict.fromkeys(slots, Rows([8, 4]))))
     assert seen[0][4:] == [1, 2]
 
 
@@ -104,10 +105,10 @@ def test_what_cannot_be_split_is_refused() -> None:
             SplitTarget(whole, depth)
     cache, (slot, *_) = opened(split := SplitTarget(whole, 1))
     with pytest.raises(OutpaceError, match="gives the hidden states of layer 1 alone"):
-        split.forward(cache, {slot: Rows([1])}, hidden_layers=(1, 2))
+        split.forward(cache, Batch.of({slot: [1]}), (1, 2))
     other, (first, *_) = opened(whole)
-    expected = whole.forward(other, {first: Rows([1, 5])}, hidden_layers=(1,)).hidden[first][1]
-    found = split.forward(cache, {slot: Rows([1, 5])}, hidden_layers=(1,)).hidden[slot][1]
+    expected = whole.forward(other, Batch.of({first: [1, 5]}), (1,)).hidden[first][1]
+    found = split.forward(cache, Batch.of({slot: [1, 5]}), (1,)).hidden[slot][1]
     torch.testing.assert_close(found, expected)
     with pytest.raises(UnsupportedModel, match="cannot be split"):
         SplitTarget(ToyTarget(), 1)

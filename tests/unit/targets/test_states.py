@@ -18,6 +18,7 @@ import outpace
 from outpace import Engine, SamplingParams, Target
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import RecurrentTarget, Rows
+from outpace.targets.batch import Batch
 from outpace.targets.inputs import state_rows
 from parts import since
 from zoo.recurrent_families import KINDS, RECURRENT
@@ -47,13 +48,14 @@ def after(target: Any, widths: Sequence[int]) -> Tensor:
     cache = target.new_cache()
     slot, start = cache.allocate(), 0
     for width in widths:
-        rows = Rows(PROMPT[start : start + width], prompt=width)
-        target.forward(cache, {slot: rows})
+        target.forward(cache, Batch.of({slot: PROMPT[start : start + width]}, prompt=width))
         cache.keep({slot: range(width)})
         start += width
-    tree = target.forward(cache, {slot: Rows(range(3, 3 + len(TREE)), TREE)}).logits_of(slot).clone()
+    tree = (
+        target.forward(cache, Batch.of({slot: Rows(range(3, 3 + len(TREE)), TREE)})).logits_of(slot).clone()
+    )
     cache.keep({slot: PATH})
-    return torch.cat([tree, target.forward(cache, {slot: Rows([2])}).logits_of(slot)])
+    return torch.cat([tree, target.forward(cache, Batch.of({slot: [2]})).logits_of(slot)])
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -62,14 +64,16 @@ def test_a_tree_has_the_logits_of_its_paths(name: str) -> None:
     target = target_of(name)
     cache = target.new_cache(slots=2)
     slots = [cache.allocate(), cache.allocate()]
-    target.forward(cache, {slots[0]: Rows(PROMPT[:20]), slots[1]: Rows(PROMPT[:7])}, None)
+    target.forward(cache, Batch.of({slots[0]: PROMPT[:20], slots[1]: PROMPT[:7]}, None))
     cache.keep({slots[0]: range(20), slots[1]: range(7)})
     trees = [list(range(3, 13)), list(range(30, 37))]
-    output = target.forward(cache, {slots[0]: Rows(trees[0], TREE), slots[1]: Rows(trees[1], TREE[:7])})
+    output = target.forward(
+        cache, Batch.of({slots[0]: Rows(trees[0], TREE), slots[1]: Rows(trees[1], TREE[:7])})
+    )
     found = [output.logits_of(slot).clone() for slot in slots]
     paths = [PATH, [0, 2, 5]]
     cache.keep(dict(zip(slots, paths, strict=True)))
-    after = [target.forward(cache, {slot: Rows([50])}).logits_of(slot).clone() for slot in slots]
+    after = [target.forward(cache, Batch.of({slot: [50]})).logits_of(slot).clone() for slot in slots]
     for prompt, tree, path, rows, last in zip((20, 7), trees, paths, found, after, strict=True):
         text = [*PROMPT[:prompt], *(tree[node] for node in path), 50]
         whole = model_of(name)(input_ids=torch.tensor([text])).logits[0, prompt:]
@@ -113,13 +117,13 @@ def test_a_prompt_and_rows_after_it_in_one_forward() -> None:
     assert target.prompts_differ
     cache = target.new_cache()
     both, apart = cache.allocate(), cache.allocate()
-    target.forward(cache, {both: Rows(PROMPT[:70], prompt=64)})
+    target.forward(cache, Batch.of({both: PROMPT[:70]}, prompt=64))
     cache.keep({both: range(70)})
     for start, stop, prompt in ((0, 64, 64), (64, 70, 0)):
-        target.forward(cache, {apart: Rows(PROMPT[start:stop], prompt=prompt)})
+        target.forward(cache, Batch.of({apart: PROMPT[start:stop]}, prompt=prompt))
         cache.keep({apart: range(stop - start)})
     assert all(map(torch.equal, cache.read_state(both), cache.read_state(apart)))
-    target.forward(cache, {both: Rows(PROMPT[:20], prompt=20)})
+    target.forward(cache, Batch.of({both: PROMPT[:20]}, prompt=20))
     with pytest.raises(ValueError, match="kept whole"):
         cache.keep({both: range(10)})
 
@@ -180,7 +184,7 @@ def test_kernels_of_packages(name: str, scan: str, prompts: bool, monkeypatch: p
     assert set(called) == ({scan} if prompts else set())
     called.clear()
     cache = target.new_cache()
-    target.forward(cache, {cache.allocate(): Rows(range(len(TREE)), TREE)})
+    target.forward(cache, Batch.of({cache.allocate(): Rows(range(len(TREE)), TREE)}))
     assert not called
 
 
@@ -244,7 +248,7 @@ def test_a_tree_in_several_forwards_is_refused() -> None:
     cache = target.new_cache()
     slot = cache.allocate()
     with pytest.raises(OutpaceError, match="not in several"):
-        target.forward(cache, {slot: Rows([1, 2], [0, 0], fed=[-1])})
+        target.forward(cache, Batch.of({slot: Rows([1, 2], [0, 0], fed=[-1])}))
 
 
 def test_a_recurrent_draft_model_is_refused() -> None:

@@ -21,6 +21,7 @@ from models import tiny_llama
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Rows
+from outpace.targets.batch import Batch
 from outpace.targets.gpu import tree_attention
 from outpace.targets.inputs.masks import TREE
 from outpace.targets.step import trees
@@ -69,10 +70,10 @@ def logits(target: CausalTarget, *feeds: Rows) -> list[torch.Tensor]:
     """The logits of rows after a prompt, each without those before."""
     cache, found = target.new_cache(), []
     slot = cache.allocate()
-    target.forward(cache, {slot: Rows(PROMPT)}, None)
+    target.forward(cache, Batch.of({slot: PROMPT}, None))
     cache.keep({slot: range(len(PROMPT))})
     for rows in feeds:
-        found.append(target.forward(cache, {slot: rows}).logits_of(slot).clone().cpu())
+        found.append(target.forward(cache, Batch.of({slot: rows})).logits_of(slot).clone().cpu())
         cache.keep({slot: ()})
     return found
 

@@ -22,6 +22,7 @@ import torch
 from outpace.cache import KVCache
 from outpace.core import OutpaceError
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.rows import Rows
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -213,14 +214,14 @@ def measure_widths(
     """
     cache = target.new_cache(batch, context + max(widths))
     slots = [target.open(cache) for _ in range(batch)]
-    target.forward(cache, dict.fromkeys(slots, Rows([0] * context)), logits_from=None)
+    target.forward(cache, Batch.of(dict.fromkeys(slots, Rows([0] * context)), None))
     cache.keep(dict.fromkeys(slots, range(context)))
     device = str(target.device)
 
     def step(rows: int) -> float:
         before()
         began = time.perf_counter()
-        target.forward(cache, dict.fromkeys(slots, Rows([0] * rows)))
+        target.forward(cache, Batch.of(dict.fromkeys(slots, Rows([0] * rows))))
         wait(device)
         took = time.perf_counter() - began
         cache.keep({})

@@ -13,7 +13,6 @@ those found before; here tokens are drafted, by any drafter.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -22,11 +21,12 @@ import torch
 from torch import Tensor
 from typing_extensions import Self
 
-from outpace.cache import Cache, Slot
+from outpace.cache import Cache
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.around import AroundTarget
 from outpace.targets.base import TargetModel
-from outpace.targets.rows import Output, Rows
+from outpace.targets.batch import Batch
+from outpace.targets.rows import Output
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class KnnStore:
                 continue
             cache = target.new_cache(1, len(piece))
             slot = target.open(cache)
-            output = target.forward(cache, {slot: Rows(list(piece[:-1]))}, None, (-1,))
+            output = target.forward(cache, Batch.of({slot: list(piece[:-1])}, None), (-1,))
             states = output.hidden_of(slot, 0, len(piece) - 1)[-1]
             keys.append(states.to(torch.promote_types(states.dtype, torch.float32), copy=True))
             tokens += piece[1:]
@@ -129,19 +129,15 @@ class KnnTarget(AroundTarget):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Seq[int] = (),
     ) -> Output:
-        if logits_from is None:
-            return self.inner.forward(cache, feeds, None, hidden_layers)
-        output = self.inner.forward(cache, feeds, logits_from, tuple(sorted({*hidden_layers, -1})))
-        if output.logits is None or not len(output.logits):
+        if not len(batch.read):
+            return self.inner.forward(cache, batch, hidden_layers)
+        output = self.inner.forward(cache, batch, tuple(sorted({*hidden_layers, -1})))
+        if output.logits is None:
             return output
-        states = [
-            output.hidden_of(slot, logits_from, rows.stop - rows.start)[-1]
-            for slot, rows in output.spans.items()
-        ]
+        states = [output.hidden[slot][-1][torch.from_numpy(batch.reads[slot])] for slot in output.spans]
         return Output(self._mixed(output.logits, torch.cat(states)), output.spans, output.hidden)
 
     def _mixed(self, logits: Tensor, states: Tensor) -> Tensor:

@@ -27,7 +27,8 @@ from outpace.cache import Cache, CacheFull, Slot
 from outpace.core import PROMISES, OutpaceError, Promise, UnsupportedModel
 from outpace.targets.around import AroundTarget
 from outpace.targets.base import TargetModel, checked_cache
-from outpace.targets.rows import Output, Rows
+from outpace.targets.batch import Batch
+from outpace.targets.rows import Output
 
 
 class PairCache(Cache):
@@ -187,14 +188,13 @@ class ContrastiveTarget(AroundTarget):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         pair = checked_cache(self, cache, PairCache)
-        expert = self.expert.forward(pair.expert, feeds, logits_from, hidden_layers)
-        theirs = {pair.beside[slot]: rows for slot, rows in feeds.items()}
-        amateur = self.amateur.forward(pair.amateur, theirs, logits_from)
+        expert = self.expert.forward(pair.expert, batch, hidden_layers)
+        theirs = replace(batch, slots=tuple(pair.beside[slot] for slot in batch.slots))
+        amateur = self.amateur.forward(pair.amateur, theirs)
         if expert.logits is None:
             return expert
         # The two caches may have their slots in different orders.

@@ -103,6 +103,6 @@ def _run(
     cache = target.new_cache(len(rows), max(len(row.tokens) for row in fed))
     slots = [target.open(cache, target.encode(row[0].source or None)) for row in rows]
     feeds = dict(zip(slots, fed, strict=True))
-    output = target.forward(cache, feeds, logits_from=0 if scored else None, hidden_layers=layers)
+    output = target.forward(cache, Batch.of(feeds, 0 if scored else None), layers)
     states = [dict(output.hidden_of(slot, 0, len(row.tokens))) for slot, row in feeds.items()]
     return states, [output.logits_of(slot) for slot in slots] if scored else []

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from outpace.core import OutpaceError
 from outpace.targets.base import TargetModel
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace_lab.train.data import Document
 
 States = dict[int, Tensor]
@@ -51,7 +51,7 @@ class KeptStates:
         text = list(range(min(_PROBE, target.vocabulary)))
         cache = target.new_cache(1, len(text))
         slot = target.open(cache, target.encode(text if target.has_encoder else None))
-        output = target.forward(cache, {slot: Rows(text)}, hidden_layers=(-1,))
+        output = target.forward(cache, Batch.of({slot: text}), (-1,))
         states, logits = output.hidden_of(slot, 0, len(text))[-1], output.logits_of(slot)
         if not torch.allclose(target.head(states).float(), logits.float(), rtol=0.02, atol=0.1):
             raise OutpaceError(

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from learning import train
 from models import tiny_llama
-from outpace.cache import Slot, Window
+from outpace.cache import Window
 from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.support.draws import Noise
@@ -20,6 +20,7 @@ from outpace.draws.logits import Logits
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
+from outpace.targets.batch import laid_out
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import depths, trim
 from outpace_lab.drafters.parallel_tokens import Ahead, LookAhead, LookAheadConfig, ParallelTokens
@@ -41,16 +42,14 @@ class Clairvoyant(ToyTarget):
     def with_embeddings(self, table: Tensor | int) -> Clairvoyant:
         return self
 
-    def _pass(
-        self, window: Window, feeds: Mapping[Slot, Rows], logits_from: int | None, hidden_layers: Seq[int]
-    ) -> Output:
+    def _pass(self, window: Window, batch: Any, hidden_layers: Seq[int]) -> Output:
+        feeds = batch.rows
         logits = torch.zeros(len(window.slots), window.width, self.vocabulary, dtype=torch.float64)
         for place, (slot, offset) in enumerate(zip(window.slots, window.offsets, strict=True)):
             for node, depth in enumerate(depths(feeds[slot].tree) if slot in feeds else ()):
                 random = torch.Generator().manual_seed(offset + depth)
                 logits[place, node] = 3 * torch.randn(self.vocabulary, generator=random, dtype=torch.float64)
-        wanted = None if logits_from is None else logits[:, logits_from:]
-        return Output.padded(window.slots, feeds, wanted, logits_from, {})
+        return laid_out(window.slots, batch, logits if len(batch.read) else None, 0, {})
 
 
 @pytest.mark.parametrize("behind", ["all", "root"])
@@ -110,7 +109,7 @@ def test_an_id_past_the_vocabulary_is_a_row_of_the_table(target: TargetModel) ->
     for model, first, second in ((target, 3, 7), (more, 40, 41)):
         cache = model.new_cache(slots=2)
         rows = [Rows([5, second, 9, first], (-1, 0, 0, 2)), Rows([first, 2])]
-        output = model.forward(cache, {cache.allocate(): row for row in rows})
+        output = model.forward(cache, Batch.of({cache.allocate(): row for row in rows}))
         answers.append([output.logits_of(slot) for slot in output.spans])
     for old, new in zip(*answers, strict=True):
         torch.testing.assert_close(old, new)
@@ -126,7 +125,7 @@ def test_a_table_that_learns_is_read_anew(target: TargetModel) -> None:
     for _ in range(2):
         cache = more.new_cache()
         slot = cache.allocate()
-        answers.append(more.forward(cache, {slot: Rows([5, 40])}).logits_of(slot).clone())
+        answers.append(more.forward(cache, Batch.of({slot: [5, 40]})).logits_of(slot).clone())
         with torch.no_grad():
             table.copy_(torch.linspace(-1, 1, table.numel()).view_as(table))
     assert torch.equal(answers[0][0], answers[1][0]) and not torch.equal(answers[0][1], answers[1][1])
@@ -260,5 +259,5 @@ def test_rows_in_training_are_those_of_decoding() -> None:
     for place, text in enumerate(([2, 7], [3, 9], [2, 7, 6])):
         cache = more.new_cache()
         slot = cache.allocate()
-        logits = more.forward(cache, {slot: Rows([*text, 40, 41])}).logits_of(slot)
+        logits = more.forward(cache, Batch.of({slot: [*text, 40, 41]})).logits_of(slot)
         torch.testing.assert_close(found[place], logits[-2:].clone())

@@ -17,7 +17,8 @@ from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
-from outpace.targets import CausalTarget, Rows
+from outpace.targets import CausalTarget
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.drafters.cascade import Cascade
 from outpace_lab.drafters.layers.self_speculative import SelfSpeculative
@@ -87,17 +88,17 @@ def test_it_reads_the_rows_that_all_layers_made() -> None:
     part = target.some_layers([1])
     cache = target.new_cache()
     slot = cache.allocate()
-    target.forward(cache, {slot: Rows([3, 9, 2])})
+    target.forward(cache, Batch.of({slot: [3, 9, 2]}))
     cache.keep({slot: range(3)})
     before = [rows.clone() for rows in cache.rows(1, slot)]
     own = part.new_cache()
     mine = own.allocate()
-    part.forward(own, {mine: Rows([3, 9, 2])})
+    part.forward(own, Batch.of({mine: [3, 9, 2]}))
     own.keep({mine: range(3)})
     with cache.provisional():
-        found = part.forward(cache, {slot: Rows([7])}).logits
+        found = part.forward(cache, Batch.of({slot: [7]})).logits
         cache.keep({slot: [0]})
-    alone = part.forward(own, {mine: Rows([7])}).logits
+    alone = part.forward(own, Batch.of({mine: [7]})).logits
     assert found is not None and alone is not None and not torch.equal(found, alone)
     assert cache.length(slot) == 3
     assert all(torch.equal(old, new) for old, new in zip(before, cache.rows(1, slot), strict=True))

@@ -13,7 +13,8 @@ from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import load_drafter
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
-from outpace.targets import CausalTarget, Rows
+from outpace.targets import CausalTarget
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.drafters.cascade import Cascade
 from outpace_lab.drafters.layers.windowed import Windowed
@@ -73,9 +74,9 @@ def drafting(target: CausalTarget, text: list[int], sinks: int, recent: int) -> 
     """Logits of the drafting form of a target for the last token of a text."""
     cache = target.new_cache()
     slot = cache.allocate()
-    target.forward(cache, {slot: Rows(text[:-1])})
+    target.forward(cache, Batch.of({slot: text[:-1]}))
     cache.keep({slot: range(len(text) - 1)})
-    return target.over_window(sinks, recent).forward(cache, {slot: Rows(text[-1:])}).logits_of(slot)[0]
+    return target.over_window(sinks, recent).forward(cache, Batch.of({slot: text[-1:]})).logits_of(slot)[0]
 
 
 MODELS = {

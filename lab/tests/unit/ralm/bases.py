@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from outpace.core import SamplingParams
 from outpace.draws.noise import Key, mix, noisy_argmax
 from outpace.draws.sampling import Processor
-from outpace.targets import Rows, TargetModel
+from outpace.targets import TargetModel
+from outpace.targets.batch import Batch
 from outpace_lab.ralm import Retriever
 
 HashQuery = tuple[int, ...]
@@ -73,7 +74,7 @@ def iterative_text(
         prompt = documents[chosen[-1]] + prefix
         cache = target.new_cache()
         slot = cache.allocate()
-        logits = target.forward(cache, {slot: Rows(prompt + output)}).logits_of(slot)
+        logits = target.forward(cache, Batch.of({slot: prompt + output})).logits_of(slot)
         processor = Processor(params, prompt)
         for token in output:
             processor.observe(token)

@@ -13,7 +13,8 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
 from outpace.draws.noise import Key, gumbel
 from outpace.engine.engine import Engine
-from outpace.targets import Rows, Target, TargetModel
+from outpace.targets import Target, TargetModel
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.ralm import KnnStore, KnnTarget
 
@@ -32,7 +33,7 @@ def with_store(target: TargetModel) -> KnnTarget:
 def states_and_logits(target: TargetModel, text: list[int]) -> tuple[Any, Any]:
     cache = target.new_cache(1, len(text))
     slot = target.open(cache)
-    output = target.forward(cache, {slot: Rows(text)}, hidden_layers=(-1,))
+    output = target.forward(cache, Batch.of({slot: text}), (-1,))
     return output.hidden_of(slot, 0, len(text))[-1].numpy(), output.logits_of(slot).numpy()
 
 
@@ -112,7 +113,7 @@ def test_keys_of_a_half_precision_model_are_kept_wider() -> None:
     assert store.search(store.keys, 1)[0].abs().max() < 1e-4 * store.keys.square().sum(dim=1).max()
     cache = KnnTarget(target, store, **OPTIONS).new_cache(length=16)
     slot = cache.allocate()
-    logits = KnnTarget(target, store, **OPTIONS).forward(cache, {slot: Rows(PROMPT)}).logits_of(slot)
+    logits = KnnTarget(target, store, **OPTIONS).forward(cache, Batch.of({slot: PROMPT})).logits_of(slot)
     torch.testing.assert_close(logits.float().exp().sum(dim=-1), torch.ones(len(PROMPT)))
 
 

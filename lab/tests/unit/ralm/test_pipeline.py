@@ -17,7 +17,8 @@ from scipy.stats import chisquare
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
-from outpace.targets import Output, Rows
+from outpace.targets import Output
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
 from outpace_lab.ralm import BM25Retriever, DenseRetriever, RalmGeneration, RalmPipeline, Speculation
 from parts import in_turn
@@ -295,7 +296,7 @@ def test_rejection_keeps_the_distribution() -> None:
         best = base.search([base.encode(Numbers().decode([1, *output]))], 1)[0][0]
         cache = target.new_cache()
         slot = cache.allocate()
-        logits = target.forward(cache, {slot: Rows([*documents[best], 1, *output])}).logits_of(slot)
+        logits = target.forward(cache, Batch.of({slot: [*documents[best], 1, *output]})).logits_of(slot)
         weights: list[float] = logits[-1].softmax(dim=-1).tolist()
         return weights
 

@@ -27,6 +27,7 @@ from outpace.drafters.models.draft_model import DraftModel
 from outpace.draws.noise import Key, gumbel
 from outpace.engine.engine import Engine
 from outpace.targets import Output, Rows, Target, TargetModel
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.targets import ContrastiveTarget
 from parts import first
@@ -55,7 +56,7 @@ def row_after(model: TargetModel, text: list[int]) -> np.ndarray[Any, np.dtype[n
     cache = model.new_cache(1, len(text))
     slot = cache.allocate()
     found: np.ndarray[Any, np.dtype[np.float64]] = (
-        model.forward(cache, {slot: Rows(text)}).logits_of(slot)[-1].numpy()
+        model.forward(cache, Batch.of({slot: text})).logits_of(slot)[-1].numpy()
     )
     return found
 
@@ -217,8 +218,8 @@ def test_its_costs_are_not_those_of_the_expert() -> None:
 def test_hidden_states_are_the_experts() -> None:
     caches = [model.new_cache() for model in (PAIR, PAIR.expert)]
     own, alone = (cache.allocate() for cache in caches)
-    pair = PAIR.forward(caches[0], {own: Rows(PROMPT)}, hidden_layers=(1,))
-    expert = PAIR.expert.forward(caches[1], {alone: Rows(PROMPT)}, hidden_layers=(1,))
+    pair = PAIR.forward(caches[0], Batch.of({own: PROMPT}), (1,))
+    expert = PAIR.expert.forward(caches[1], Batch.of({alone: PROMPT}), (1,))
     assert torch.equal(pair.hidden[own][1], expert.hidden[alone][1])
 
 
@@ -258,7 +259,7 @@ def test_the_two_caches_stay_together() -> None:
     cache = PAIR.new_cache(slots=1, length=4)
     slots = [cache.allocate() for _ in range(3)]
     feeds = zip(slots, [Rows([1, 2, 3, 4, 5]), Rows([6, 7]), Rows([8, 9, 8], (-1, 0, 0))], strict=True)
-    PAIR.forward(cache, dict(feeds))
+    PAIR.forward(cache, Batch.of(dict(feeds)))
     cache.keep(dict(zip(slots, [range(5), range(2), (0, 2)], strict=True)))
 
     def lengths(slots: list[Slot]) -> list[int]:
@@ -278,11 +279,11 @@ def test_the_two_caches_stay_together() -> None:
         ("expert", PAIR.expert, cache.expert, [slots[2], copied]),
         ("amateur", AMATEUR, cache.amateur, [cache.beside[slots[2]], cache.beside[copied]]),
     ):
-        found = model.forward(store, {own[0]: Rows([3]), own[1]: Rows([1])})
+        found = model.forward(store, Batch.of({own[0]: [3], own[1]: [1]}))
         for slot, text in zip(own, ([8, 3], [6, 7, 1]), strict=True):
             alone = model.new_cache()
             fresh = alone.allocate()
-            expected = model.forward(alone, {fresh: Rows(text)}).logits_of(fresh)
+            expected = model.forward(alone, Batch.of({fresh: text})).logits_of(fresh)
             assert torch.allclose(found.logits_of(slot)[0], expected[-1], rtol=0, atol=1e-12), name
 
 
@@ -295,7 +296,7 @@ def test_a_pair_may_be_half_of_a_pair() -> None:
 
 def test_a_cache_of_another_target() -> None:
     with pytest.raises(OutpaceError, match="cache of its own"):
-        PAIR.forward(ToyTarget().new_cache(), {Slot(0): Rows(PROMPT)})
+        PAIR.forward(ToyTarget().new_cache(), Batch.of({Slot(0): PROMPT}))
 
 
 def test_the_example_gives_the_same_tokens_in_fewer_steps(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ from outpace.drafters.eagle.eagle_module import EagleConfig
 from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace.targets.weights.adapters import base_of, merge
 from outpace.testing import ToyTarget
 from outpace_lab.drafters.layers.early_exit import EarlyExit
@@ -199,7 +199,7 @@ def test_the_folder_is_one_of_pefts(folders: dict[str, Path]) -> None:
     merged = Target(merge(tiny_llama(), folder))
     cache = merged.new_cache()
     slot = cache.allocate()
-    logits = merged.forward(cache, {slot: Rows([3, 9, 2, 7])}).logits_of(slot)
+    logits = merged.forward(cache, Batch.of({slot: [3, 9, 2, 7]})).logits_of(slot)
     assert torch.allclose(live(torch.tensor([[3, 9, 2, 7]])).logits[0], logits, atol=1e-9)
 
 

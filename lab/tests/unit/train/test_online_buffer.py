@@ -15,7 +15,7 @@ from outpace.drafters import load_drafter
 from outpace.draws.logits import Logits
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
 from outpace_lab.train.buffer import Buffer, Record, Recording, batch_of
 
@@ -97,7 +97,7 @@ class Whole:
 def plain(tokens: Seq[int]) -> Whole:
     cache = TARGET.new_cache()
     slot = cache.allocate()
-    output = TARGET.forward(cache, {slot: Rows(tokens)}, hidden_layers=LAYERS)
+    output = TARGET.forward(cache, Batch.of({slot: tokens}), LAYERS)
     return Whole(output.logits_of(slot), output.hidden[slot])
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,8 @@ import torch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.heads.medusa import MedusaConfig
-from outpace.targets.rows import Output, Rows
+from outpace.targets.batch import Batch
+from outpace.targets.rows import Output
 from outpace.targets.stock.causal import CausalTarget
 from outpace.testing import ToyTarget
 from outpace_lab.train.data import Document, pack
@@ -34,9 +34,9 @@ class Counting(CausalTarget):
         self.fed: list[list[int]] = []
         super().__init__(*given, **options)
 
-    def forward(self, cache: Any, feeds: Mapping[Any, Rows], *more: Any, **named: Any) -> Output:
-        self.fed.append([len(rows.tokens) for rows in feeds.values()])
-        return super().forward(cache, feeds, *more, **named)
+    def forward(self, cache: Any, batch: Batch, *more: Any, **named: Any) -> Output:
+        self.fed.append(batch.widths.tolist())
+        return super().forward(cache, batch, *more, **named)
 
 
 def counting(seed: int = 0) -> Counting:

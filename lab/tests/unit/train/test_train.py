@@ -20,7 +20,7 @@ from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
 from outpace.targets import Target
-from outpace.targets.rows import Rows
+from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
 from outpace_lab.train import data
 from outpace_lab.train.data import Document
@@ -57,7 +57,7 @@ def test_documents_of_a_row_do_not_see_each_other() -> None:
     for row, first, text in ((0, 0, [5, 6, 7]), (0, 3, [3, 9]), (1, 0, [8, 2, 4, 1])):
         cache = TARGET.new_cache()
         slot = cache.allocate()
-        plain = TARGET.forward(cache, {slot: Rows(text)}, hidden_layers=(-1, 1))
+        plain = TARGET.forward(cache, Batch.of({slot: text}), (-1, 1))
         places = slice(first, first + len(text))
         assert batch.tokens[row, places].tolist() == text
         assert plain.logits is not None and torch.allclose(batch.logits[row, places], plain.logits)

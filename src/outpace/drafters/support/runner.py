@@ -13,6 +13,7 @@ from outpace.cache.lanes import power_of_two
 from outpace.core import OutpaceError
 from outpace.learned.head import PartialHead
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.gpu.fixed import Program
 from outpace.targets.rows import Rows
 
@@ -170,7 +171,7 @@ class Runner:
         rows = {track.slot: row for track, row in zip(tracks, fed, strict=True)}
         part = logits and self._head is not None
         output = self.model.forward(
-            self.cache, rows, 0 if logits and not part else None, (-1,) if part else ()
+            self.cache, Batch.of(rows, 0 if logits and not part else None), (-1,) if part else ()
         )
         self.cache.keep({slot: range(len(row.tokens)) for slot, row in rows.items()})
         for track, feed in zip(tracks, feeds, strict=True):

@@ -16,6 +16,7 @@ from outpace.drafters.support.growth import Growth, grow_whole
 from outpace.drafters.support.shapes import Growing
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.rows import Rows
 
 
@@ -106,6 +107,6 @@ def feed(model: TargetModel, states: Seq[Within]) -> Tensor:
     """Run one forward over the last token of each chain, and commit its rows: the logits [n, vocabulary]."""
     cache = states[0].place.cache
     feeds = {state.place.slot: Rows([state.last]) for state in states}
-    output = model.forward(cache, feeds)
+    output = model.forward(cache, Batch.of(feeds))
     cache.keep(dict.fromkeys(feeds, (0,)))
     return torch.cat([output.logits_of(slot) for slot in feeds])

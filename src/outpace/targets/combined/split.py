@@ -6,7 +6,7 @@ cache, and their hidden states are the upper layers' input. No row goes through 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -16,6 +16,7 @@ from outpace.cache import Cache, KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.around import AroundTarget
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.surgery import stack_of
 from outpace.targets.rows import Output, Rows
@@ -93,7 +94,7 @@ class SplitTarget(AroundTarget):
         """
         with cache.provisional({slot: len(held.tokens) for slot, held in self._held.items()}):
             output = self._lower.forward(
-                cache, {slot: Rows([token]) for slot, token in zip(slots, tokens, strict=True)}
+                cache, Batch.of({slot: [token] for slot, token in zip(slots, tokens, strict=True)})
             )
             cache.keep(dict.fromkeys(slots, (0,)))
         found = torch.cat([output.logits_of(slot) for slot in slots])
@@ -118,8 +119,7 @@ class SplitTarget(AroundTarget):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         if any(layer != self.depth for layer in hidden_layers):
@@ -127,10 +127,11 @@ class SplitTarget(AroundTarget):
                 f"a target that is split gives the hidden states of layer {self.depth} alone, not of "
                 f"{list(hidden_layers)}; use another drafter beside it"
             )
+        feeds = batch.rows
         held = {slot: self._held.pop(slot, Held()) for slot in feeds}
         counts = {slot: held[slot].shared(row) for slot, row in feeds.items()}
         if not any(counts.values()) and not hidden_layers:  # nothing to continue from: one forward, not two
-            return self.inner.forward(cache, feeds, logits_from)
+            return self.inner.forward(cache, batch)
         rest = {
             slot: _rest(row, counts[slot]) for slot, row in feeds.items() if counts[slot] < len(row.tokens)
         }
@@ -140,12 +141,12 @@ class SplitTarget(AroundTarget):
         }
         if rest:
             with cache.provisional(counts):
-                late = self._lower.forward(cache, rest)
+                late = self._lower.forward(cache, Batch.of(rest))
                 cache.keep({slot: range(len(row.tokens)) for slot, row in rest.items()})
             for slot in rest:
                 parts[slot].append(late.logits_of(slot))
         states = {slot: torch.cat(pieces) for slot, pieces in parts.items() if pieces}
-        output = self._upper.run(cache, feeds, logits_from, states=states)
+        output = self._upper.run(cache, batch, states=states)
         hidden = {slot: dict.fromkeys(hidden_layers, rows) for slot, rows in states.items()}
         return Output(output.logits, output.spans, hidden)
 
@@ -161,17 +162,20 @@ class SplitTarget(AroundTarget):
             cache = target.new_cache(slots=2, length=16)
             slots = [cache.allocate(), cache.allocate()]
             feeds = {slot: Rows(prompt) for slot, prompt in zip(slots, prompts, strict=True)}
-            target.forward(cache, feeds, logits_from=None)
+            target.forward(cache, Batch.of(feeds, None))
             cache.keep({slot: range(len(row.tokens)) for slot, row in feeds.items()})
             if target is self:
                 for token in tree.tokens[:2]:
                     self.advance(cache, slots[:1], [token])
             fed = {slots[0]: tree, slots[1]: Rows(ids[9:12])}
-            output = target.forward(cache, fed)
+            output = target.forward(cache, Batch.of(fed))
             answers.append([output.logits_of(slot).clone() for slot in slots])
             if target is self.inner:
                 answers.append(
-                    [target.forward(cache, {slot: fed[slot]}).logits_of(slot).clone() for slot in slots]
+                    [
+                        target.forward(cache, Batch.of({slot: fed[slot]})).logits_of(slot).clone()
+                        for slot in slots
+                    ]
                 )
         for expected, again, found in zip(*answers, strict=True):
             same = torch.equal(found, expected) if self.bit_exact else agree(found, expected, again)

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from outpace.core import OutpaceError
 from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, byref, functions
-from outpace.native.pointers import check, pointer, pointer_or_null
+from outpace.native.pointers import address, check, pointer, pointer_or_null, row_addresses
 from outpace.targets.kernel import Kernel, Stock
-
-_TOGETHER = 1 << 20  # numbers that are rounded at a time
 
 
 class Panels(NamedTuple):
@@ -33,16 +33,15 @@ class Panels(NamedTuple):
     weights: Tensor
 
     @classmethod
-    def pack(cls, library: Any, weight: Tensor) -> Panels:
-        """Weights, [outputs, inputs].
-
-        Args:
-            library: the functions for the dtype of the rows.
-        """
-        (outputs, inputs), panel, pair = weight.shape, library.panel_outputs(), library.pair_inputs()
-        whole = nn.functional.pad(weight, (0, -inputs % pair, 0, -outputs % panel))
-        packed = whole.view(-1, panel, whole.shape[1] // pair, pair).transpose(1, 2).contiguous()
-        return cls(inputs, outputs, panel, pair, packed)
+    def pack(cls, weights: Sequence[Tensor], order: Tensor | None = None) -> Panels:
+        """Weights, [outputs, inputs] each; see ``_fill``."""
+        dtype, inputs, outputs = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
+        library: Any = functions(dtype)
+        panel, pair = int(library.panel_outputs()), int(library.pair_inputs())
+        room = torch.empty(-(-outputs // panel), -(-inputs // pair), panel, pair, dtype=dtype)
+        found = cls(inputs, outputs, panel, pair, room)
+        _fill(found, weights, order)
+        return found
 
     @property
     def dtype(self) -> torch.dtype:
@@ -51,8 +50,10 @@ class Panels(NamedTuple):
 
     def unpack(self) -> Tensor:
         """The weights, [outputs, inputs]."""
-        rows = self.weights.transpose(1, 2).reshape(-1, self.weights.shape[1] * self.pair)
-        return rows[: self.outputs, : self.inputs]
+        library: Any = functions(self.dtype)
+        rows = torch.empty(self.outputs, self.inputs, dtype=self.dtype)
+        library.unpack(byref(self.product(None)), pointer(rows, self.dtype, self.outputs, self.inputs))
+        return rows
 
     def product(self, bias: Tensor | None) -> ProductStruct:
         panels, pairs = -(-self.outputs // self.panel), -(-self.inputs // self.pair)
@@ -83,22 +84,14 @@ class Blocks(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
 
     @classmethod
-    def pack(cls, weight: Tensor, bits: int) -> Blocks:
-        """Weights, [outputs, inputs]; some outputs at a time, whose numbers stay in a processor's cache."""
-        some = max(_TOGETHER // weight.shape[1] // rounded_panel(), 1) * rounded_panel()
-        return cls.joined([cls._pack(part, bits) for part in weight.split(some)])
-
-    @classmethod
-    def _pack(cls, weight: Tensor, bits: int) -> Blocks:
-        (outputs, inputs), panel = weight.shape, rounded_panel()
-        groups = _shares(weight.float(), panel)
-        low, high = groups.amin(dim=-1, keepdim=True), groups.amax(dim=-1, keepdim=True)
-        # Rounded before they are used, so that an all-zero block does not divide by zero either.
-        span = (high - low) / 15 if bits == 4 else torch.maximum(high, -low) / 127
-        scale = span.clamp_(min=1e-30).bfloat16()
-        zero, limits = (low.bfloat16(), (0, 15)) if bits == 4 else (torch.zeros_like(scale), (-127, 127))
-        numbers = ((groups - zero.float()) / scale.float()).round_().clamp_(*limits).to(torch.int8)
-        return cls(inputs, outputs, bits, panel, _blocks(numbers, scale, zero, bits))
+    def pack(cls, weights: Sequence[Tensor], bits: int, order: Tensor | None = None) -> Blocks:
+        """Weights, [outputs, inputs] each, in any dtype of floats; see ``_fill``."""
+        inputs, outputs, panel = weights[0].shape[1], sum(map(len, weights)), rounded_panel()
+        size = _bytes_of_block(bits, panel)
+        room = torch.empty(-(-outputs // panel), -(-inputs // SHARE), size, dtype=torch.uint8)
+        found = cls(inputs, outputs, bits, panel, room)
+        _fill(found, weights, order)
+        return found
 
     @classmethod
     def of_numbers(cls, numbers: Tensor, scales: Tensor, zeros: Tensor, bits: int) -> Blocks:
@@ -154,7 +147,7 @@ class Blocks(NamedTuple):
 
     def product(self, bias: Tensor | None) -> ProductStruct:
         panels, blocks = -(-self.outputs // self.panel), -(-self.inputs // SHARE)
-        size = (2 + SHARE if self.bits == 8 else 4 + SHARE // 2) * self.panel
+        size = _bytes_of_block(self.bits, self.panel)
         return ProductStruct(
             inputs=self.inputs,
             outputs=self.outputs,
@@ -162,6 +155,31 @@ class Blocks(NamedTuple):
             weights=pointer(self.weights, torch.uint8, panels, blocks, size),
             bias=pointer_or_null(bias, self.dtype, self.outputs),
         )
+
+
+def _fill(packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | None) -> None:
+    """Write the weights of several layers side by side, with all threads, from where they are in memory.
+
+    Args:
+        order: numbers of the outputs in the order in which they are packed; None for their own.
+
+    Raises:
+        OutpaceError: what is read back is not what was to be written.
+    """
+    dtype = weights[0].dtype if weights[0].dtype in DTYPES else torch.float32
+    rows = [weight.detach().to(dtype) for weight in weights]
+    rows = [part if part.stride(1) == 1 else part.contiguous() for part in rows]
+    places = row_addresses(rows, dtype, packed.inputs)
+    if order is not None:
+        places = places[order.numpy()]
+    check(len(places) == packed.outputs, f"{packed.outputs} outputs, not {len(places)}")
+    library: Any = functions(dtype)
+    if library.pack(byref(packed.product(None)), address(places, np.uint64, packed.outputs)):
+        raise OutpaceError("packed weights differ from those that they were packed from")
+
+
+def _bytes_of_block(bits: int, panel: int) -> int:
+    return (2 + SHARE if bits == 8 else 4 + SHARE // 2) * panel
 
 
 def rounded_panel() -> int:
@@ -192,7 +210,19 @@ def _blocks(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
     return torch.cat([*parts, quads.flatten(2).view(torch.uint8)], dim=-1).contiguous()
 
 
-def multiply(rows: Tensor, packed: Panels | Blocks, bias: Tensor | None) -> Tensor:
+class PackedWeights(Protocol):
+    """Weights of a product in the order of a compiled function, and the dtype of its rows."""
+
+    @property
+    def inputs(self) -> int: ...
+    @property
+    def outputs(self) -> int: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    def product(self, bias: Tensor | None) -> ProductStruct: ...
+
+
+def multiply(rows: Tensor, packed: PackedWeights, bias: Tensor | None) -> Tensor:
     """Multiply rows [n, inputs] -> [n, outputs] by compiled functions.
 
     Raises:
@@ -225,7 +255,7 @@ class Compiled(Kernel):
         library = functions(weight.dtype)
         if isinstance(library, str):
             raise RuntimeError(library)
-        return Panels.pack(library, weight)
+        return Panels.pack([weight])
 
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
         if rows.dtype != packed.dtype:
@@ -300,7 +330,7 @@ class Rounded(Kernel):
     def pack(self, weight: Tensor) -> Any:
         if isinstance(functions(torch.bfloat16), str):
             return self._pack(weight)
-        return Blocks.pack(weight, self.bits) if self._fits(weight) else None
+        return Blocks.pack([weight], self.bits) if self.fits(weight.shape[1]) else None
 
     def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
         if isinstance(packed, Blocks):
@@ -315,8 +345,8 @@ class Rounded(Kernel):
     def product(self, packed: Any, bias: Tensor | None) -> ProductStruct | None:
         return packed.product(bias) if isinstance(packed, Blocks) else None
 
-    def _fits(self, weight: Tensor) -> bool:
-        """True if the blocks take weights of this shape."""
+    def fits(self, inputs: int) -> bool:
+        """True if the blocks take weights of this number of inputs."""
         return True
 
     @abstractmethod
@@ -352,12 +382,12 @@ class Int4(Rounded):
 
     name, bits = "int4", 4
 
-    def _fits(self, weight: Tensor) -> bool:
-        return not weight.shape[1] % SHARE
+    def fits(self, inputs: int) -> bool:
+        return not inputs % SHARE
 
     def _pack(self, weight: Tensor) -> Any:
         outputs, inputs = weight.shape
-        if not self._fits(weight) or outputs % 16:
+        if not self.fits(inputs) or outputs % 16:
             return None
         groups = weight.float().view(outputs, -1, SHARE)
         low = groups.amin(dim=-1, keepdim=True)
@@ -378,4 +408,4 @@ class Int4(Rounded):
 
 STOCK, COMPILED = Stock(), Compiled()
 KERNELS: tuple[Kernel, ...] = (STOCK, COMPILED, OneDNN(), HalfFBGEMM())
-QUANTISED: dict[str, Kernel] = {kernel.name: kernel for kernel in (Int8(), Int4())}
+QUANTISED: dict[str, Rounded] = {kernel.name: kernel for kernel in (Int8(), Int4())}

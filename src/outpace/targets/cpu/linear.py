@@ -27,7 +27,7 @@ from outpace.core import UnsupportedModel
 from outpace.native.forward import NORMS, NormStruct
 from outpace.native.layers import LANES, byref, functions
 from outpace.native.pointers import check, pointer
-from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Blocks, Compiled
+from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Compiled
 from outpace.targets.cpu.trials import UNAVAILABLE, best_kernel, row_step
 from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.inputs.states import convolutions_of, is_adapted, reads_step_weight
@@ -91,8 +91,8 @@ class Rounded(Linear):
     def __init__(self, linear: nn.Linear, kernel: Kernel) -> None:
         super().__init__(linear, kernel, None, 1)
 
-    def take(self, blocks: Blocks) -> None:
-        """Set the weights."""
+    def take(self, blocks: Any) -> None:
+        """Set the weights: ``Blocks``, or others with a tensor of that name."""
         self.packed = blocks
         self.register_buffer("numbers", blocks.weights, persistent=False)
 
@@ -202,7 +202,7 @@ class Packer:
         whole = nn.Linear(blocks.inputs, blocks.outputs, bias=False, device="meta", dtype=blocks.dtype)
         whole.bias = module.bias
         step = 1
-        if self._exact:
+        if self._exact and kernel.name in QUANTISED:
             step = row_step(kernel, blocks.dtype, blocks.inputs, blocks.outputs, blocks.weights.device)
         return Linear(whole, kernel, blocks, step)
 

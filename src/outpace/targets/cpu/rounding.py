@@ -17,6 +17,7 @@ from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, functions
 from outpace.targets.cpu.kernels import QUANTISED, STOCK, Blocks, Panels, multiply
 from outpace.targets.cpu.linear import Linear, linears_of
+from outpace.targets.cpu.quants import Quantised
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
 
@@ -84,6 +85,8 @@ class Rounding:
                 return (
                     f"its weights have {packed.bits} bits already, rounded to {self._bits} it gains nothing"
                 )
+            if isinstance(layer, Linear) and isinstance(layer.kernel, Quantised):
+                return "its weights are those of a GGUF file, which are rounded already"
             if _source_of(layer) is None:
                 return "the weights of its layers were released; leave release out"
         return ""
@@ -114,10 +117,11 @@ class Rounding:
         source = _source_of(layer)
         assert source is not None
         weight = source if isinstance(source, Tensor) else source.unpack()
-        kernel, dtype = QUANTISED[f"int{self._bits_of(layer)}"], weight.dtype
+        dtype = weight.dtype
+        kernel: Kernel = QUANTISED[f"int{self._bits_of(layer)}"]
         if dtype not in DTYPES:
             kernel, dtype = _InFloat(kernel.name), torch.float32
-        packed = Blocks.pack(weight.detach(), self._bits_of(layer))._replace(dtype=dtype)
+        packed = Blocks.pack([weight], self._bits_of(layer))._replace(dtype=dtype)
         sizes = layer.in_features, layer.out_features
         shape = nn.Linear(*sizes, bias=False, device="meta", dtype=weight.dtype)
         shape.bias = layer.bias

@@ -252,7 +252,7 @@ def products_of_a_row(dtype: torch.dtype, threads: int) -> Products:
     calls: dict[int, Callable[[Tensor], Any]] = {}
     for kernel in QUANTISED.values():
         assert isinstance(kernel, Rounded)
-        packed = [Blocks.pack(weight, kernel.bits)._replace(dtype=dtype) for weight in weights]
+        packed = [Blocks.pack([weight], kernel.bits)._replace(dtype=dtype) for weight in weights]
         calls[kernel.bits] = partial(_multiply_all, kernel, packed)
     calls[0] = _call(COMPILED, [weight[:1] for weight in weights])
     found = _race(calls, [torch.randn(1, _TRIED[1], generator=generator).to(dtype)])

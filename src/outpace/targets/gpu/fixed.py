@@ -23,6 +23,7 @@ from outpace.cache import CacheFull, FixedCache, FixedRows, FixedWindow, Slot
 from outpace.cache.lanes import Memory, power_of_two
 from outpace.core import TargetOptions, out_of_memory
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.gpu.graphs import Eager, Made, NotCaptured, Runner
 from outpace.targets.hardware import total_bytes
 from outpace.targets.inputs.device_rows import Trees, row_numbers
@@ -362,7 +363,7 @@ def warm(target: TargetModel, cache: FixedCache, slots: int, layers: Sequence[in
                     continue
                 star = [Rows([0] * width, (-1, *[0] * (width - 1)))] if trees and width > 2 else []
                 for rows in (Rows([0] * width), *star):
-                    target.forward(cache, dict.fromkeys(taken[:count], rows), 0, layers)
+                    target.forward(cache, Batch.of(dict.fromkeys(taken[:count], rows)), layers)
                     cache.keep({})
     finally:
         for slot in taken:

@@ -2,7 +2,8 @@
 
 torch counts writes to a tensor, but not those through ``weight.data``, through NumPy, or by an optimiser with
 ``fused=True``. So when a text begins a sample of each weight's numbers is compared too. A write that is not
-counted and misses the sample is not seen; ``CausalTarget.renew`` is for those.
+counted and misses the sample is not seen; ``CausalTarget.renew`` is for those. Of weights that are pages of a
+file the system knows whether any was written (``mapped.py``), so those are not read.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from outpace.targets.inputs.attributes import Attributes
 from outpace.targets.inputs.config import family
+from outpace.targets.inputs.mapped import FileMemory, written
 
 _VERSION = attrgetter("_version")
 _FORM = attrgetter("shape", "dtype")
@@ -76,10 +78,13 @@ class Weights(Addresses):
         # Tensors made in inference mode do not count writes, and released ones cannot be written.
         self._counted = [tensor for tensor in self._weights if not (tensor.is_inference() or tensor.is_meta)]
         self._written = self._writes()
+        files = FileMemory()
+        mapped = [(weight, files.ranges([weight])) for weight in self._weights]
+        self._ranges = [one for _, ranges in mapped for one in ranges]
         # The views keep the memory, so no other tensor gets its address.
         samples: dict[tuple[torch.device, int], list[Tensor]] = {}
-        for weight in self._weights:
-            if weight.numel() and not weight.is_meta:
+        for weight, ranges in mapped:
+            if weight.numel() and not (weight.is_meta or ranges):
                 samples.setdefault((weight.device, weight.itemsize), []).append(sample(weight))
         self._samples = list(samples.values())
         self._values = self._sampled()
@@ -98,7 +103,10 @@ class Weights(Addresses):
         """
         if self._writes() != self._written:
             return True
-        return thorough and (self.moved() or not all(map(torch.equal, self._sampled(), self._values)))
+        if not thorough:
+            return False
+        same = self._sampled()
+        return self.moved() or written(self._ranges) or not all(map(torch.equal, same, self._values))
 
 
 def sample(weight: Tensor) -> Tensor:

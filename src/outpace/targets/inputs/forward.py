@@ -80,7 +80,7 @@ def device_of(embeddings: Any) -> torch.device:
 
 
 def rows_of(window: Window, feeds: Mapping[Slot, Rows]) -> list[Rows]:
-    """Feeds of a window's slots, in its order; empty for those without one in it."""
+    """Rows of a window's slots, in its order; empty for those that feed none in it."""
     fed = zip(window.slots, window.widths, strict=True)
     return [feeds[slot] if slot is not None and width else _NOTHING for slot, width in fed]
 

@@ -20,7 +20,6 @@ from outpace.cache import Slot, Window
 from outpace.core import UnsupportedModel
 from outpace.targets.inputs.masks import Mask
 from outpace.targets.inputs.shared import Shared
-from outpace.targets.rows import Rows
 
 _WORTH = 0.8  # a line of one window must have at most this share of the rows of the padded forward
 WINDOW_COST = 48  # rows of padding that cost as much as the attention of a further window
@@ -62,11 +61,6 @@ class Line:
         """True if the padded forwards would compute clearly more rows, or read the weights more often."""
         padded = sum(window.width * len(window.widths) for window in self.windows)
         return len(self.windows) > 1 or (self.size <= _WORTH * padded and self.windows[0].span is None)
-
-    def read(self, feeds: Mapping[Slot, Rows]) -> Tensor:
-        """The rows of the line whose logits are returned."""
-        read = [row >= feeds[slot].unread for slot in self.slots for row in range(len(feeds[slot].tokens))]
-        return torch.tensor(read).nonzero()[:, 0]
 
     def inputs(self, padded: Sequence[Tensor]) -> Tensor:
         """Put the windows' inputs, each [n, B, width], in a line: [n, 1, size]."""

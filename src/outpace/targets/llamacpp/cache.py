@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from outpace.cache import Cache, CacheFull, Slot
 from outpace.cache.base import first_room, next_slot
 from outpace.core import OutpaceError
+from outpace.targets.batch import Batch
 from outpace.targets.llamacpp.library import LlamaContext
 from outpace.targets.llamacpp.texts import FedRows, Text, TextLane, common_prefix, is_path
 from outpace.targets.rows import Rows
@@ -204,17 +205,17 @@ class LlamaCache(Cache):
 
     # -- the forward -------------------------------------------------------------------------------------
 
-    def begin(self, feeds: Mapping[Slot, Rows]) -> list[FedRows]:
+    def begin(self, batch: Batch) -> list[FedRows]:
         """Open a forward; returns the places of each slot's rows.
 
         Raises:
             CacheFull: there is no room for them. OutpaceError: more branches than llama.cpp supports.
         """
-        for slot, row in feeds.items():
-            self.reserve(slot, self._text(slot).length + len(row.tokens))
-        self._make_cells(sum(len(row.tokens) for row in feeds.values()))
-        self._order = list(feeds)
-        return [self._rows_of(self._text(slot), row) for slot, row in feeds.items()]
+        for slot, width in zip(batch.slots, batch.widths.tolist(), strict=True):
+            self.reserve(slot, self._text(slot).length + width)
+        self._make_cells(len(batch.tokens))
+        self._order = list(batch.slots)
+        return [self._rows_of(self._text(slot), row) for slot, row in batch.rows.items()]
 
     def _rows_of(self, text: Text, row: Rows) -> FedRows:
         count = len(row.tokens)

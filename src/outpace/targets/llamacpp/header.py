@@ -63,6 +63,16 @@ def check_header(path: Path) -> None:
         raise OutpaceError(f"cannot read {path}: {error.strerror or error}") from None
 
 
+def without_texts(path: Path) -> tuple[bytes, int]:
+    """The header of a checked file without its lists of texts, as those of a vocabulary are.
+
+    Returns:
+        The header, filled up to where tensors begin, and the size of a file with it and the same tensors.
+    """
+    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        return _Header(data).without_texts()
+
+
 class _Value(NamedTuple):
     """A value's type; a 32-bit number itself; of an array the type of its entries and their number."""
 
@@ -109,6 +119,24 @@ class _Header:
         _check_numbers(found)
         _check_vocabulary(found)
         self._check_places([self._tensor(alignment) for _ in range(tensors)], alignment)
+
+    def without_texts(self) -> tuple[bytes, int]:
+        version = self._number("<I")
+        tensors, values = self._number("<Q"), self._number("<Q")
+        kept, found = list[bytes](), dict[bytes, _Value]()
+        for _ in range(values):
+            begin = self._at
+            key, value = self._value()
+            found[key] = value
+            if value.inner != _STRING:
+                kept.append(bytes(self._data[begin : self._at]))
+        alignment, begin = _checked_alignment(found.get(b"general.alignment")), self._at
+        for _ in range(tensors):
+            self._tensor(alignment)
+        head = struct.pack("<4sIQQ", b"GGUF", version, tensors, len(kept)) + b"".join(kept)
+        head += bytes(self._data[begin : self._at])
+        head += bytes(-len(head) % alignment)
+        return head, len(head) + self._size - -(-self._at // alignment) * alignment
 
     def _value(self) -> tuple[bytes, _Value]:
         key = self._string(_LONGEST_KEY, "the name of a value")

@@ -14,6 +14,7 @@ from time import perf_counter
 from typing import TYPE_CHECKING
 
 from outpace.cache import Slot
+from outpace.targets.batch import Batch
 from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.llamacpp.self_test import Widths, token_ids
 from outpace.targets.rows import Rows
@@ -59,7 +60,7 @@ def costs(
     sides = list(zip(caches, slots, widths, strict=True))
     for cache, slot, width in sides:
         target.widths = width
-        target.forward(cache, {slot: Rows(tokens[:1])}, logits_from=None)
+        target.forward(cache, Batch.of({slot: tokens[:1]}, None))
         cache.keep({slot: [0]})
     found: list[dict[int, float]] = [{} for _ in sides]
     for rows in SHARES:
@@ -78,7 +79,7 @@ def _seconds(
     for cache, slot, width in sides:
         target.widths = width
         began = perf_counter()
-        target.forward(cache, {slot: step})
+        target.forward(cache, Batch.of({slot: step}))
         found.append(perf_counter() - began)
         cache.keep({slot: ()})
     return found

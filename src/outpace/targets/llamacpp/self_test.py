@@ -18,6 +18,7 @@ from torch import Tensor
 
 from outpace.cache import Slot
 from outpace.core import UnsupportedModel
+from outpace.targets.batch import Batch
 from outpace.targets.llamacpp.cache import LlamaCache
 from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import difference
@@ -105,7 +106,7 @@ class SelfTest:
         for part in _parts(self._prompt, chunks):
             feeds = {slots[0]: Rows(self._text[part])}
             feeds |= {slot: Rows(self._text[start : start + _OTHER]) for start, slot in enumerate(slots[1:])}
-            self._target.forward(cache, feeds, logits_from=None)
+            self._target.forward(cache, Batch.of(feeds, None))
             cache.keep({slot: range(len(rows.tokens)) for slot, rows in feeds.items()})
         return cache, slots
 
@@ -115,7 +116,7 @@ class SelfTest:
         for width in widths:
             feeds = {slots[0]: Rows(self._text[start : start + width])}
             feeds |= {slot: Rows(self._text[first : first + 3]) for first, slot in enumerate(slots[1:])}
-            output = self._target.forward(cache, feeds)
+            output = self._target.forward(cache, Batch.of(feeds))
             found.append(output.logits_of(slots[0]).clone())
             cache.keep({slot: range(len(rows.tokens)) for slot, rows in feeds.items()})
             start += width
@@ -131,7 +132,7 @@ class SelfTest:
         if changed:
             tokens[_CHANGED] = (tokens[_CHANGED] + 1) % self._target.vocabulary
         feeds = {slots[0]: Rows(tokens, _TREE), slots[1]: Rows(self._text[:3])}
-        rows = self._target.forward(cache, feeds).logits_of(slots[0]).clone()
+        rows = self._target.forward(cache, Batch.of(feeds)).logits_of(slots[0]).clone()
         cache.keep(dict.fromkeys(slots, ()))
         return rows
 
@@ -184,7 +185,7 @@ class SelfTest:
         found = []
         for start in (0, *range(self._prompt, end, width)):
             rows = Rows(self._text[start : min(start + width, end) if start else self._prompt])
-            output = self._target.forward(cache, {slot: rows}, 0 if start else None)
+            output = self._target.forward(cache, Batch.of({slot: rows}, 0 if start else None))
             cache.keep({slot: range(len(rows.tokens))})
             if start:
                 found.append(output.logits_of(slot).numpy().copy())
@@ -206,7 +207,7 @@ class SelfTest:
         cache = self._target.fine_cache(2 * _TEXT)
         slot = cache.allocate()
         for part in _parts(len(self._text), chunks):
-            self._target.forward(cache, {slot: Rows(self._text[part])}, logits_from=None)
+            self._target.forward(cache, Batch.of({slot: self._text[part]}, None))
             cache.keep({slot: range(part.stop - part.start)})
         return cache.read_rows(slot, 0, len(self._text))[2]
 

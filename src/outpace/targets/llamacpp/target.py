@@ -7,7 +7,7 @@ llama.cpp's samplers, so seeds work as for other targets.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import accumulate
@@ -21,9 +21,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.cache import Cache, Slot
+from outpace.cache import Cache
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.base import TargetModel, checked_cache
+from outpace.targets.batch import Batch
 from outpace.targets.hardware import free_bytes, processor
 from outpace.targets.llamacpp.amx import amx_fails
 from outpace.targets.llamacpp.cache import LlamaCache
@@ -34,7 +35,7 @@ from outpace.targets.llamacpp.options import GGML_TYPES, LlamaCppOptions
 from outpace.targets.llamacpp.self_test import NEAR_TIE, SelfTest, Widths
 from outpace.targets.llamacpp.tokenizer import LlamaTokenizer
 from outpace.targets.plan import StepPlan
-from outpace.targets.rows import Output, Rows
+from outpace.targets.rows import Output
 from outpace.targets.step.record import Record
 
 _log = logging.getLogger("outpace.llamacpp")
@@ -217,8 +218,7 @@ class LlamaCppTarget(TargetModel):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         kv = checked_cache(self, cache, LlamaCache)
@@ -226,30 +226,30 @@ class LlamaCppTarget(TargetModel):
             raise OutpaceError("llama.cpp shares no hidden states; use a drafter without trained parts")
         began = perf_counter() if self._times is not None else 0.0
         try:
-            output = self._forward(kv, feeds, logits_from)
+            output = self._forward(kv, batch)
         except BaseException:
             kv.abandon()
             raise
-        if self._times is not None and len(feeds) == 1 and logits_from is not None:
-            (row,) = feeds.values()
-            self._times.append((len(row.tokens), perf_counter() - began))
+        if self._times is not None and len(batch.slots) == 1 and len(batch.read):
+            self._times.append((len(batch.tokens), perf_counter() - began))
         return output
 
-    def _forward(self, cache: LlamaCache, feeds: Mapping[Slot, Rows], logits_from: int | None) -> Output:
-        rows = _Batch([], [], [], [], [])
-        spans: dict[Slot, slice] = {}
-        first = 0
-        for (slot, row), fed in zip(feeds.items(), cache.begin(feeds), strict=True):
-            count = len(row.tokens)
-            unread = count if logits_from is None else min(logits_from, count)
-            prompt = row.prompt if row.prompt is not None else count if logits_from is None else 0
-            rows.tokens.extend(row.tokens)
-            rows.positions.extend(fed.positions)
-            rows.lanes.extend(fed.lanes)
-            rows.read.extend([False] * unread + [True] * (count - unread))
-            rows.prompt.extend([True] * prompt + [False] * (count - prompt))
-            spans[slot] = slice(first, first + count - unread)
-            first += count - unread
+    def _forward(self, cache: LlamaCache, batch: Batch) -> Output:
+        places = cache.begin(batch)
+        read = np.zeros(len(batch.tokens), dtype=np.bool_)
+        read[batch.read] = True
+        rows = _Decode(
+            batch.tokens.tolist(),
+            [position for fed in places for position in fed.positions],
+            [lanes for fed in places for lanes in fed.lanes],
+            read.tolist(),
+            [
+                row < prompt
+                for width, prompt in zip(batch.widths.tolist(), batch.prompts.tolist(), strict=True)
+                for row in range(width)
+            ],
+        )
+        spans, first = batch.spans, len(batch.read)
         parts = self._parts(rows)
         if len(parts) == 1:
             pair = self._decode(cache.context, rows.select(parts[0]))
@@ -261,11 +261,11 @@ class LlamaCppTarget(TargetModel):
             pair = self._decode(cache.context, rows.select(part))
             if pair is not None:  # the next decode overwrites it
                 found[[rows_read[row] for row in part if rows.read[row]]] = pair[0]
-        if logits_from is None:
+        if not first:
             return Output(None, {})
         return Output(found, spans, pair=(found, found.numpy()))
 
-    def _parts(self, rows: _Batch) -> list[Sequence[int]]:
+    def _parts(self, rows: _Decode) -> list[Sequence[int]]:
         """The rows of each decode. Nodes follow their parents, so a tree may be decoded in parts."""
         count = len(rows.tokens)
         if self.widths.most is None:
@@ -276,7 +276,7 @@ class LlamaCppTarget(TargetModel):
         spare = 0 if all(rows.read[row] for row in steps) else self.widths.least - 1
         return _split(prompts, ROWS) + _split(steps, self.widths.most - spare)
 
-    def _decode(self, context: LlamaContext, rows: _Batch) -> tuple[Tensor, NDArray[np.float32]] | None:
+    def _decode(self, context: LlamaContext, rows: _Decode) -> tuple[Tensor, NDArray[np.float32]] | None:
         """Decode rows of prompts, or of steps, with as many more as the widths demand."""
         count, read, least = len(rows.tokens), sum(rows.read), self.widths.least
         if self.prompts_differ and rows.prompt[0]:
@@ -293,7 +293,7 @@ class LlamaCppTarget(TargetModel):
         """Bytes of a row, from the sizes of copies: shapes of keys and values depend on the architecture."""
         cache = LlamaCache(self._context, 1, 64, 0)
         slot = cache.allocate()
-        self.forward(cache, {slot: Rows([0] * 17)}, logits_from=None)
+        self.forward(cache, Batch.of({slot: [0] * 17}, None))
         cache.keep({slot: range(17)})
         sizes = [cache.read_rows(slot, 0, rows)[2].size for rows in (1, 17)]
         return (sizes[1] - sizes[0]) // 16
@@ -417,8 +417,8 @@ def _refuse_state(model: LlamaModel) -> None:
         raise UnsupportedModel(f"{path} has an encoder; as GGUF outpace decodes decoder-only models")
 
 
-class _Batch(NamedTuple):
-    """Rows of a forward.
+class _Decode(NamedTuple):
+    """Rows of one decode of llama.cpp.
 
     Attributes:
         read: whether the logits of each are requested.
@@ -431,11 +431,11 @@ class _Batch(NamedTuple):
     read: list[bool]
     prompt: list[bool]
 
-    def select(self, part: Sequence[int]) -> _Batch:
+    def select(self, part: Sequence[int]) -> _Decode:
         """Some of the rows."""
         if len(part) == len(self.tokens):
             return self
-        return _Batch(
+        return _Decode(
             [self.tokens[row] for row in part],
             [self.positions[row] for row in part],
             [self.lanes[row] for row in part],

@@ -14,6 +14,7 @@ from outpace.native.layers import DTYPES, LANES, functions
 from outpace.targets.cpu.compiled_attention import HEAD_SIZE
 from outpace.targets.cpu.kernels import rounded_panel
 from outpace.targets.cpu.linear import Rounded, has_hooks
+from outpace.targets.cpu.quants import QuantEmbedding, QuantLinear
 from outpace.targets.inputs.attributes import attributes
 from outpace.targets.inputs.changes import hooks_of
 from outpace.targets.inputs.config import is_multimodal
@@ -21,6 +22,7 @@ from outpace.targets.inputs.refusals import untouchable
 from outpace.targets.native.recipe import RECIPES, Recipe
 
 _ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
+_QUANTS = "quants"
 _PLAIN = frozenset((nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout))
 _NORMS: dict[str, set[type]] = {"rms": set(), "wide rms": set(), "layer": {nn.LayerNorm}}
 
@@ -48,7 +50,7 @@ def why_not_native(model: Any) -> str | None:
         if hooks_of(module):
             return "modules in it have hooks"
         kind = type(module)
-        if kind in plain or isinstance(module, Rounded):
+        if kind in plain or isinstance(module, Rounded | QuantEmbedding):
             continue
         if kind.__module__ in _ACTIVATIONS:
             continue  # whether it is the config's, ``_why_altered`` sees
@@ -83,11 +85,20 @@ def _why_no_linears(base: Any, recipe: Recipe) -> str | None:
                 return "some of its linear layers are quantised or replaced already"
             if any(has_hooks(linear) for linear in group):
                 return "modules in it have hooks"
-            kinds = {linear.kernel.name if isinstance(linear, Rounded) else "" for linear in group}
-            apart = kinds != {""} and any(linear.out_features % rounded_panel() for linear in group[:-1])
+            kinds = {_rounding_of(linear) for linear in group}
+            apart = kinds - {"", _QUANTS} and any(
+                linear.out_features % rounded_panel() for linear in group[:-1]
+            )
             if len(kinds) > 1 or apart:
                 return "some of its linear layers with the same inputs are rounded otherwise than others"
     return None
+
+
+def _rounding_of(linear: Any) -> str:
+    """How the weights of a linear layer are rounded; those of GGUF files join, whatever their types are."""
+    if isinstance(linear, QuantLinear):
+        return _QUANTS
+    return str(linear.kernel.name) if isinstance(linear, Rounded) else ""
 
 
 def recipe_of(model: Any) -> Recipe | None:
@@ -152,7 +163,7 @@ def _why_altered(base: Any, recipe: Recipe) -> str | None:
         except Exception as error:  # of a config that was changed since, whatever its entries are now
             return f"its config makes no such layer: {first_line(error)}"
         for name, part in layer.named_modules():
-            if isinstance(part, nn.Linear | Rounded):
+            if isinstance(part, nn.Linear | Rounded | QuantEmbedding):
                 continue
             usual: Any = made.get(name)
             place = f"layers.{number}.{name}".rstrip(".")

@@ -11,6 +11,7 @@ from torch import nn
 from outpace.core import UnsupportedModel
 from outpace.native.layers import SHARE
 from outpace.targets.cpu.kernels import Blocks, multiply
+from outpace.targets.cpu.quants import Quants
 from outpace.targets.cpu.rounding import BYTES
 from outpace.targets.native.runner import NativeRunner
 from outpace.targets.native.weights import Product
@@ -36,7 +37,9 @@ class NativeRounding:
     def _refused(self) -> Iterator[str]:
         for product in self.layers:
             packed = product.packed
-            if isinstance(packed, Blocks) and packed.bits <= self._bits:
+            if isinstance(packed, Quants):
+                yield "its weights are those of a GGUF file, which are rounded already"
+            elif isinstance(packed, Blocks) and packed.bits <= self._bits:
                 yield f"its weights have {packed.bits} bits already, rounded to {self._bits} it gains nothing"
 
     def _bits_of(self, product: Product) -> int:
@@ -62,5 +65,5 @@ class NativeRounding:
     def _rounded(self, product: Product) -> Product:
         packed, dtype = product.packed, product.packed.dtype
         return product._replace(
-            packed=Blocks.pack(packed.unpack(), self._bits_of(product))._replace(dtype=dtype)
+            packed=Blocks.pack([packed.unpack()], self._bits_of(product))._replace(dtype=dtype)
         )

@@ -9,6 +9,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 import torch
+from huggingface_hub.utils.tqdm import tqdm
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -28,7 +29,8 @@ from outpace.native.forward import (
 )
 from outpace.native.layers import byref, functions
 from outpace.native.pointers import address, addresses, check, pointer, pointer_or_null, rows_pointer
-from outpace.targets.batch import Batch
+from outpace.targets.batch import Batch, IntArray
+from outpace.targets.cpu.quants import QuantEmbedding
 from outpace.targets.native.fitting import recipe_of
 from outpace.targets.native.recipe import Recipe
 from outpace.targets.native.weights import Product, Weights
@@ -121,10 +123,14 @@ class NativeRunner:
         weights.held.append(rotary)  # for its buffers
         made = {view.kind: Angles(rotary, weights.dtype, view.kind, recipe.repeated) for view in self._views}
         self._angles = [made[view.kind] for view in self._views]
-        self._layers = [weights.layer(layer, self._views.index(view)) for layer, view in enumerate(each)]
+        # On a terminal, and of a model that takes this many seconds; never in a file of messages.
+        bar: Any = tqdm
+        shown = bar(each, "packing weights", delay=2, disable=None, leave=False)
+        self._layers = [weights.layer(layer, self._views.index(view)) for layer, view in enumerate(shown)]
         last = "norm" if hasattr(weights.base, "norm") else "final_layer_norm"
         self._norm = weights.norm(weights.base, last, weights.hidden)
         head, self._table, self._factor = model.get_output_embeddings(), weights.table(), weights.factor()
+        self._embedded = len(model.get_input_embeddings().weight)
         self.vocabulary = int(head.out_features)
         self._head = weights.product([head], weights.hidden, self.vocabulary, head=True)
         self._cap = float(getattr(config, "final_logit_softcapping", None) or 0)
@@ -188,20 +194,20 @@ class NativeRunner:
             OutpaceError: a token has no embedding.
         """
         windows = cache.begin(dict(zip(batch.slots, batch.widths.tolist(), strict=True)))
-        batch, moved = batch.in_order([slot for window in windows for slot in window.slots])
+        batch, moved = batch.select([slot for window in windows for slot in window.slots])
         weights, dtype, rows = self.weights, self.weights.dtype, len(batch.tokens)
         batch.check()
         if inputs is None:
-            check(
-                0 <= batch.tokens.min(initial=0) <= batch.tokens.max(initial=0) < len(self._table),
-                "known tokens",
-            )
-        decoder = byref(self._decoder(int((batch.past + batch.widths).max(initial=1))))
-        states = None
-        if inputs is not None:
-            states = (inputs if moved is None else inputs[torch.from_numpy(moved)]) * self._recipe.embedding
-            states = states.contiguous()
-        made, kept = self._batch(batch, windows, cache_layers, states)
+            known = self._embedded
+            check(0 <= batch.tokens.min(initial=0) <= batch.tokens.max(initial=0) < known, "known tokens")
+        past = np.array([cache.length(slot) for slot in batch.slots], dtype=_INT)
+        decoder = byref(self._decoder(int((past + batch.widths).max(initial=1))))
+        if inputs is not None and moved is not None:
+            inputs = inputs[torch.from_numpy(moved)]
+        if inputs is None and isinstance(self._table, QuantEmbedding):
+            inputs = self._table(torch.from_numpy(batch.tokens))
+        states = None if inputs is None else (inputs * self._recipe.embedding).contiguous()
+        made, kept = self._batch(batch, past, windows, cache_layers, states)
         every = len(self._layers) + 1
         results = [
             torch.empty(rows, weights.hidden, dtype=dtype) for _ in range(every if hidden else min(every, 3))
@@ -221,7 +227,7 @@ class NativeRunner:
             raise MemoryError("a forward found no memory for its workspace")
         del kept, more
         found = {layer: _state(outputs, normed, layer) for layer in hidden}
-        return batch.output(logits if len(batch.read) or batch.reads else None, found)
+        return batch.output(logits if len(batch.read) else None, found)
 
     def _decoder(self, positions: int) -> DecoderStruct:
         """The struct of the model, with angles for at least this number of positions."""
@@ -255,7 +261,9 @@ class NativeRunner:
             hidden=self.weights.hidden,
             layer=layers,
             view=(ViewStruct * len(views))(*views),
-            embeddings=pointer(self._table, self.weights.dtype, *self._table.shape),
+            embeddings=None
+            if isinstance(self._table, QuantEmbedding)
+            else pointer(self._table, self.weights.dtype, *self._table.shape),
             embedding=self._factor,
             norm=self._norm,
             head=self._head,
@@ -267,7 +275,12 @@ class NativeRunner:
         return struct
 
     def _batch(
-        self, batch: Batch, windows: Sequence[Window], cache_layers: Mapping[int, int], states: Tensor | None
+        self,
+        batch: Batch,
+        past: IntArray,
+        windows: Sequence[Window],
+        cache_layers: Mapping[int, int],
+        states: Tensor | None,
     ) -> tuple[Any, list[Any]]:
         """The struct of a batch, and what has to live as long."""
         seats = {
@@ -289,7 +302,7 @@ class NativeRunner:
         arrays = {
             "begin": (batch.starts, sequences + 1),
             "seat": (seat, sequences),
-            "past": (batch.past, sequences),
+            "past": (past, sequences),
             "fed": (batch.fed, sequences),
             "parents": (batch.parents, len(batch.parents)),
             "tokens": (batch.tokens, len(batch.tokens)),
@@ -303,7 +316,7 @@ class NativeRunner:
             inputs=pointer_or_null(states, self.weights.dtype, len(batch.tokens), self.weights.hidden),
             **{name: address(array, _INT, count) for name, (array, count) in arrays.items()},
         )
-        return byref(struct), [*kept, batch, states]
+        return byref(struct), [*kept, batch, past, states]
 
     def _room(self, rows: int, sequences: int, read: int, listed: int) -> tuple[ForwardRoomStruct, list[Any]]:
         """Workspace of a forward, and its memory."""

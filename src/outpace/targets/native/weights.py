@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -14,9 +13,10 @@ from torch import Tensor, nn
 from outpace.core import UnsupportedModel
 from outpace.native.forward import ACTIVATIONS, NORMS, LayerStruct, NormStruct, ProductStruct
 from outpace.native.pointers import pointer, pointer_or_null
-from outpace.targets.cpu.kernels import COMPILED, QUANTISED, Blocks, Panels, multiply
+from outpace.targets.cpu.kernels import COMPILED, QUANTISED, Blocks, Panels
 from outpace.targets.cpu.linear import Rounded
-from outpace.targets.kernel import Kernel
+from outpace.targets.cpu.quants import QuantEmbedding, Quants
+from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.native.fitting import activation_of, head_size, linears_of_layer, stack_base
 from outpace.targets.native.recipe import Recipe
 
@@ -24,7 +24,7 @@ from outpace.targets.native.recipe import Recipe
 class Product(NamedTuple):
     """Packed weights, their bias, and whether they are the head's."""
 
-    packed: Panels | Blocks
+    packed: Panels | Blocks | Quants
     bias: Tensor | None
     head: bool
 
@@ -50,6 +50,7 @@ class Weights:
     _kept: list[Any] = field(default_factory=list)  # whose addresses the structs have
 
     def __post_init__(self) -> None:
+        self._files = FileMemory()
         self.base, self.dtype = stack_base(self.model), self.model.dtype
         self.config = self.base.config
         attention = getattr(self.base.layers[0], self.recipe.attention)
@@ -75,7 +76,7 @@ class Weights:
         ]
         none = NormStruct()
         return LayerStruct(
-            joined=self.product(joined, self.hidden, queries + 2 * keys, partial(self._by_part)),
+            joined=self.product(joined, self.hidden, queries + 2 * keys, self._by_part()),
             output=self.product(output, queries, self.hidden),
             gates=self.product(up, self.hidden, self.inner * (1 + recipe.gated)),
             down=self.product(down, self.inner, self.hidden),
@@ -96,25 +97,30 @@ class Weights:
             parallel=recipe.parallel,
         )
 
-    def _by_part(self, matrix: Tensor) -> Tensor:
+    def _by_part(self) -> Tensor | None:
         """All queries, all keys, all values, of outputs that have those of a head side by side."""
         if not self.recipe.by_head:
-            return matrix
-        parts: Tensor = matrix.unflatten(0, (self.heads, 3, self.size)).transpose(0, 1).flatten(0, 2)
-        return parts
+            return None
+        return torch.arange(3 * self.heads * self.size).view(self.heads, 3, -1).transpose(0, 1).flatten()
 
     def product(
         self,
         linears: Sequence[Any],
         inputs: int,
         outputs: int,
-        order: Callable[[Tensor], Tensor] = lambda matrix: matrix,
+        order: Tensor | None = None,
         head: bool = False,
     ) -> ProductStruct:
-        """The struct of the product of linear layers with the same input."""
+        """The struct of the product of linear layers with the same input.
+
+        Args:
+            order: numbers of their outputs in the order of the product's; None for their own.
+        """
         self.held.extend(linears)
         packed, kernel = self._packed(linears, order, head)
-        self.kernels[kernel] += len(linears)
+        self.kernels.update(
+            linear.kernel.name if isinstance(linear, Rounded) else kernel for linear in linears
+        )
         self.doubled.extend(linear for linear in linears if not isinstance(linear, Rounded))
         bias = None
         if any(linear.bias is not None for linear in linears):
@@ -124,54 +130,34 @@ class Weights:
                 else linear.bias.detach()
                 for linear in linears
             ]
-            bias = order(torch.cat(parts)).contiguous()
+            bias = torch.cat(parts)
+            bias = bias if order is None else bias[order]
         if (packed.inputs, packed.outputs) != (inputs, outputs) or packed.dtype != self.dtype:
             raise UnsupportedModel(
                 f"a product is [{packed.outputs}, {packed.inputs}] where [{outputs}, {inputs}] is expected"
             )
         self._kept.append(bias)
         self.products.append(Product(packed, bias, head))
-        self._compare(packed, linears, order)
+        self._files.drop(linear.weight for linear in linears if not isinstance(linear, Rounded))
         return packed.product(bias)
 
-    def _compare(
-        self, packed: Panels | Blocks, linears: Sequence[Any], order: Callable[[Tensor], Tensor]
-    ) -> None:
-        """Compare the product of a row of random numbers with torch's.
-
-        So that a mistake in the weights of a layer is seen whichever layers the self-test looks at.
-
-        Raises:
-            UnsupportedModel: it is another one.
-        """
-        if isinstance(linears[0], Rounded):
-            return  # read from a checkpoint, whose floats are not there
-        row = torch.randn(1, packed.inputs, generator=torch.Generator().manual_seed(0)).to(self.dtype)
-        found = multiply(row, packed, None).float()
-        parts = [nn.functional.linear(row, linear.weight.detach()) for linear in linears]
-        right = order(torch.cat(parts, dim=1).T).T.float()
-        limit = _ROUNDED if isinstance(packed, Blocks) else _PACKED
-        if not float((found - right).norm()) <= limit * float(right.norm()):
-            raise UnsupportedModel("the product of a linear layer differs from torch's")
-
     def _packed(
-        self, linears: Sequence[Any], order: Callable[[Tensor], Tensor], head: bool
-    ) -> tuple[Panels | Blocks, str]:
+        self, linears: Sequence[Any], order: Tensor | None, head: bool
+    ) -> tuple[Panels | Blocks | Quants, str]:
         rounded = [linear for linear in linears if isinstance(linear, Rounded)]
+        if rounded and isinstance(rounded[0].packed, Quants):
+            return Quants.joined([linear.packed for linear in rounded]), ""
         if rounded:
             blocks = Blocks.joined([linear.packed for linear in rounded])
             for linear, part in zip(rounded, blocks.split([r.out_features for r in rounded]), strict=True):
                 linear.take(part)
             return blocks, rounded[0].kernel.name
-        weight = order(torch.cat([linear.weight.detach() for linear in linears]))
-        kernels: list[Kernel] = [COMPILED]
-        if self.quantise:
-            first = "int8" if head else self.quantise
-            kernels = [QUANTISED[first], QUANTISED["int8"]]
-        for kernel in kernels:
-            if (packed := kernel.pack(weight)) is not None:
-                return packed, kernel.name
-        raise UnsupportedModel("no kernel takes its linear layers")
+        weights = [linear.weight for linear in linears]
+        if not self.quantise:
+            return Panels.pack(weights, order), COMPILED.name
+        kernel = QUANTISED["int8" if head else self.quantise]
+        kernel = kernel if kernel.fits(weights[0].shape[1]) else QUANTISED["int8"]
+        return Blocks.pack(weights, kernel.bits, order), kernel.name
 
     def norm(self, owner: Any, name: str, size: int) -> NormStruct:
         """The struct of a norm, by its name in a module; of none if the name is empty."""
@@ -190,10 +176,12 @@ class Weights:
             kind=NORMS[self.recipe.norm],
         )
 
-    def table(self) -> Tensor:
-        """The embeddings, [vocabulary, hidden], as they are."""
+    def table(self) -> Tensor | QuantEmbedding:
+        """The embeddings, [vocabulary, hidden], as they are, or the module that looks them up in a file."""
         module = self.model.get_input_embeddings()
         self.held.append(module)
+        if isinstance(module, QuantEmbedding):
+            return module
         table: Tensor = module.weight.detach()
         self._kept.append(table)
         return table
@@ -206,6 +194,4 @@ class Weights:
         return own * self.recipe.embedding
 
 
-# Share of a product by which rounded weights and rows, or the order of its sums alone, may change it.
-_ROUNDED, _PACKED = 0.5, 0.05
 _AROUND = ("before", "after", "between", "last")

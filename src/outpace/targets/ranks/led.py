@@ -11,7 +11,7 @@ import itertools
 import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 from outpace.cache import Cache, Slot
@@ -21,7 +21,8 @@ from outpace.draws.own_tokens import Tree
 from outpace.draws.sampling import Processor
 from outpace.targets.around import WrappedCache, WrappedTarget
 from outpace.targets.base import TargetModel, checked_cache
-from outpace.targets.rows import Output, Rows
+from outpace.targets.batch import Batch
+from outpace.targets.rows import Output
 
 _PLAIN = Processor(SamplingParams(), ())
 _PLAIN_KEY = Key(0)
@@ -62,34 +63,39 @@ class _Asked(NamedTuple):
         return Tree(0, draft, processor, key, index, self.top)
 
 
-class _Feed(NamedTuple):
-    """Rows of a slot, identified by number."""
-
-    slot: int
-    tokens: Sequence[int]
-    parents: Sequence[int] | None
-    fed: Sequence[int]
-    asked: _Asked | None
-
-    @classmethod
-    def from_rows(cls, slot: Slot, rows: Rows) -> _Feed:
-        asked = None if rows.asked is None else _Asked.from_tree(rows.asked)
-        return cls(slot.number, rows.tokens, rows.parents, rows.fed, asked)
-
-    def rows(self, root: int) -> Rows:
-        if self.asked is None or self.parents is None:
-            return Rows(self.tokens, self.parents, self.fed)
-        return Rows(self.tokens, self.parents, self.fed, self.asked.tree(self.tokens, self.parents, root))
-
-
 class _Forward(NamedTuple):
-    """A message: the calls on caches, and the forward after them."""
+    """A message: the calls on caches, and the forward after them.
+
+    Attributes:
+        slots: numbers of the batch's slots, which it leaves out, as it does ``Batch.asked``.
+        asked: of the slots, in their order.
+    """
 
     calls: list[tuple[Any, ...]]
     cache: int
-    feeds: list[_Feed]
-    logits_from: int | None
+    slots: list[int]
+    batch: Batch
+    asked: list[_Asked | None]
     hidden_layers: tuple[int, ...]
+
+    @classmethod
+    def of(
+        cls, calls: list[tuple[Any, ...]], cache: int, batch: Batch, hidden_layers: Sequence[int]
+    ) -> _Forward:
+        trees = (batch.asked.get(slot) for slot in batch.slots)
+        asked = [None if tree is None else _Asked.from_tree(tree) for tree in trees]
+        numbers = [slot.number for slot in batch.slots]
+        return cls(calls, cache, numbers, replace(batch, slots=(), asked={}), asked, tuple(hidden_layers))
+
+    def batch_of(self, slots: Sequence[Slot]) -> Batch:
+        """The batch of these slots, of which the first row that is read is the root of what is asked."""
+        batch = replace(self.batch, slots=tuple(slots))
+        trees = {
+            slot: asked.tree(batch.rows[slot].tokens, batch.rows[slot].tree, int(batch.reads[slot][0]))
+            for slot, asked in zip(slots, self.asked, strict=True)
+            if asked is not None
+        }
+        return replace(batch, asked=trees)
 
 
 @dataclass(eq=False)
@@ -198,16 +204,14 @@ class LedTarget(WrappedTarget):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         led = checked_cache(self, cache, LedCache)
         calls = list(self._calls)
         del self._calls[: len(calls)]  # one that is noted meanwhile, when a cache is freed, is sent later
-        sent = [_Feed.from_rows(slot, rows) for slot, rows in feeds.items()]
-        with self.ranks.telling(_Forward(calls, led.number, sent, logits_from, tuple(hidden_layers))):
-            return self.inner.forward(led.inner, feeds, logits_from, hidden_layers)
+        with self.ranks.telling(_Forward.of(calls, led.number, batch, hidden_layers)):
+            return self.inner.forward(led.inner, batch, hidden_layers)
 
 
 class _Mirror:
@@ -222,12 +226,8 @@ class _Mirror:
     def forward(self, message: _Forward) -> None:
         for cache, name, *arguments in message.calls:
             self._call(cache, name, *arguments)
-        feeds = {
-            self._slots[message.cache, feed.slot]: feed.rows(message.logits_from or 0)
-            for feed in message.feeds
-        }
-        mirrored = self._caches[message.cache]
-        self._target.forward(mirrored, feeds, message.logits_from, message.hidden_layers)
+        batch = message.batch_of([self._slots[message.cache, number] for number in message.slots])
+        self._target.forward(self._caches[message.cache], batch, message.hidden_layers)
 
     def _call(self, number: int, name: str, *arguments: Any) -> None:
         if name == "new":

@@ -31,6 +31,7 @@ from outpace.draws.logits import Told, tokens_only
 from outpace.draws.own_tokens import Tree, told_columns
 from outpace.targets.around import WrappedCache, WrappedTarget
 from outpace.targets.base import TargetModel, checked_cache
+from outpace.targets.batch import Batch, Building
 from outpace.targets.rows import Output, Rows
 from outpace.tree import children, path_to
 
@@ -224,51 +225,52 @@ class ParallelTarget(WrappedTarget):
         inner = self.inner
 
         def feed(cache: Cache, feeds: Mapping[Slot, Rows]) -> None:
-            inner.forward(cache, feeds, logits_from=None)
+            inner.forward(cache, Batch.of(feeds, None))
 
         return ParallelCache(inner.new_cache(slots, length, capacity), feed)
 
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         kv = checked_cache(self, cache, ParallelCache)
-        if hidden_layers or (logits_from is not None and not all(rows.asked for rows in feeds.values())):
+        if hidden_layers or any(len(rows) and slot not in batch.asked for slot, rows in batch.reads.items()):
             raise tokens_only("a forward whose logits or hidden states are read")
-        if any(rows.fed for rows in feeds.values()):
+        if batch.fed.any():
             raise OutpaceError("a tree that is fed over several forwards is not shared between ranks")
-        whole = sum(len(rows.tokens) for rows in feeds.values())
-        dealt = None if logits_from is None or whole < self.least else self._deal(feeds, logits_from)
+        whole, reads = len(batch.tokens), len(batch.read) > 0
+        roots = {slot: int(rows[0]) if len(rows) else 0 for slot, rows in batch.reads.items()}
+        dealt = self._deal(batch, roots) if reads and whole >= self.least else None
         shares = dealt is not None
         kv.fed = {
-            slot: _part(kv.missed[slot], rows, logits_from or 0, None if dealt is None else dealt[slot])
-            for slot, rows in feeds.items()
+            slot: _part(kv.missed[slot], rows, roots[slot], None if dealt is None else dealt[slot])
+            for slot, rows in batch.rows.items()
         }
-        fed = {slot: part.rows for slot, part in kv.fed.items()}
-        if logits_from is None:
-            return self.inner.forward(kv.inner, fed, None)
-        self.traffic.steps += 1
-        self.traffic.shared += shares
-        self.traffic.whole += whole
-        self.traffic.rows += sum(len(rows.tokens) for rows in fed.values())
-        if not shares and self.peers.rank:
-            return self.inner.forward(kv.inner, fed, None)
-        first = min(part.head for part in kv.fed.values())
-        output = self.inner.forward(kv.inner, fed, first)
-        trees = {slot: rows.asked for slot, rows in feeds.items() if rows.asked is not None}
-        return Output(None, {}, told=self._tell(output, kv.fed, trees, first, shares))
+        building = Building()
+        for slot, part in kv.fed.items():
+            tells = slot in batch.asked and (shares or not self.peers.rank)
+            building.add(slot, part.rows, read=part.head if tells else len(part.rows.tokens))
+        if reads:
+            self.traffic.steps += 1
+            self.traffic.shared += shares
+            self.traffic.whole += whole
+            self.traffic.rows += sum(len(part.rows.tokens) for part in kv.fed.values())
+        output = self.inner.forward(kv.inner, building.made())
+        if output.logits is None:
+            return output
+        return Output(None, {}, told=self._tell(output, kv.fed, batch.asked, shares))
 
-    def _deal(self, feeds: Mapping[Slot, Rows], root: int) -> dict[Slot, list[int]] | None:
+    def _deal(self, batch: Batch, roots: Mapping[Slot, int]) -> dict[Slot, list[int]] | None:
         """This rank's nodes of each draft; None if sharing would save the busiest rank too little.
 
         Ranks are rotated, so that chains, which are not divided, go to different ones.
         """
         size, rank = self.peers.size, self.peers.rank
         found, busy, nodes = dict[Slot, list[int]](), [0] * size, 0
-        for number, (slot, rows) in enumerate(feeds.items()):
+        for number, (slot, rows) in enumerate(batch.rows.items()):
+            root = roots[slot]
             shares = deal(tuple(max(parent - root - 1, -1) for parent in rows.tree[root + 1 :]), size)
             found[slot] = shares[(rank + number) % size]
             busy = [load + len(shares[(dealt + number) % size]) for dealt, load in enumerate(busy)]
@@ -276,15 +278,14 @@ class ParallelTarget(WrappedTarget):
         return found if max(busy) <= _MOST * nodes else None
 
     def _tell(
-        self, output: Output, fed: Mapping[Slot, _Fed], trees: Mapping[Slot, Tree], first: int, shares: bool
+        self, output: Output, fed: Mapping[Slot, _Fed], trees: Mapping[Slot, Tree], shares: bool
     ) -> dict[Slot, Told]:
         """The target's tokens at all nodes, of all ranks; without ``shares`` at this rank's own nodes."""
         plain = all(tree.processor.plain for tree in trees.values())
         tables = {}
         for slot, tree in trees.items():
             part = fed[slot]
-            logits = output.logits_of(slot)[part.head - first :]
-            columns = told_columns(logits, tree, part.nodes, plain)
+            columns = told_columns(output.logits_of(slot), tree, part.nodes, plain)
             table = np.full((1 + len(tree.draft), columns.shape[1]), _UNTOLD, np.int32)
             table[[0, *(node + 1 for node in part.nodes)]] = columns
             tables[slot] = table
@@ -306,11 +307,11 @@ class ParallelTarget(WrappedTarget):
         for width in widths:
             cache = self.inner.new_cache(1, 256)
             slot = cache.allocate(64 + width)
-            self.inner.forward(cache, {slot: Rows([1] * 64)}, logits_from=None)
+            self.inner.forward(cache, Batch.of({slot: [1] * 64}, None))
             cache.keep({slot: range(64)})
 
             def forward(cache: Cache = cache, slot: Slot = slot, width: int = width) -> None:
-                output = self.inner.forward(cache, {slot: Rows([1] * width)}, 0)
+                output = self.inner.forward(cache, Batch.of({slot: [1] * width}))
                 output.logits_of(slot).argmax(dim=-1).tolist()  # until it is done, on any device
                 cache.keep({})
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch, Building
 from outpace.targets.cpu.trials import using_threads
 from outpace.targets.rows import Rows
 
@@ -104,8 +105,9 @@ def _fed(
     for width in widths:
         if trace is not None:
             trace.expect(0, 1, width, {row: start + row for row in range(width)})
-        rows = Rows(text[start : start + width], prompt=max(min(prompt - start, width), 0))
-        output = target.forward(cache, {slot: rows})
+        building = Building()
+        building.add(slot, Rows(text[start : start + width]), prompt=max(min(prompt - start, width), 0))
+        output = target.forward(cache, building.made())
         logits.append(output.logits_of(slot).clone())
         cache.keep({slot: range(width)})
         start += width
@@ -121,7 +123,7 @@ def _as_tree(target: TargetModel, text: list[int], prompt: int, trace: _Tracer |
         if trace is not None:
             trace.expect(0, 2, width, {row: start + row for row in range(width)})
         feeds = {slots[0]: Rows(text[start : start + width]), slots[1]: Rows(text[: width // 2])}
-        target.forward(cache, feeds, logits_from=None)
+        target.forward(cache, Batch.of(feeds, None))
         cache.keep({slots[0]: range(width), slots[1]: range(width // 2)})
         start += width
     tokens = [text[node] for node in range(len(_TREE))]
@@ -130,7 +132,7 @@ def _as_tree(target: TargetModel, text: list[int], prompt: int, trace: _Tracer |
     if trace is not None:
         trace.expect(0, 2, len(_TREE), {node: prompt + number for number, node in enumerate(_PATH)})
     feeds = {slots[0]: Rows(tokens, _TREE), slots[1]: Rows(text[:3])}
-    return target.forward(cache, feeds).logits_of(slots[0])[list(_PATH)].clone()
+    return target.forward(cache, Batch.of(feeds)).logits_of(slots[0])[list(_PATH)].clone()
 
 
 _SHAPES = (_plainly, _as_tree, _in_chains, _at_once)

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,10 +23,12 @@ from torch import Tensor, nn
 from outpace.cache import Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.config import family, several_states
 from outpace.targets.inputs.forward import device_of
+from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.inputs.surgery import keep_layers
-from outpace.targets.rows import Output, Rows
+from outpace.targets.rows import Output
 from outpace.targets.step.agreement import difference, hooks_restored, largest_difference, shaken
 from outpace.targets.step.reference import SHORT, Imprecise, Stock, Texts, dtype_name
 from outpace.targets.step.replay import Replay, layers_of, shown, wider
@@ -42,6 +44,9 @@ _log = logging.getLogger(__name__)
 # of the order of sums, which differs among kernels and grows with the width; that mistake is thousands of it.
 _HALF = 2.0, 32.0
 _FULL = 16.0, 256.0
+# Share of what a layer adds that rounding may change, and where weights, and with them rows, have few bits.
+_ADDED = {torch.float32: 1e-3, torch.bfloat16: 0.1}
+_ROUNDED = 0.5
 
 
 @dataclass(frozen=True)
@@ -80,7 +85,7 @@ def _compare(target: TargetModel, stock: Stock, texts: Texts) -> None:
     found = []
     if layers:
         try:
-            found = [_replayed(stock, layers, traces, dtype) for dtype in (None, wide)]
+            found = [_replayed(stock, layers, traces, shown(stock.model), dtype) for dtype in (None, wide)]
         except Exception as error:  # as of quantised modules, which cannot be copied to another dtype
             if out_of_memory(error):
                 raise
@@ -109,13 +114,47 @@ def compare_replaced(target: TargetModel, stock: Stock, turn: int) -> None:
     compare_layers(other, other.reference(), turn)
 
 
+@torch.inference_mode()
+def compare_all(target: TargetModel, stock: Stock) -> None:
+    """Compare what each layer adds to its inputs, in one forward of a text, with what the stock layer adds.
+
+    For the layers that ``compare_layers`` was not given: one that has another's weights, norm, bias or
+    rotation is seen here. What is as small as rounding is not.
+
+    Raises:
+        Imprecise: a layer adds something else.
+    """
+    texts = Texts.for_target(target, stock.embedded, SHORT)
+    text, layers = [*texts.prompts[0], *texts.tree], layers_of(stock.model)
+    with hooks_restored(*stock.parts):
+        cache = target.new_cache(slots=1, length=64)
+        slot = target.open(cache, None)
+        output = target.forward(cache, Batch.of({slot: text}), range(len(layers)))
+        *states, logits = _rows(output, slot, range(len(text)), range(len(layers)))
+    files, every = FileMemory(), range(len(layers))
+    fed = _Fed(0, text, states, logits)
+    expected = _replayed(stock, layers, [fed], every, after=lambda layer: files.drop(layer.parameters()))
+    share, eps = _ADDED[target.dtype], torch.finfo(target.dtype).eps
+    if target.quantised:
+        share = _ROUNDED
+    for layer, (given, found, (stocks,)) in enumerate(zip(states, states[1:], expected[1:], strict=False)):
+        right = widened(stocks)
+        added = _size(right - widened(given)) + eps / share * _size(right)
+        off = float((_size(widened(found) - right) / added).median())
+        if not off <= share:
+            raise Imprecise(
+                f"{family(target.model)} does not compute its own layer {layer}: what it adds is off by "
+                f"{off:.2g} of its size, where rounding explains {share:.2g}"
+            )
+
+
 def _traces(target: TargetModel, stock: Stock, texts: Texts, layers: Sequence[int]) -> list[_Fed]:
     """The rows of all paths of a tree, in plain steps and in the tree itself."""
     cache, slots = target.new_cache(slots=2, length=64), []
     read = []
     for text, source in zip(texts.prompts, stock.sources, strict=True):
         slots.append(slot := target.open(cache, source))
-        output = target.forward(cache, {slot: Rows(text)}, hidden_layers=layers)
+        output = target.forward(cache, Batch.of({slot: text}), layers)
         read.append(_rows(output, slot, range(len(text)), layers))
         cache.keep({slot: range(len(text))})
     traces = []
@@ -123,11 +162,11 @@ def _traces(target: TargetModel, stock: Stock, texts: Texts, layers: Sequence[in
         slot, parts = slots[prompt], [read[prompt]]
         with cache.provisional():
             for token in text[len(texts.prompts[prompt]) :][: len(nodes)]:
-                output = target.forward(cache, {slot: Rows([token])}, hidden_layers=layers)
+                output = target.forward(cache, Batch.of({slot: [token]}), layers)
                 cache.keep({slot: range(1)})
                 parts.append(_rows(output, slot, [0], layers))
         traces.append(_joined(prompt, text, parts))
-    output = target.forward(cache, texts.feeds(slots), hidden_layers=layers)
+    output = target.forward(cache, Batch.of(texts.feeds(slots)), layers)
     for prompt, nodes, text in texts.paths():
         traces.append(_joined(prompt, text, [read[prompt], _rows(output, slots[prompt], nodes, layers)]))
     return traces
@@ -146,14 +185,21 @@ def _joined(prompt: int, text: list[int], parts: Sequence[Sequence[Tensor]]) -> 
 
 
 def _replayed(
-    stock: Stock, layers: Sequence[nn.Module], traces: Sequence[_Fed], dtype: torch.dtype | None
+    stock: Stock,
+    layers: Sequence[nn.Module],
+    traces: Sequence[_Fed],
+    numbers: Sequence[int] = (),
+    dtype: torch.dtype | None = None,
+    after: Callable[[nn.Module], None] | None = None,
 ) -> list[list[Tensor]]:
     """For each layer and the head: what the stock model gives them, for each trace, [n, size].
 
     Args:
+        numbers: of the layers that run.
         dtype: of the modules' copies; None for their own.
+        after: called with each layer that ran.
     """
-    replay = Replay(stock.model, layers, dtype, shown(layers)) if layers else None
+    replay = Replay(stock.model, layers, dtype, numbers, after) if layers else None
     found: dict[int, list[Tensor]] = {}
     for prompt in sorted({trace.prompt for trace in traces}):
         numbers = [number for number, trace in enumerate(traces) if trace.prompt == prompt]
@@ -280,9 +326,9 @@ def _compare_logits(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -
             f"{family(target.model)} gives other logits for a tree of tokens than for its paths: rounding "
             f"moves its quantised activations to other values (off by {spread:.2g} of the logits' spread)"
         )
-    (expected,) = _replayed(stock, [], traces, None)
+    (expected,) = _replayed(stock, [], traces)
     with shaken(stock.model):
-        (others,) = _replayed(stock, [], traces, None)
+        (others,) = _replayed(stock, [], traces)
     off, apart = (
         max(difference(widened(row), widened(other)) for row, other in zip(expected, rows, strict=True))
         for rows in ([trace.logits for trace in traces], others)

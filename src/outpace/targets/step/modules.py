@@ -5,14 +5,16 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from outpace.cache import Slot, StateShape, Window
+from outpace.cache import StateShape, Window
 from outpace.core import UnsupportedModel
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.linear import Packer, release
 from outpace.targets.cpu.rounding import Rounding
 from outpace.targets.gpu.fixed import WIDEST
@@ -28,7 +30,6 @@ from outpace.targets.inputs.states import Key, StateProbe, has_states
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.native.rounding import NativeRounding
 from outpace.targets.native.runner import NativeRunner
-from outpace.targets.rows import Rows
 from outpace.tree import is_chain
 
 
@@ -180,16 +181,16 @@ class Modules:
         """
         return Modules(self.model, with_trees(self.step))
 
-    def over(self, feeds: Mapping[Slot, Rows]) -> Modules:
+    def over(self, batch: Batch) -> Modules:
         """The modules for a forward: those for trees if rows branch, and none are a chunk of a prompt."""
-        if self.trees is None or max(len(rows.tokens) for rows in feeds.values()) > WIDEST:
+        if self.trees is None or batch.widths.max() > WIDEST:
             return self
-        branch = any(rows.parents is not None and not is_chain(rows.tree) for rows in feeds.values())
+        branch = not all(is_chain(rows.tree) for rows in batch.rows.values())
         return self.trees if branch else self
 
-    def inputs(self, window: Window, feeds: Mapping[Slot, Rows], device: torch.device) -> tuple[Tensor, Mask]:
+    def inputs(self, window: Window, batch: Batch, device: torch.device) -> tuple[Tensor, Mask]:
         """Tokens and positions of a window's rows, padded, [2, B, width], and their mask on a device."""
-        rows = rows_of(window, feeds)
+        rows = rows_of(window, batch.rows)
         tokens, positions = inputs_of(rows, window)
         # One tensor for both, for a single copy to the device. NumPy reads lists four times as fast as torch.
         both = torch.from_numpy(np.array([tokens, positions]))
@@ -232,12 +233,12 @@ class Modules:
         return {} if self._unmasked else {"attention_mask": mask, "position_ids": positions}
 
     @torch.inference_mode()
-    def _first_token(self) -> tuple[Probe, Any]:
-        """The rows, and the output, of the step for a token without a cache."""
-        token = self._some_token()
+    def _first_token(self, step: Any = None) -> tuple[Probe, Any]:
+        """The rows, and the output, of the step, or of a part of it, for a token without a cache."""
+        token, step = self._some_token(), self.step if step is None else step
         probe = self._probe_of()
         with probe.shared.running():
-            output = self.step(
+            output = step(
                 input_ids=token,
                 use_cache=True,
                 **self.mask_arguments(self.masks.token_mask(token.device), token),
@@ -250,18 +251,25 @@ class Modules:
 
     @torch.inference_mode()
     def _probe(self) -> None:
-        """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary."""
+        """Determine the model's form of mask, the shape of each layer's rows, and the vocabulary.
+
+        Layers that are computed in C have rows of one shape, so the first one shows it.
+        """
+        step, alike = self.step, False
+        if self.native is not None:
+            with suppress(UnsupportedModel):  # it is not a plain stack, as GPT-NeoX is not
+                step, alike = keep_layers(self.step, [0], bare=True), True
 
         def run() -> tuple[Probe, Any]:
             try:
-                return self._first_token()
+                return self._first_token(step)
             except UnsupportedModel:
                 raise
             except Exception:
                 if not (self.masks.by_kind and self.masks.kinds == 1):
                     raise
                 self.masks.by_kind = False
-                return self._first_token()
+                return self._first_token(step)
 
         taken = "a 4-D mask, positions and a cache object"
         probe, output = probed(self.model, taken, run, lambda: self.model(input_ids=self._some_token()))
@@ -269,3 +277,6 @@ class Modules:
         if isinstance(probe, StateProbe):
             self.states, self.grid = probe.states, probe.grid
         self.vocabulary: int = output.logits.shape[-1]
+        if alike and self.native is not None:
+            self.cache_layers = {layer: layer for layer in self.native.layers}
+            self.shapes, self.vocabulary = self.shapes * len(self.cache_layers), self.native.vocabulary

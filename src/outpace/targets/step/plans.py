@@ -86,10 +86,10 @@ class Asked:
             self._packs[exact] = packing_wanted(self.model, self.options.of_step["pack"], exact)
         return self._packs[exact]
 
-    def rounded_model(self, attention: str) -> Any:
-        """A copy of the model with rounded weights, and everything else as it is."""
+    def rounded_model(self, model: Any, attention: str) -> Any:
+        """A copy of the model, or of some of its layers, with rounded weights, and all else as it is."""
         packer = _packer(self, True, exact=True)
-        return exchange(self.model, _Replaced(packer), attention)
+        return exchange(model, _Replaced(packer), attention)
 
     @property
     def demands(self) -> set[str]:

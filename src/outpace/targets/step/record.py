@@ -39,6 +39,7 @@ from outpace.files import foreign, replacing, sealed, unsealed
 from outpace.targets.hardware import hardware
 from outpace.targets.inputs.attributes import PLAIN, attributes
 from outpace.targets.inputs.changes import hooks_of
+from outpace.targets.inputs.mapped import FileMemory
 
 _log = logging.getLogger(__name__)
 
@@ -204,7 +205,7 @@ def here(devices: Iterable[torch.device]) -> dict[str, str]:
 
 def _weights(model: Any) -> str | None:
     """A digest of weights and buffers; None if some cannot be read."""
-    found = hashlib.sha256()
+    found, files = hashlib.sha256(), FileMemory()
     for name, weight in [*model.named_parameters(), *model.named_buffers()]:
         if type(weight) not in (Tensor, torch.nn.Parameter) or weight.is_meta:
             return None
@@ -212,6 +213,7 @@ def _weights(model: Any) -> str | None:
         sample = flat[:: max(len(flat) // _SAMPLE, 1)].contiguous().cpu()
         found.update(f"{name} {tuple(weight.shape)} {weight.dtype} {weight.device}".encode())
         found.update(sample.view(torch.uint8).numpy().tobytes() if len(sample) else b"")
+        files.drop([weight])
     return found.hexdigest()
 
 

@@ -12,6 +12,7 @@ import torch
 from outpace.cache import Cache, Slot
 from outpace.core import Source, UnsupportedModel
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.config import family
 from outpace.targets.rows import Rows
 from outpace.targets.step.bit_test import distinct_ids
@@ -115,7 +116,7 @@ class Texts:
         cache, slots = target.new_cache(slots=2, length=64), []
         for prompt, source in zip(self.prompts, sources, strict=True):
             slots.append(slot := target.open(cache, source))
-            target.forward(cache, {slot: Rows(prompt)}, logits_from=None)
+            target.forward(cache, Batch.of({slot: prompt}, None))
             cache.keep({slot: range(len(prompt))})
         return cache, slots
 

@@ -46,8 +46,11 @@ def layers_of(model: Any) -> list[nn.Module]:
 _ALL = 8  # layers of a model of which none is left out
 
 
-def kinds_of(layers: Sequence[nn.Module]) -> list[Any]:
-    """What tells layers of a model apart: the classes of their modules, and these modules' settings."""
+def kinds_of(model: Any) -> list[Any]:
+    """What tells layers of a model apart: their kind in its config, classes and settings of modules."""
+    layers = layers_of(model)
+    named = getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ()
+    named = named if len(named) == len(layers) else [""] * len(layers)
 
     def settings(module: nn.Module) -> Any:
         own = {
@@ -58,18 +61,22 @@ def kinds_of(layers: Sequence[nn.Module]) -> list[Any]:
         own.pop("layer_idx", None)
         return type(module), tuple(sorted(own.items(), key=lambda item: item[0]))
 
-    return [tuple((name, settings(module)) for name, module in layer.named_modules()) for layer in layers]
+    return [
+        (kind, *((name, settings(module)) for name, module in layer.named_modules()))
+        for kind, layer in zip(named, layers, strict=True)
+    ]
 
 
-def shown(layers: Sequence[nn.Module]) -> list[int]:
+def shown(model: Any) -> list[int]:
     """The layers that stand for the others: the first, one between and the last, and these of each kind."""
-    if len(layers) <= _ALL:
-        return list(range(len(layers)))
+    kinds = kinds_of(model)
+    if len(kinds) <= _ALL:
+        return list(range(len(kinds)))
     places: dict[Any, list[int]] = {}
-    for number, kind in enumerate(kinds_of(layers)):
+    for number, kind in enumerate(kinds):
         places.setdefault(kind, []).append(number)
     chosen = {numbers[at] for numbers in places.values() for at in (0, len(numbers) // 2, -1)}
-    return sorted(chosen | {0, len(layers) - 1})
+    return sorted(chosen | {0, len(kinds) - 1})
 
 
 class Replay:
@@ -80,6 +87,7 @@ class Replay:
         layers: its decoder's layers.
         dtype: modules run as copies in this dtype, one at a time; None for their own.
         shown: the layers that run; the others give back their inputs, if the first one gives one tensor.
+        after: called with each layer that ran.
 
     Attributes:
         ran: the layers that ran.
@@ -91,11 +99,13 @@ class Replay:
         layers: Sequence[nn.Module],
         dtype: torch.dtype | None = None,
         shown: Sequence[int] | None = None,
+        after: Callable[[nn.Module], None] | None = None,
     ) -> None:
         self.inputs: Sequence[Tensor] = ()
         self.noted: list[Tensor] = []
         self.ran: set[int] = set()
         self.shown = set(range(len(layers)) if shown is None else shown)
+        self.after = after
         self.plain = False  # a layer gives one tensor
         numbers = {id(layer): number for number, layer in enumerate(layers)}
         around = {
@@ -184,6 +194,8 @@ class _Layer(_Around):
         replay.ran.add(number)
         result = fields["run"](replay.inputs[number], *args[1:], **kwargs)
         replay.plain = isinstance(result, Tensor)
+        if replay.after is not None:
+            replay.after(fields["inner"])
         return result
 
 

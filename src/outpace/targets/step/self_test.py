@@ -27,11 +27,12 @@ from outpace.targets.step.tree_test import compare_tree
 _log = logging.getLogger(__name__)
 
 
-def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel]) -> str:
+def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel], model: Any = None) -> str:
     """Run the self-test.
 
     Args:
         make: makes a target of a model, not tested, with the options that replace those of ``target``.
+        model: the one of which the target has some layers; None for its own.
 
     Returns:
         An empty string.
@@ -42,9 +43,10 @@ def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel]) 
     try:
         self_test(target, stock)
     except UnsupportedModel as error:
-        for words, model, options in _others(target, isinstance(error, Imprecise)):
+        model = target.model if model is None else model
+        for words, other_model, options in _others(target, model, isinstance(error, Imprecise)):
             try:
-                other: Any = make(model(), **options)
+                other: Any = make(other_model(), **options)
                 self_test(other, other.reference())
             except Exception:
                 _log.debug("%s does not load with %s", family(target.model), words, exc_info=True)
@@ -54,13 +56,14 @@ def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel]) 
     return ""
 
 
-def _others(target: TargetModel, imprecise: bool) -> Iterator[tuple[str, Callable[[], Any], dict[str, Any]]]:
+def _others(
+    target: TargetModel, model: Any, imprecise: bool
+) -> Iterator[tuple[str, Callable[[], Any], dict[str, Any]]]:
     """Ways in which a refused model may load: their name, the model, and options.
 
     Args:
         imprecise: the cause may be what replaces the model's own modules.
     """
-    model: Any = target.model
     if imprecise and target.bit_exact:
         yield "exact=False", lambda: model, {"exact": False}
     if imprecise and target.plan.native:

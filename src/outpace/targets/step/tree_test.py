@@ -21,13 +21,14 @@ from torch import Tensor
 from outpace.cache import Cache, Slot
 from outpace.core import Source, UnsupportedModel, out_of_memory
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import difference, largest_difference
 from outpace.targets.step.reference import CHANGED, PAST_WINDOW, Stock, Texts, dtype_name
-from outpace.targets.step.replay import kinds_of, layers_of
+from outpace.targets.step.replay import kinds_of
 from outpace.targets.step.tame import ROWS, tame
 from outpace.transfer import widened
 
@@ -73,7 +74,7 @@ def _test_tame(target: TargetModel, stock: Stock, dtype: torch.dtype) -> bool:
         _same_path(stock, model, sources[prompt], whole, found[prompt][list(rows)])
     cache.keep({slots[0]: texts.shape.kept, slots[1]: range(2)})
     # A plain step: some decoders leave out the mask of a single row, which texts of different lengths need.
-    after = other.forward(cache, {slot: Rows([texts.last]) for slot in slots})
+    after = other.forward(cache, Batch.of({slot: [texts.last] for slot in slots}))
     for prompt, before in enumerate((texts.until(texts.shape.kept), texts.paths()[-1][2])):
         _same_path(stock, model, sources[prompt], [*before, texts.last], after.logits_of(slots[prompt]))
     pad = getattr(model.config, "pad_token_id", None)
@@ -89,7 +90,7 @@ def _short(model: Any) -> Any:
 
     Whether the code of a layer honours a mask does not depend on how many of its kind there are.
     """
-    kinds = kinds_of(layers_of(model))
+    kinds = kinds_of(model)
     count = max((kinds.index(kind) + 1 for kind in set(kinds)), default=0)
     if len(kinds) - count < 2:
         return model
@@ -129,7 +130,7 @@ def _last_of(
     cache = target.new_cache(slots=2, length=64)
     slot, start = target.open(cache, source), 0
     for width in widths:
-        output = target.forward(cache, {slot: Rows(text[start : start + width])})
+        output = target.forward(cache, Batch.of({slot: text[start : start + width]}))
         cache.keep({slot: range(width)})
         start += width
     return widened(output.logits_of(slot)[-1:])
@@ -143,9 +144,9 @@ def checked_subtree(target: TargetModel, cache: Cache, slots: Sequence[Slot], te
     """
     changed = [*texts.tree[:CHANGED], texts.other, *texts.tree[CHANGED + 1 :]]
     shape = texts.shape
-    others = target.forward(cache, texts.feeds(slots) | {slots[0]: Rows(changed, shape.parents)})
+    others = target.forward(cache, Batch.of(texts.feeds(slots) | {slots[0]: Rows(changed, shape.parents)}))
     before = others.logits_of(slots[0]).clone()
-    output = target.forward(cache, texts.feeds(slots))
+    output = target.forward(cache, Batch.of(texts.feeds(slots)))
     rows = output.logits_of(slots[0])
     leak = difference(widened(rows[shape.blind]), widened(before[shape.blind]))
     effect = difference(widened(rows[[shape.sees]]), widened(before[[shape.sees]]))
@@ -187,7 +188,7 @@ def _cause(
     cache = target.new_cache(length=len(text))
     slot, found = target.open(cache, source), []
     for start, stop in ((0, 1), (1, len(text))):
-        found.append(target.forward(cache, {slot: Rows(text[start:stop])}).logits_of(slot).clone())
+        found.append(target.forward(cache, Batch.of({slot: text[start:stop]})).logits_of(slot).clone())
         cache.keep({slot: range(stop - start)})
     rows = zip(widened(torch.cat(found)), widened(expected), strict=True)
     wrong = [row for row, pair in enumerate(rows) if not difference(pair[1][None], pair[0][None]) <= limit]

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from threading import RLock
@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticCache, Window
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
 from outpace.native.pool import follow_torch
-from outpace.targets.base import check_chains, checked_cache
+from outpace.targets.base import TargetModel, check_chains, checked_cache
 from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
@@ -34,18 +34,20 @@ from outpace.targets.inputs.changes import Addresses, Structure, Weights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
 from outpace.targets.inputs.forward import CacheAdapter, device_of
 from outpace.targets.inputs.line import apart
+from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.kernel import Kernel
-from outpace.targets.native.runner import NativeRunner
 from outpace.targets.plan import StepPlan
-from outpace.targets.rows import Output, Rows, extra_rows
+from outpace.targets.rows import Output, extra_rows
 from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import bit_test
+from outpace.targets.step.layer_test import compare_all
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked, choose
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
+from outpace.targets.step.replay import shown
 from outpace.targets.step.self_test import tested
 from outpace.targets.step.trees import disproved, give_trees
 from outpace.targets.stock.fixed_steps import FixedSteps
@@ -160,12 +162,14 @@ class CausalTarget(FixedSteps):
                 raise UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
         if check:
             step, make = self._modules.step, partial(self._unchecked, **asked.of_step)
-            answer(record, "steps", step, lambda: tested(self, self.reference(), make))
+            answer(record, "steps", step, lambda: self._tested_steps(make))
         if self.device.type == "cuda":
             self._choose_trees(record)
         self.released = bool(asked.release) and not self._needs_weights and self._modules.release()
         if asked.release is True and not self.released:
             raise self._keeps(self.model, "no layer's weights have a packed or rounded copy")
+        if self._modules.native is not None:
+            FileMemory().drop(self.model.parameters())
         self.plan.layouts.clear()  # those of the tests
 
     def _bits(self, record: Record | None, modules: Modules) -> str:
@@ -181,7 +185,26 @@ class CausalTarget(FixedSteps):
     def _tested_bits(self, record: Record | None) -> str:
         step = self._modules.step
         question = "bits of fixed shapes" if self._fixed else "bits"
-        return answer(record, question, step, lambda: bit_test(self, step, self._embedded))
+        return answer(record, question, step, lambda: bit_test(self._stand_in(), step, self._embedded))
+
+    def _tested_steps(self, make: Callable[..., TargetModel]) -> str:
+        """Run the self-test."""
+        part = self._stand_in()
+        found = tested(part, part.reference(), make, self.model)
+        if part is not self:
+            compare_all(self, Stock(self.model, _run, self._unchecked, self._embedded, (self.model,)))
+        return found
+
+    def _stand_in(self) -> CausalTarget:
+        """The target that is tested: of the layers that stand for all, so that a test costs no more for more.
+
+        The target itself where its layers do not run in C, which has one form for all of a kind, or are no
+        plain stack.
+        """
+        if self._modules.native is not None and len(numbers := shown(self.model)) < self.layers:
+            with suppress(UnsupportedModel):  # the first two, since targets are made of a copy of these
+                return self.some_layers(sorted({*numbers, 1}))
+        return self
 
     def _choose_trees(self, record: Record | None) -> None:
         """Run forwards with branches on a copy of the step for them, if it passes the self-test."""
@@ -308,18 +331,16 @@ class CausalTarget(FixedSteps):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
-        return self.run(cache, feeds, logits_from, hidden_layers, self._first_states(cache, feeds))
+        return self.run(cache, batch, hidden_layers, self._first_states(cache, batch))
 
     @torch.inference_mode()
     def run(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
         states: Mapping[Slot, Tensor] | None = None,
     ) -> Output:
@@ -330,16 +351,18 @@ class CausalTarget(FixedSteps):
                 ignored.
         """
         refuse_training(self.model)
-        check_chains(self, feeds)
+        check_chains(self, batch)
         kv = checked_cache(self, cache, KVCache)
         follow_torch()
-        self.follow(begins=not all(map(kv.length, feeds)))
-        if self._modules.native is not None:
-            return self._run_native(self._modules.native, kv, feeds, logits_from, hidden_layers, states)
-        modules = self._modules.over(feeds)
-        alike = modules is self._modules and not logits_from and states is None
-        lines = len(feeds) > 1 and alike and self._takes_lines
-        call = Call(kv, feeds, logits_from, tuple(hidden_layers), states, lines, modules)
+        self.follow(begins=not all(map(kv.length, batch.slots)))
+        if (runner := self._modules.native) is not None:
+            inputs = None if states is None else torch.cat([states[slot] for slot in batch.slots])
+            output = runner.run(kv, batch, self._modules.cache_layers, tuple(hidden_layers), inputs)
+            self.plan.layouts["flat"] += 1
+            return output
+        modules = self._modules.over(batch)
+        lines = len(batch.slots) > 1 and modules is self._modules and states is None and self._takes_lines
+        call = Call(kv, batch, tuple(hidden_layers), states, lines, modules)
         windows, outputs = self._windows(call), []
         while windows:
             name, taken = next(
@@ -353,31 +376,15 @@ class CausalTarget(FixedSteps):
                 if self.options.static is True:
                     raise
                 self._launch(str(error))
-                return self.run(cache, feeds, logits_from, hidden_layers, states)
+                return self.run(cache, batch, hidden_layers, states)
             self.plan.layouts[name] += 1
             windows = windows[taken.windows :]
         return Output.join(outputs)
 
-    def _run_native(
-        self,
-        runner: NativeRunner,
-        cache: KVCache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None,
-        hidden_layers: Sequence[int],
-        states: Mapping[Slot, Tensor] | None,
-    ) -> Output:
-        """``run`` by one call into C."""
-        batch = Batch.of(cache, feeds, logits_from)
-        inputs = None if states is None else torch.cat([states[slot] for slot in batch.slots])
-        output = runner.run(cache, batch, self._modules.cache_layers, tuple(hidden_layers), inputs)
-        self.plan.layouts["flat"] += 1
-        return output
-
     def _windows(self, call: Call) -> Sequence[Window | FixedWindow]:
         """The windows of the cache that a forward writes."""
-        widths = {slot: len(row.tokens) for slot, row in call.feeds.items()}
-        shaped = self._fixed is not None and call.logits_from is not None
+        widths = dict(zip(call.batch.slots, call.batch.widths.tolist(), strict=True))
+        shaped = self._fixed is not None and len(call.batch.read) > 0
         if shaped and isinstance(call.cache, FixedCache):
             width = width_of(len(widths), max(widths.values()))
             if width:
@@ -454,7 +461,7 @@ class CausalTarget(FixedSteps):
         for target, ids in ((found, [1, self.vocabulary]), (self, [1, 1]), (self, [1])):
             cache = target.new_cache(length=4)
             slot = cache.allocate()
-            answers.append(target.forward(cache, {slot: Rows(ids)}).logits_of(slot)[:1].clone())
+            answers.append(target.forward(cache, Batch.of({slot: ids})).logits_of(slot)[:1].clone())
         if not agree(*answers):
             raise UnsupportedModel(
                 f"{family(self.model)} gives other logits when given embeddings in place of token ids; "
@@ -463,23 +470,22 @@ class CausalTarget(FixedSteps):
         return found
 
     @torch.inference_mode()
-    def _first_states(self, cache: Cache, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
+    def _first_states(self, cache: Cache, batch: Batch) -> dict[Slot, Tensor] | None:
         """Inputs of the first layer by slot, [rows, hidden size]; None if all are the tokens' embeddings."""
-        if not self.extra or all(token < self.vocabulary for row in feeds.values() for token in row.tokens):
+        if not self.extra or bool((batch.tokens < self.vocabulary).all()):
             return None
-        ids = upload([token for row in feeds.values() for token in row.tokens], self.device)
+        ids = upload(batch.tokens.tolist(), self.device)
         past = ids >= self.vocabulary
         states = self.embed(ids.masked_fill(past, 0))
         states[past] = self._table.to(states)[ids[past] - self.vocabulary]
-        widths = [len(row.tokens) for row in feeds.values()]
-        return dict(zip(feeds, states.split(widths), strict=True))
+        return dict(zip(batch.slots, states.split(batch.widths.tolist()), strict=True))
 
     def reference(self) -> Stock:
         """The model that the self-test compares with."""
         step = self._modules.step
         model: Any = self.model
         if self.quantised:  # the rounded weights, with the model's own attention
-            model = self._asked.rounded_model(self._attention)
+            model = self._asked.rounded_model(model, self._attention)
         bare = partial(self._unchecked, exact=False, pack=False, fuse=False)
         packs = self._asked.packs(self.bit_exact) if self.plan.packed else False
         pack = packs.name if isinstance(packs, Kernel) else bool(self.plan.packed) and "auto"

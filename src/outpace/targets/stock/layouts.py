@@ -11,10 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from outpace.cache import FixedRows, FixedWindow, KVCache, Slot, Window
+from outpace.targets.batch import Batch, Building, drawn_from, laid_out
 from outpace.targets.cpu.line_attention import line_attention
 from outpace.targets.gpu.fixed import FixedInputs
 from outpace.targets.gpu.graphs import Made
@@ -40,19 +42,25 @@ class Call(NamedTuple):
     """A forward that is asked for.
 
     Attributes:
-        feeds, logits_from, hidden_layers: as for ``TargetModel.forward``.
+        batch, hidden_layers: as for ``TargetModel.forward``.
         states: slot -> [its rows, hidden size], instead of the tokens' embeddings.
         lines: its rows may be in a line.
         modules: what it runs on.
     """
 
     cache: KVCache
-    feeds: Mapping[Slot, Rows]
-    logits_from: int | None
+    batch: Batch
     hidden_layers: tuple[int, ...]
     states: Mapping[Slot, Tensor] | None
     lines: bool
     modules: Modules
+
+    def first(self, window: Window) -> int:
+        """The first row of a window's slots that is read; its width if none is."""
+        reads = (
+            self.batch.reads[slot] for slot in window.slots if slot is not None and slot in self.batch.rows
+        )
+        return min((int(rows[0]) for rows in reads if len(rows)), default=window.width)
 
 
 class Taken(NamedTuple):
@@ -79,11 +87,10 @@ def fixed(target: CausalTarget, call: Call, windows: Windows) -> Taken | None:
         return None
 
     def run() -> Output:
-        rows, forward = rows_of(window, call.feeds), partial(_compute_fixed, target, call.modules)
+        rows, forward = rows_of(window, call.batch.rows), partial(_compute_fixed, target, call.modules)
         trees = call.modules is target._modules.trees
         made = shapes.run(forward, window, rows, target._inputs, call.hidden_layers, call.states, trees)
-        logits = made.logits[:, call.logits_from :]
-        return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden, target._bare)
+        return laid_out(window.slots, call.batch, made.logits, 0, made.hidden, target._bare)
 
     return Taken(1, run)
 
@@ -121,9 +128,10 @@ def _line_of(target: CausalTarget, windows: Sequence[Window]) -> Line:
 def _compute_padded(target: CausalTarget, call: Call, window: Window) -> Output:
     """A forward of the model over one window."""
     modules = call.modules
-    both, mask = modules.inputs(window, call.feeds, target.device)
+    both, mask = modules.inputs(window, call.batch, target.device)
     ids, positions = upload(both, target.device).unbind()
-    wanted = 0 if call.logits_from is None else max(window.width - call.logits_from, 0)
+    first = call.first(window)
+    wanted = window.width - first
     states = call.states
     inputs = {"input_ids": ids} if states is None else {"inputs_embeds": padded_states(window, states)}
     with target._adding(window):
@@ -137,17 +145,18 @@ def _compute_padded(target: CausalTarget, call: Call, window: Window) -> Output:
             call.hidden_layers,
         )
     logits = made.logits[:, -wanted:] if wanted else None
-    return Output.padded(window.slots, call.feeds, logits, call.logits_from, made.hidden, target._bare)
+    return laid_out(window.slots, call.batch, logits, first, made.hidden, target._bare)
 
 
 def _compute_line(target: CausalTarget, call: Call, in_line: Line) -> Output:
     """A forward of the model over windows whose rows are in a line."""
     modules = target._modules
-    each = (modules.inputs(window, call.feeds, target.device) for window in in_line.windows)
+    each = (modules.inputs(window, call.batch, target.device) for window in in_line.windows)
     inputs, masks = zip(*each, strict=True)
     ids, positions = in_line.inputs(inputs).unbind()
     cache = CacheAdapter(in_line, modules.cache_layers)
-    read = torch.empty(0) if call.logits_from is None else in_line.read(call.feeds)
+    part, _ = call.batch.select(in_line.slots)
+    read = torch.from_numpy(part.read.astype(np.int64))
     made = modules.run(
         modules.line,
         {"input_ids": ids},
@@ -158,7 +167,9 @@ def _compute_line(target: CausalTarget, call: Call, in_line: Line) -> Output:
         call.hidden_layers,
     )
     logits = made.logits[0] if len(read) else None
-    return Output.in_line(in_line.slots, call.feeds, logits, made.hidden, target._bare)
+    if logits is not None and not target._bare:
+        logits = drawn_from(logits)
+    return part.output(logits, {layer: rows[0] for layer, rows in made.hidden.items()})
 
 
 def _compute_fixed(
@@ -210,15 +221,19 @@ def try_lines(target: CausalTarget) -> None:
     copied = exchange(modules.step, lambda _: None, attention)
     nodes = max(5, 4 * modules.row_step)
     tree = Rows([node % 2 for node in range(nodes)], (-1, 0, 0, 1, 2, *range(4, nodes - 1)))
-    prompt = Rows([node % 2 for node in range(nodes + WINDOW_COST)], unread=nodes)
+    prompt = Rows([node % 2 for node in range(nodes + WINDOW_COST)])
     for feeds in ([tree, Rows([1]), prompt], [tree, Rows([1])]):
         modules.line, modules.mixes = None, prompt in feeds
         cache = target.new_cache(slots=3, length=nodes + WINDOW_COST)
         rows = {cache.allocate(): row for row in feeds}
+        building = Building()
+        for slot, row in rows.items():
+            building.add(slot, row, read=nodes if row is prompt else 0)
+        batch = building.made()
         try:
-            beside = target.forward(cache, rows)
+            beside = target.forward(cache, batch)
             modules.line = copied
-            in_line = target.forward(cache, rows)
+            in_line = target.forward(cache, batch)
         except Exception:  # some code of the family's own may not take keys of more sequences than rows
             _log.debug("%s does not support rows in a line", family(target.model), exc_info=True)
             modules.line = None
@@ -228,7 +243,7 @@ def try_lines(target: CausalTarget) -> None:
             return
         modules.line = None
         if not target.bit_exact:
-            alone = [target.forward(cache, {slot: row}).logits_of(slot) for slot, row in rows.items()]
+            alone = [target.forward(cache, batch.select([slot])[0]).logits_of(slot) for slot in rows]
             if agree(found, expected, torch.cat(alone)):
                 modules.line = copied
                 return

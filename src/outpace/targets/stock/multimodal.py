@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from outpace.cache import Cache, Slot, Window
 from outpace.core import OutpaceError, PromptStates, Source, UnsupportedModel, in_progress
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.forward import positions_of
 from outpace.targets.inputs.refusals import refuse_training
-from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import agree, shaken
 from outpace.targets.stock.causal import CausalTarget
 from outpace.transfer import upload
@@ -166,9 +166,9 @@ class MultimodalTarget(CausalTarget):
         slot = self.open(cache, prompt)
         half = len(ids) // 2
         if half:
-            self.forward(cache, {slot: Rows(ids[:half])}, logits_from=None)
+            self.forward(cache, Batch.of({slot: ids[:half]}, None))
             cache.keep({slot: range(half)})
-        found = self.forward(cache, {slot: Rows(ids[half:])}).logits_of(slot)[-1:]
+        found = self.forward(cache, Batch.of({slot: ids[half:]})).logits_of(slot)[-1:]
         if not agree(found, logits, again):
             raise UnsupportedModel(
                 f"{family(self.model)} gives other logits for a prompt with images than for its embeddings "
@@ -214,21 +214,21 @@ class MultimodalTarget(CausalTarget):
     # -- the forward -------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def _first_states(self, cache: Cache, feeds: Mapping[Slot, Rows]) -> dict[Slot, Tensor] | None:
-        states = super()._first_states(cache, feeds)
+    def _first_states(self, cache: Cache, batch: Batch) -> dict[Slot, Tensor] | None:
+        states = super()._first_states(cache, batch)
         read = {
             slot: prompt
-            for slot in feeds
+            for slot in batch.slots
             if (prompt := self._prompts.get(slot)) is not None and cache.length(slot) < len(prompt.states)
         }
         if not read:
             return states
         if states is None:
-            widths = [len(row.tokens) for row in feeds.values()]
-            ids = upload([token for row in feeds.values() for token in row.tokens], self.device)
-            states = dict(zip(feeds, self.embed(ids).split(widths), strict=True))
+            ids = upload(batch.tokens.tolist(), self.device)
+            pieces = self.embed(ids).split(batch.widths.tolist())
+            states = dict(zip(batch.slots, pieces, strict=True))
         for slot, prompt in read.items():
-            row = feeds[slot]
+            row = batch.rows[slot]
             at = upload(positions_of(row, cache.length(slot), len(row.tokens)), self.device)
             inside = at < len(prompt.states)
             states[slot][inside] = prompt.states[at[inside]].to(states[slot])

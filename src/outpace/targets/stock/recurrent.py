@@ -13,6 +13,7 @@ from typing import Any
 
 from outpace.cache import Slot, StateCache, StateWindow, Window
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.targets.batch import Batch
 from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, rows_of
@@ -78,17 +79,16 @@ class RecurrentTarget(CausalTarget):
         return StateCache(modules.shapes, list(modules.states.values()), slots, length, capacity)
 
     def _windows(self, call: Call) -> Sequence[Window]:
-        if any(row.fed for row in call.feeds.values()):
+        if call.batch.fed.any():
             raise OutpaceError("recurrent layers take a tree in one forward, not in several")
-        widths = {slot: len(row.tokens) for slot, row in call.feeds.items()}
-        alone = [slot for slot in call.feeds if self._prompt_rows(call, slot)]
+        batch = call.batch
+        widths = dict(zip(batch.slots, batch.widths.tolist(), strict=True))
+        alone = [slot for slot in batch.slots if self._prompt_rows(batch, slot)]
         return call.cache.begin(widths, self._modules.row_step, alone)
 
-    def _prompt_rows(self, call: Call, slot: Slot) -> int:
+    def _prompt_rows(self, batch: Batch, slot: Slot) -> int:
         """The number of a slot's first rows that are computed in chunks."""
-        row = call.feeds[slot]
-        told = row.prompt if row.prompt is not None else len(row.tokens) * (call.logits_from is None)
-        return told if self.prompts_differ else 0
+        return int(batch.prompts[batch.slots.index(slot)]) if self.prompts_differ else 0
 
     def _adapter(self, window: Window, call: Call) -> CacheAdapter:
         assert isinstance(window, StateWindow)
@@ -97,9 +97,9 @@ class RecurrentTarget(CausalTarget):
         return StateAdapter(
             window,
             modules.cache_layers,
-            rows_of(window, call.feeds),
+            rows_of(window, call.batch.rows),
             {key: index for index, key in enumerate(modules.states)},
-            self._prompt_rows(call, fed[0]) if len(fed) == 1 else 0,
+            self._prompt_rows(call.batch, fed[0]) if len(fed) == 1 else 0,
             self._budget,
         )
 

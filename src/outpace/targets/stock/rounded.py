@@ -5,20 +5,21 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from outpace.cache import Cache, KVCache, Slot
+from outpace.cache import Cache, KVCache
 from outpace.core import UnsupportedModel
 from outpace.targets.around import AroundTarget
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.trials import clock, products_of_a_row
 from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.changes import Weights
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.refusals import untouchable
-from outpace.targets.rows import Output, Rows
+from outpace.targets.rows import Output
 
 if TYPE_CHECKING:
     from outpace.targets.stock.causal import CausalTarget
@@ -83,12 +84,11 @@ class RoundedTarget(AroundTarget):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         self.make()
-        return self._part.forward(cache, feeds, logits_from, hidden_layers)
+        return self._part.forward(cache, batch, hidden_layers)
 
 
 def why_not_rounded(target: CausalTarget, bits: int) -> str:
@@ -133,11 +133,11 @@ def _seconds(target: CausalTarget, rows: int) -> float:
     """Seconds of a forward over some rows after a short text."""
     cache = target.new_cache(length=_TEXT + rows)
     slot = cache.allocate()
-    target.forward(cache, {slot: Rows([0] * _TEXT)}, None)
+    target.forward(cache, Batch.of({slot: [0] * _TEXT}, None))
     cache.keep({slot: range(_TEXT)})
 
     def run() -> None:
-        target.forward(cache, {slot: Rows([0] * rows)})
+        target.forward(cache, Batch.of({slot: [0] * rows}))
         cache.keep({})
 
     return _best(run)

@@ -7,7 +7,7 @@ Cross-attention keys and values are computed once per slot and move with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property, partial
 from typing import Any, ClassVar, Literal
 
@@ -20,6 +20,7 @@ from outpace.cache import Cache, Slot, Window
 from outpace.core import OutpaceError, Source, UnsupportedModel
 from outpace.native.pool import follow_torch
 from outpace.targets.base import TargetModel, check_chains, checked_cache
+from outpace.targets.batch import Batch, laid_out
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, embeddings_of, inputs_of, rows_of
@@ -35,7 +36,7 @@ from outpace.targets.inputs.refusals import (
 )
 from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.plan import StepPlan
-from outpace.targets.rows import HiddenStates, Output, Rows
+from outpace.targets.rows import HiddenStates, Output
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import Stock
 from outpace.targets.step.self_test import tested
@@ -263,28 +264,26 @@ class Seq2SeqTarget(TargetModel):
     def forward(
         self,
         cache: Cache,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None = 0,
+        batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
         refuse_training(self.model)
-        check_chains(self, feeds)
+        check_chains(self, batch)
         kv = checked_cache(self, cache, Seq2SeqCache)
         follow_torch()
-        widths = {slot: len(row.tokens) for slot, row in feeds.items()}
+        widths = dict(zip(batch.slots, batch.widths.tolist(), strict=True))
         windows = kv.begin(widths, apart=widths if self.chains_only else ())
-        return Output.join([self._pass(kv, window, feeds, logits_from, hidden_layers) for window in windows])
+        return Output.join([self._pass(kv, window, batch, hidden_layers) for window in windows])
 
     def _pass(
         self,
         cache: Seq2SeqCache,
         window: Window,
-        feeds: Mapping[Slot, Rows],
-        logits_from: int | None,
+        batch: Batch,
         hidden_layers: Sequence[int],
     ) -> Output:
         """A forward of the model over one window."""
-        rows = rows_of(window, feeds)
+        rows = rows_of(window, batch.rows)
         tokens, positions = inputs_of(rows, window)
         ids, position_ids = upload([tokens, positions], self.device).unbind()
         mask = self._masks(rows, window, positions, self.device)
@@ -299,8 +298,8 @@ class Seq2SeqTarget(TargetModel):
                 **({"output_hidden_states": True} if hidden_layers else {}),
             )
         hidden = {layer: output.decoder_hidden_states[layer] for layer in hidden_layers}
-        logits = None if logits_from is None else output.logits[:, logits_from:]
-        return Output.padded(window.slots, feeds, logits, logits_from, hidden)
+        logits = output.logits if len(batch.read) else None
+        return laid_out(window.slots, batch, logits, 0, hidden)
 
     def _masked(self, mask: Mask) -> dict[str, Any]:
         """Arguments of the model for the decoder's mask."""

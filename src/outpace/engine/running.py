@@ -18,13 +18,14 @@ from outpace.engine.observer import Observer
 from outpace.engine.scheduler import Scheduler
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch, Building
 from outpace.targets.rows import Output, Rows
 from outpace.transfer import finish, last_device
 
 _LONG = 512  # tokens of a text that a drafter first looks at between steps, as they allow
 
 
-class Batch:
+class RunningBatch:
     """The sequences that an engine decodes together, and those that wait to join them.
 
     Args:
@@ -123,7 +124,10 @@ class Batch:
         if not chunk:
             return
         began = self._clock()
-        output = self.forward({a: self.next_rows(a, rows) for a, rows in chunk.items()}, None)
+        building = Building()
+        for active, rows in chunk.items():
+            self.add_chunk(building, active, rows)
+        output = self.forward(building.made(), list(chunk))
         if output is None:
             return
         fed = {a: chunk[a] for a in chunk if a.sequence.error is None}
@@ -134,12 +138,12 @@ class Batch:
         self.scheduler.pace.measured(0, 0, sum(fed.values()), seconds)
         self.scheduler.allowance.spend(seconds)
 
-    def next_rows(self, active: Active, rows: int, unread: int = 0) -> Rows:
-        """A number of next rows before a sequence's root."""
+    def add_chunk(self, building: Building, active: Active, rows: int) -> None:
+        """Add a number of next rows before a sequence's root, of which none is read."""
         start = self.cache.length(active.slot)
         # The prompt's last token is fed in a step, and so were emitted tokens that are fed again.
         prompt = min(max(active.sequence.prompt_length - 1 - start, 0), rows)
-        return Rows(active.sequence.tokens[start : start + rows], unread=unread, prompt=prompt)
+        building.add(active.slot, Rows(active.sequence.tokens[start : start + rows]), rows, prompt)
 
     def read_ahead(self, share: Share, output: Output) -> None:
         """Pass on the hidden states of the rows of prompts that a step's forward has fed before roots."""
@@ -232,26 +236,26 @@ class Batch:
 
     # -- a forward ---------------------------------------------------------------------------------------
 
-    def forward(self, feeds: dict[Active, Rows], logits_from: int | None) -> Output | None:
-        """Run a forward of the target; return None if no sequence is left.
+    def forward(self, batch: Batch, members: Seq[Active]) -> Output | None:
+        """Run a forward of the target for these sequences; return None if none of them is left.
 
         An error ends the sequences in it; if memory ran out, only the newest one, and the forward is repeated
         for the others.
         """
-        while feeds:
-            rows = {a.slot: fed for a, fed in feeds.items()}
+        while batch.slots:
             try:
-                return self._target.forward(self.cache, rows, logits_from, self._layers)
+                return self._target.forward(self.cache, batch, self._layers)
             except RanksLost:
                 raise
             except Exception as error:
                 full = out_of_memory(error)
                 if full:
                     error.__traceback__ = None  # its frames keep the forward's tensors alive
-                failed = [max(feeds, key=attrgetter("number"))] if full else list(feeds)
+                failed = [max(members, key=attrgetter("number"))] if full else list(members)
                 fail(failed, error)
                 self.leave([a.sequence for a in failed])
-                feeds = {a: fed for a, fed in feeds.items() if a not in failed}
+                members = [active for active in members if active not in failed]
+                batch, _ = batch.select([active.slot for active in members])
         return None
 
     # -- leaving -----------------------------------------------------------------------------------------

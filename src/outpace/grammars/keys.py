@@ -7,16 +7,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
+from typing import Protocol
 
 import llguidance
 import numpy as np
 from numpy.typing import NDArray
 
-from outpace.serve.thinking import Reasoning
-
 Mask = NDArray[np.bool_]
 _FEW = 64  # tokens, each of which is tried
 _COPIES = 256  # of matchers at one token, with which they are tried
+
+
+class Thought(Protocol):
+    """What stands before a text: its marks, and whether the prompt has the first already."""
+
+    @property
+    def begin(self) -> str: ...
+
+    @property
+    def end(self) -> str: ...
+
+    @property
+    def begun(self) -> bool: ...
 
 
 class Keys:
@@ -25,19 +37,19 @@ class Keys:
     Args:
         quoting: the tokens that contain a quotation mark, with their bytes.
         spell: the bytes of tokens.
-        reasoning: what comes before the text; None for nothing.
+        thought: what comes before the text; None for nothing.
     """
 
     def __init__(
         self,
         quoting: Mapping[int, bytes],
         spell: Callable[[list[int]], bytes],
-        reasoning: Reasoning | None = None,
+        thought: Thought | None = None,
     ) -> None:
         self._quoting, self._spell = quoting, spell
         self._text = _Text()
-        self._marks = None if reasoning is None else (reasoning.begin.encode(), reasoning.end.encode())
-        self._begun = reasoning is not None and reasoning.begun
+        self._marks = None if thought is None else (thought.begin.encode(), thought.end.encode())
+        self._begun = thought is not None and thought.begun
         self._head = b""  # what was read before the text
         self._holding: dict[bytes, list[int]] = {}
 

@@ -1,0 +1,273 @@
+/* Products of rows with panels of quants.h. */
+
+#pragma once
+
+#include "quants.h"
+
+struct quant_part {
+    int64_t outputs;
+    int32_t type;
+    const uint8_t *weights; /* [panels, quant_panel] */
+};
+
+/* The weights of a product: of some outputs each, one after the other. */
+struct quants {
+    int32_t parts;
+    const struct quant_part *part;
+};
+
+typedef uint8_t quad_codes __attribute__((vector_size(QUAD), aligned(1)));
+typedef uint16_t quad_pairs __attribute__((vector_size(QUAD), aligned(1)));
+typedef int8_t across_bytes __attribute__((vector_size(ACROSS), aligned(1)));
+
+static inline across halves_of(const uint8_t *from) {
+#if ACROSS == 16
+    return (across)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__F16C__)
+    return (across)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#else
+    across value;
+    for (int i = 0; i < ACROSS; i++) value[i] = float_of_half(half_at(from + 2 * i));
+    return value;
+#endif
+}
+
+static inline across wholes_of(const uint8_t *from) {
+    return __builtin_convertvector(__builtin_convertvector(*(const across_bytes *)from, across_ints), across);
+}
+
+static inline quad_codes looked_up(const int8_t *table, quad_codes codes) {
+#if ACROSS == 16
+    const __m512i all = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)table));
+    return (quad_codes)_mm512_shuffle_epi8(all, (__m512i)codes);
+#elif defined(__AVX2__)
+    const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
+    return (quad_codes)_mm256_shuffle_epi8(all, (__m256i)codes);
+#else
+    for (int i = 0; i < QUAD; i++) codes[i] = (uint8_t)table[codes[i]];
+    return codes;
+#endif
+}
+
+/* Bits moved right, or left; those that come from a neighbour are to be masked. */
+static inline __attribute__((always_inline)) quad_codes moved(quad_codes codes, int right) {
+    return (quad_codes)(right >= 0 ? (quad_pairs)codes >> right : (quad_pairs)codes << -right);
+}
+
+/* Codes of a quad of inputs, of all outputs. With a table, or of 8 bits, they are signed. */
+static inline __attribute__((always_inline)) quad_codes codes_of(struct coded as, const uint8_t *from, int i) {
+    const int quads = as.low == 8 ? QUADS : as.low == 4 ? QUADS / 2 : 2;
+    quad_codes codes = *(const quad_codes *)(from + i % quads * QUAD);
+    if (as.low < 8) codes = moved(codes, i / quads * as.low) & (uint8_t)((1 << as.low) - 1);
+    if (as.high) {
+        const int place = as.high == 1 ? i : i / 2 * 2;
+        const quad_codes high = *(const quad_codes *)(from + (quads + (as.high == 2 ? i % 2 : 0)) * QUAD);
+        codes |= moved(high, place - as.low) & (uint8_t)(((1 << as.high) - 1) << as.low);
+    }
+    return as.table ? looked_up(as.table, codes) : codes;
+}
+
+/* What is added to codes, signed or not, for the processor's instruction: sums begin with minus what that adds. */
+static inline __attribute__((always_inline)) int shift_of(struct coded as) {
+#if ACROSS == 16
+    return as.low == 8 || as.table ? 128 : as.offset;
+#else
+    return as.offset;
+#endif
+}
+
+#if ACROSS == 16 || defined(__AVX2__)
+#define IN_VECTORS static inline __attribute__((always_inline))
+#else
+#define IN_VECTORS static __attribute__((noinline)) /* in each form it would take a minute to compile */
+#endif
+/* Add the products of a quad of a row's numbers with those of all outputs. */
+IN_VECTORS across_ints plus_quad(struct coded as, across_ints sum, quad_codes codes,
+                                                                   const int8_t *numbers) {
+    const int with_sign = as.low == 8 || as.table;
+#if ACROSS == 16
+    (void)with_sign;
+    return (across_ints)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)codes, quad(numbers));
+#elif defined(__AVX2__)
+    const __m256i own = (__m256i)codes, given = quad(numbers);
+    const __m256i pairs_of_two = with_sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(given, own))
+                                           : _mm256_maddubs_epi16(own, given);
+    return (across_ints)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs_of_two, _mm256_set1_epi16(1)));
+#else
+    for (int output = 0; output < ACROSS; output++)
+        for (int i = 0; i < 4; i++) {
+            const uint8_t code = codes[4 * output + i];
+            sum[output] += (with_sign ? (int8_t)code : code) * numbers[i];
+        }
+    return sum;
+#endif
+}
+
+/* Products of ``count`` rows, at most TOGETHER, with a panel of codes: [count, ACROSS]. */
+static inline __attribute__((always_inline)) void panel_of_codes(int count, int type, const uint8_t *weights,
+                                                                 long inputs, const struct rounded_row *rows,
+                                                                 across *out) {
+    const struct coded as = coded_as(type);
+    const across none = {0};
+    const int spans = as.fine == 2 ? 2 : 1, quads = QUADS / spans, shift = shift_of(as);
+    const long size = part_bytes(as), begin = ACROSS * as.fine * (as.least ? 2 : 1);
+    across sums[TOGETHER];
+    for (int row = 0; row < count; row++) sums[row] = none;
+    for (long block = 0; block < inputs / SHARE;) {
+        const across scale = as.power ? scales_of((const char *)weights) : halves_of(weights);
+        const across least = as.least ? halves_of(weights + 2 * ACROSS) : none;
+        weights += head_bytes(as);
+        for (int part = 0; part < group_of(as); part++, block++, weights += size) {
+            for (long at = 0; at < size; at += LINE) __builtin_prefetch(weights + DISTANCE / 2 + at, 0, 3);
+#pragma GCC unroll 2
+            for (int span = 0; span < spans; span++) {
+                across_ints whole[TOGETHER];
+                for (int row = 0; row < count; row++) {
+                    const int32_t *const halves = rows[row].halves + 2 * block;
+                    const across_ints zero = {0};
+                    whole[row] = zero - shift * (spans == 2 ? halves[span] : halves[0] + halves[1]);
+                }
+#pragma GCC unroll 8
+                for (int i = 0; i < quads; i++) {
+                    quad_codes codes = codes_of(as, weights + begin, span * quads + i);
+                    if (ACROSS == 16 && (as.low == 8 || as.table)) codes ^= 128;
+                    for (int row = 0; row < count; row++)
+                        whole[row] = plus_quad(as, whole[row], codes,
+                                               rows[row].numbers + block * SHARE + (span * quads + i) * 4);
+                }
+                const across own = as.fine ? scale * wholes_of(weights + span * ACROSS) : scale;
+                const across lower =
+                    as.least < 0 ? -least * wholes_of(weights + (as.fine + span) * ACROSS) : least;
+                for (int row = 0; row < count; row++) {
+                    const float by = rows[row].scales[block];
+                    sums[row] = fused_across(__builtin_convertvector(whole[row], across), own * by, sums[row]);
+                    if (as.least) {
+                        const float sum =
+                            spans == 2 ? by * (float)rows[row].halves[2 * block + span] : rows[row].sums[block];
+                        sums[row] = fused_across(lower, sum - none, sums[row]);
+                    }
+                }
+            }
+        }
+    }
+    for (int row = 0; row < count; row++) out[row] = sums[row];
+}
+
+static inline across floats_of(int type, const uint8_t *from) {
+    return type == F32 ? *(const across *)from : type == F16 ? halves_of(from) : scales_of((const char *)from);
+}
+
+/* The same with weights in floats; even and odd inputs have their sums. */
+static inline __attribute__((always_inline)) void panel_of_floats(int count, int type, const uint8_t *weights,
+                                                                  long inputs, const struct rounded_row *rows,
+                                                                  across *out) {
+    const across none = {0};
+    const long size = ACROSS * float_bytes(type);
+    across sums[2][TOGETHER];
+    for (int row = 0; row < count; row++) sums[0][row] = sums[1][row] = none;
+    for (long i = 0; i < inputs; i++) {
+        const across own = floats_of(type, weights + i * size);
+        __builtin_prefetch(weights + i * size + DISTANCE, 0, 3);
+        for (int row = 0; row < count; row++)
+            sums[i % 2][row] = fused_across(own, rows[row].given[i] - none, sums[i % 2][row]);
+    }
+    for (int row = 0; row < count; row++) out[row] = sums[0][row] + sums[1][row];
+}
+
+typedef void quant_form(const uint8_t *, long, const struct rounded_row *, across *);
+#define QUANT_FORM(panel, type, count)                                                                       \
+    static __attribute__((noinline)) void quant_##type##_##count(                                            \
+        const uint8_t *weights, long inputs, const struct rounded_row *rows, across *out) {                  \
+        panel(count, type, weights, inputs, rows, out);                                                      \
+    }
+/* For some numbers of rows there is the form of the next one. */
+#if TOGETHER == 8
+#define QUANT_FORMS(panel, type)                                                                             \
+    QUANT_FORM(panel, type, 1) QUANT_FORM(panel, type, 2) QUANT_FORM(panel, type, 4) QUANT_FORM(panel, type, 8)
+#define ALL_QUANT(type)                                                                                      \
+    [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4, quant_##type##_8,      \
+              quant_##type##_8, quant_##type##_8, quant_##type##_8},
+#elif defined(__AVX2__)
+#define QUANT_FORMS(panel, type)                                                                             \
+    QUANT_FORM(panel, type, 1) QUANT_FORM(panel, type, 2) QUANT_FORM(panel, type, 4)
+#define ALL_QUANT(type) [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4},
+#else
+#define QUANT_FORMS(panel, type) QUANT_FORM(panel, type, 1) QUANT_FORM(panel, type, 4)
+#define ALL_QUANT(type) [type] = {quant_##type##_1, quant_##type##_4, quant_##type##_4, quant_##type##_4},
+#endif
+#define CODED(type) QUANT_FORMS(panel_of_codes, type)
+OF_TYPES(CODED)
+QUANT_FORMS(panel_of_floats, F32) QUANT_FORMS(panel_of_floats, F16) QUANT_FORMS(panel_of_floats, BF16)
+static quant_form *const quant_forms[QUANT_TYPES][TOGETHER] = {OF_TYPES(ALL_QUANT) ALL_QUANT(F32) ALL_QUANT(F16)
+                                                                   ALL_QUANT(BF16)};
+
+struct multiplying_quants {
+    const struct product *product;
+    long rows, each; /* ``each``: panels of a chunk */
+    const real *given;
+    real *out;
+    struct rounded_row *rounded; /* [rows + 3]: the last one again and again */
+    int floats, codes;           /* which of a row's forms are read */
+};
+
+static void round_quants(void *given, long row) {
+    const struct multiplying_quants *const job = given;
+    const real *const from = job->given + row * job->product->inputs;
+    if (job->codes) round_row(from, job->product->inputs, job->rounded + row);
+    if (job->floats) widen(from, job->product->inputs, (float *)job->rounded[row].given);
+}
+
+static void multiply_panels_of_quants(void *given, long chunk) {
+    const struct multiplying_quants *const job = given;
+    const struct product *const product = job->product;
+    const struct quants *const all = product->weights;
+    const long rows = job->rows, from = chunk * job->each, to = from + job->each;
+    long panels = 0, begin = 0; /* of the parts before */
+    for (int i = 0; i < all->parts; begin += all->part[i++].outputs) {
+        const struct quant_part *const part = all->part + i;
+        const long before = panels, size = quant_panel(part->type, product->inputs);
+        panels += chunks_of(part->outputs, ACROSS);
+        for (long panel = from > before ? from : before; panel < panels && panel < to; panel++) {
+            const long at = (panel - before) * ACROSS;
+            const long count = part->outputs - at < ACROSS ? part->outputs - at : ACROSS;
+            for (long row = 0; row < rows; row += TOGETHER) {
+                const long some = rows - row < TOGETHER ? rows - row : TOGETHER;
+                across sums[TOGETHER];
+                quant_forms[part->type][some - 1](part->weights + (panel - before) * size, product->inputs,
+                                                  job->rounded + row, sums);
+                for (long i = 0; i < some; i++)
+                    finish(product, begin + at, count, sums + i, job->out + (row + i) * product->outputs);
+            }
+        }
+    }
+}
+
+/* ``multiply`` for weights of a GGUF file. Returns 1 if out of memory. */
+static int multiply_quants(const struct product *product, long rows, const real *given, real *out) {
+    const struct quants *const all = product->weights;
+    const long inputs = product->inputs, blocks = (inputs + SHARE - 1) / SHARE;
+    struct multiplying_quants job = {product, rows, 0, given, out, NULL, 0, 0};
+    long panels = 0;
+    for (int i = 0; i < all->parts; i++) {
+        panels += chunks_of(all->part[i].outputs, ACROSS);
+        if (float_bytes(all->part[i].type)) job.floats = 1;
+        else job.codes = 1;
+    }
+    if (!rows) return 0;
+    const long own = blocks * NUMBERS_OF_BLOCK + (job.floats ? inputs : 0);
+    float *const room = workspace(rows * own + (rows + 3) * (sizeof(struct rounded_row) / 4));
+    if (!room) return 1;
+    job.rounded = (struct rounded_row *)room;
+    for (long row = 0; row < rows; row++)
+        job.rounded[row] = rounded_row_at((float *)(job.rounded + rows + 3) + row * own, blocks);
+    for (int i = 0; i < 3; i++) job.rounded[rows + i] = job.rounded[rows - 1];
+    if (rows * inputs > CHUNK) share(rows, round_quants, &job);
+    else
+        for (long row = 0; row < rows; row++) round_quants(&job, row);
+    job.each = items_of_chunk(panels, work_of_panel(inputs, ACROSS, rows));
+    share(chunks_of(panels, job.each), multiply_panels_of_quants, &job);
+    return 0;
+}
+
+long size_of_quant_part(void) { return sizeof(struct quant_part); }
+long size_of_quants(void) { return sizeof(struct quants); }

@@ -1,0 +1,265 @@
+"""Loading of a GGUF file into a transformers model whose matrices stay as they are in the file.
+
+Config, names and the order of rows are transformers' own (``modeling_gguf_pytorch_utils``). Its reader takes
+half a minute for the texts of a large vocabulary, so it is given a copy of the header without them.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from outpace.core import UnsupportedModel, first_line, load_extra
+from outpace.targets.cpu.quants import TYPES, QuantEmbedding, QuantLinear, QuantPart, compiled, row_bytes
+from outpace.targets.gguf.settings import settle
+from outpace.targets.llamacpp.header import without_texts
+from outpace.targets.llamacpp.library import check_file
+
+_FREQUENCIES = "rope_freqs.weight"
+_ENDS = ("eos", "eot", "eom")
+_NAMES = {number: name for name, number in TYPES.items()}
+
+
+class _Place(NamedTuple):
+    """A tensor in a file: torch's shape."""
+
+    type: int
+    shape: tuple[int, ...]
+    start: int
+    size: int
+
+
+class GgufFile:
+    """A GGUF file's config, and its tensors by transformers' names.
+
+    Args:
+        path: the file.
+
+    Attributes:
+        config: transformers'.
+        architecture: llama.cpp's name of the family.
+        texts: there is a vocabulary.
+
+    Raises:
+        OutpaceError: the file is broken, or a package is missing.
+        UnsupportedModel: transformers does not know the family, or a type is not read here.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._ends = path, dict[str, int]()
+        load_extra("gguf", "a GGUF file", "gguf")
+        check_file(path)
+        if isinstance(why := compiled(), str):
+            raise UnsupportedModel(f"products with its weights are compiled functions: {why}")
+        head, size = without_texts(path)
+        moved = path.stat().st_size - size
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / path.name
+            with copy.open("wb") as file:  # of the tensors it has no bytes, only the room
+                file.write(head)
+                file.truncate(size)
+            self.config, self.architecture, tensors = _described(copy, self._ends)
+        self.texts = size < path.stat().st_size  # a vocabulary was left out
+        self._places = {
+            name: _Place(place.type, place.shape, place.start + moved, place.size)
+            for name, place in tensors.items()
+        }
+        unknown = {place.type for place in self._places.values()} - set(_NAMES)
+        if unknown:
+            raise UnsupportedModel(f"tensors of ggml's type {min(unknown)} are not read")
+        table = self._places.get("token_embd.weight")
+        if table is None or len(table.shape) != 2:
+            raise UnsupportedModel("it has no embeddings")
+        self.config.vocab_size = table.shape[0]
+        if (self.config.pad_token_id or 0) >= table.shape[0]:  # the family's default, for another vocabulary
+            self.config.pad_token_id = None
+
+    @property
+    def floats(self) -> bool:
+        """True if some matrices are in floats that bfloat16 does not hold."""
+        wide = (TYPES["f32"], TYPES["f16"])
+        return any(len(place.shape) > 1 and place.type in wide for place in self._places.values())
+
+    def model(self, name: str = "auto") -> Any:
+        """The model, with rows in a dtype; "auto" is bfloat16, or float32 if there are ``floats``.
+
+        Raises:
+            UnsupportedModel: a tensor has no place in transformers' model, or a part of that no tensor.
+        """
+        from accelerate import init_empty_weights
+        from transformers import AutoModelForCausalLM
+
+        chosen = ("float32" if self.floats else "bfloat16") if name == "auto" else name
+        dtype: torch.dtype = getattr(torch, chosen)
+        with init_empty_weights(include_buffers=False):
+            model = AutoModelForCausalLM.from_config(self.config, dtype=dtype)
+        if self._ends:
+            model.generation_config.eos_token_id = sorted(set(self._ends.values()))
+        return self._filled(model.eval(), dtype)
+
+    @torch.inference_mode(False)
+    @torch.no_grad()
+    def _filled(self, model: Any, dtype: torch.dtype) -> Any:
+        from transformers.modeling_gguf_pytorch_utils import (
+            TENSOR_PROCESSORS,
+            TensorProcessor,
+            get_gguf_hf_weights_map,
+        )
+
+        made: Any = TENSOR_PROCESSORS.get(self.architecture, TensorProcessor)
+        processor = made(config=self.config.to_dict())
+        names = get_gguf_hf_weights_map(model, processor, self.architecture)
+        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+        tied = self.config.tie_word_embeddings
+        left = [name for name in self._places if name not in names and name != _FREQUENCIES]
+        if left:
+            raise UnsupportedModel(f"transformers' {self.config.model_type} has no place for {left[0]}")
+        for name, place in self._places.items():
+            if name not in names:
+                continue
+            owner, _, kind = names[name].rpartition(".")
+            module = model.get_submodule(owner)
+            if module is embeddings:
+                found: nn.Module = QuantEmbedding(module, place.type, self._bytes(place), dtype)
+                model.set_submodule(owner, found)
+                if tied:
+                    own = next(name for name, part in model.named_modules() if part is head)
+                    model.set_submodule(own, self._linear(head, name, place, None, dtype))
+            elif type(module) is nn.Linear and kind == "weight":
+                order = _order(processor, name, place)
+                model.set_submodule(owner, self._linear(module, name, place, order, dtype))
+            else:
+                self._fill(module, kind, name, place, processor, dtype)
+        if (slow := self._places.get(_FREQUENCIES)) is not None:
+            self._slow(model, slow)
+        missing = [name for name, weight in model.named_parameters() if weight.is_meta]
+        if missing:
+            raise UnsupportedModel(f"it has no tensor for {missing[0]}")
+        return model
+
+    def _linear(
+        self, module: Any, name: str, place: _Place, order: Tensor | None, dtype: torch.dtype
+    ) -> QuantLinear:
+        if place.shape != (module.out_features, module.in_features):
+            raise UnsupportedModel(
+                f"{name} is {list(place.shape)}, and its layer {[module.out_features, module.in_features]}"
+            )
+        # Mapped anew for each: pages that were read are then not resident beside the panels.
+        part = QuantPart.pack(place.type, self._bytes(place), place.shape[1], order)
+        return QuantLinear(module, part, dtype)
+
+    def _fill(
+        self, module: Any, kind: str, name: str, place: _Place, processor: Any, dtype: torch.dtype
+    ) -> None:
+        """Set a norm's or a bias's numbers, or those of another small tensor."""
+        gguf = load_extra("gguf", "a GGUF file", "gguf")
+        raw = self._bytes(place).numpy().reshape(-1)
+        if place.type in (TYPES["f32"], TYPES["f16"]):
+            raw = raw.view(np.float32 if place.type == TYPES["f32"] else np.float16)
+        numbers = gguf.dequantize(raw, gguf.GGMLQuantizationType(place.type)).reshape(place.shape)
+        numbers = processor.process(weights=np.array(numbers, dtype=np.float32), name=name).weights
+        own = getattr(module, kind)
+        if own.shape != numbers.shape:
+            raise UnsupportedModel(f"{name} is {list(numbers.shape)}, and its layer {list(own.shape)}")
+        value = torch.from_numpy(np.ascontiguousarray(numbers)).to(dtype)
+        setattr(module, kind, nn.Parameter(value, requires_grad=False))
+
+    def _slow(self, model: Any, place: _Place) -> None:
+        """Divide the frequencies of rotation by the file's factors (Llama 3.1), as llama.cpp does."""
+        rotary = getattr(getattr(model, model.base_model_prefix), "rotary_emb", None)
+        own = getattr(rotary, "inv_freq", None)
+        if own is None or place.type != TYPES["f32"] or place.shape != tuple(own.shape):
+            raise UnsupportedModel(f"its {_FREQUENCIES} does not fit transformers' rotation")
+        own /= self._bytes(place).flatten().view(torch.float32)
+
+    def _bytes(self, place: _Place) -> Tensor:
+        """A tensor's bytes in the file, mapped: [rows, bytes of one]."""
+        whole = torch.from_file(str(self.path), size=self.path.stat().st_size, dtype=torch.uint8)
+        part = whole[place.start : place.start + place.size]
+        return part.view(-1, row_bytes(place.type, place.shape[-1]))
+
+
+def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str, _Place]]:
+    """Config, architecture and tensors of a file; their places are those in this copy of its header.
+
+    Args:
+        ends: filled with the tokens that end a text, or a turn.
+    """
+    from gguf import GGUFReader
+    from transformers import AutoConfig
+    from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
+
+    told = logging.getLogger("transformers.modeling_gguf_pytorch_utils")  # of the vocabulary, left out here
+    level = told.level
+    told.setLevel(logging.ERROR)
+    try:
+        reader = GGUFReader(copy)
+        field = reader.fields["general.architecture"]
+        architecture = bytes(field.parts[field.data[0]]).decode()
+        for name in _ENDS:
+            if (value := reader.fields.get(f"tokenizer.ggml.{name}_token_id")) is not None:
+                ends[name] = int(value.contents())
+        config = AutoConfig.from_pretrained(str(copy.parent), gguf_file=copy.name)
+        mapped: Any = GGUF_CONFIG_MAPPING.get(config.model_type) or GGUF_CONFIG_MAPPING.get(architecture, {})
+        own = f"{architecture}."
+        values = {
+            name.removeprefix(own): field.contents()
+            for name, field in reader.fields.items()
+            if name.startswith(own)
+        }
+        settle(config, values, mapped)
+    except UnsupportedModel:
+        raise
+    except Exception as error:  # transformers and gguf raise anything for what they do not know
+        raise UnsupportedModel(f"transformers cannot read its config: {first_line(error)}") from error
+    finally:
+        told.setLevel(level)
+    return config, architecture, dict(_tensors(reader))
+
+
+def _tensors(reader: Any) -> Iterator[tuple[str, _Place]]:
+    for tensor in reader.tensors:
+        shape = tuple(int(size) for size in reversed(tensor.shape))
+        yield (
+            tensor.name,
+            _Place(int(tensor.tensor_type), shape, int(tensor.data_offset), int(tensor.n_bytes)),
+        )
+
+
+def _order(processor: Any, name: str, place: _Place) -> Tensor | None:
+    """The file's row of each output, where llama.cpp's converter has permuted them; None where not."""
+    rows = np.arange(place.shape[0], dtype=np.int32)
+    found = processor.process(weights=rows[:, None], name=name).weights
+    if found.shape != (place.shape[0], 1):
+        raise UnsupportedModel(f"the rows of {name} are not in an order that can be undone")
+    if np.array_equal(found[:, 0], rows):
+        return None
+    return torch.from_numpy(np.ascontiguousarray(found[:, 0]))
+
+
+def tokenizer_of(file: GgufFile) -> Any:
+    """The tokenizer in a file, as transformers converts it; None if there is none.
+
+    Raises:
+        UnsupportedModel: it cannot be converted.
+    """
+    if not file.texts:
+        return None
+    from transformers import AutoTokenizer
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
+
+    # AutoTokenizer would read the config again, with all texts.
+    known: Any = TOKENIZER_MAPPING.get(type(file.config), None)
+    known = next((kind for kind in reversed(known) if kind), None) if isinstance(known, tuple) else known
+    try:
+        kind: Any = known or AutoTokenizer
+        return kind.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
+    except Exception as error:  # transformers raises anything
+        raise UnsupportedModel(f"transformers cannot read its tokenizer: {first_line(error)}") from error

@@ -1,0 +1,98 @@
+"""What a GGUF file says of its model beside what transformers' mapping reads: taken over, or refused.
+
+transformers leaves such values out silently, and its config then has a default, which may be another model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from outpace.core import UnsupportedModel
+
+# Values that no forward depends on, or that say again what the tensors' shapes say.
+_HARMLESS = frozenset({
+    "vocab_size", "tensor_data_layout", "block_count", "context_length", "embedding_length",
+    "feed_forward_length", "use_parallel_residual", "attention.causal", "attention.sliding_window_pattern",
+    "rope.scaling.original_context_length", "rope.scaling.finetuned",
+})  # fmt: skip
+
+
+def settle(config: Any, values: Mapping[str, Any], mapped: Mapping[str, str | None]) -> None:
+    """Take over the values that transformers' mapping leaves out.
+
+    Args:
+        config: transformers', which is changed.
+        values: of the family, by names without its own.
+        mapped: names -> attributes of the config; None for those that the mapping leaves out.
+
+    Raises:
+        UnsupportedModel: a value is not known, or asks for another model than the config describes.
+    """
+    left = {name: value for name, value in values.items() if mapped.get(name) is None}
+    for name in sorted(left):  # the size of a head before how much of it is rotated
+        if name in _HARMLESS:
+            continue
+        take = _KNOWN.get(name)
+        if take is None or not take(config, left[name]):
+            value = str(left[name])[:40]
+            raise UnsupportedModel(f"its {name} is {value}, which transformers' config leaves out")
+
+
+def head_of(config: Any) -> int:
+    """Numbers of a head."""
+    own = getattr(config, "head_dim", None)
+    return int(own or config.hidden_size // config.num_attention_heads)
+
+
+def _head(config: Any, value: Any) -> bool:
+    if head_of(config) == int(value):
+        return True
+    if getattr(config, "head_dim", None) is None:
+        return False
+    config.head_dim = int(value)
+    return True
+
+
+def _attribute(name: str) -> Callable[[Any, Any], bool]:
+    def take(config: Any, value: Any) -> bool:
+        if not hasattr(config, name):
+            return False
+        setattr(config, name, value)
+        return True
+
+    return take
+
+
+def _rotated(config: Any, value: Any) -> bool:
+    share = (getattr(config, "rope_parameters", None) or {}).get("partial_rotary_factor")
+    share = share or getattr(config, "partial_rotary_factor", None) or 1.0
+    return int(head_of(config) * share) == int(value)
+
+
+def _base(config: Any, value: Any) -> bool:
+    rotation = getattr(config, "rope_parameters", None)
+    if not isinstance(rotation, dict) or "rope_theta" not in rotation:
+        return False
+    rotation["rope_theta"] = float(value)
+    return True
+
+
+def _window(config: Any, value: Any) -> bool:
+    return not value or _attribute("sliding_window")(config, int(value))
+
+
+_KNOWN: Mapping[str, Callable[[Any, Any], bool]] = {
+    "attention.key_length": _head,
+    "attention.value_length": _head,
+    "attn_logit_softcapping": _attribute("attn_logit_softcapping"),
+    "final_logit_softcapping": _attribute("final_logit_softcapping"),
+    "attention.sliding_window": _window,
+    "rope.dimension_count": _rotated,
+    "rope.freq_base": _base,
+    "rope.scaling.type": lambda config, value: value == "none",
+    "rope.scaling.factor": lambda config, value: float(value) in (0.0, 1.0),
+    "rope.scale_linear": lambda config, value: float(value) in (0.0, 1.0),
+    "expert_count": lambda config, value: not value,
+    "expert_used_count": lambda config, value: not value,
+}

@@ -1,0 +1,131 @@
+"""Drafts are lossless for GGUF files by outpace's own functions: the tokens are those of plain decoding."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from outpace.core import SamplingParams
+from outpace.engine.engine import Engine
+from outpace.native.layers import functions
+from outpace.targets import TargetModel, of_file
+from outpace.targets.gguf import GgufFile
+from zoo.test_families import RandomTrees
+
+pytest.importorskip("gguf", reason="needs outpace[gguf]")
+from gguf_models import write_file
+
+pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reason="nothing is compiled here")
+
+AT_ONCE = 4
+PROMPTS = [[40 + (7 * start + 3 * place) % 50 for place in range(9 + 5 * start)] for start in range(AT_ONCE)]
+GREEDY = SamplingParams(max_new_tokens=24, ignore_eos=True)
+PARAMS = [replace(GREEDY, temperature=0.9 * (place % 2), seed=place) for place in range(AT_ONCE)]
+# A file's mix -> types of matrices, by the ends of their names; "" for all others.
+MIXES: dict[str, dict[str, str]] = {
+    "q4_k_m": {"": "q4_k", "attn_v.weight": "q6_k", "ffn_down.weight": "q6_k", "output.weight": "q6_k"},
+    "q5_0": {"": "q5_0", "attn_v.weight": "q8_0", "ffn_down.weight": "q5_1", "output.weight": "q8_0"},
+    "q3_k": {"": "q3_k", "attn_q.weight": "q2_k", "ffn_down.weight": "q5_k", "token_embd.weight": "q2_k"},
+    "iq4": {"": "iq4_xs", "attn_k.weight": "iq4_nl", "ffn_up.weight": "mxfp4", "ffn_down.weight": "q4_1"},
+    "bf16": {"": "bf16", "attn_v.weight": "q4_0"},
+}
+
+
+@cache
+def folder() -> Path:
+    return Path(mkdtemp())
+
+
+@cache
+def file_of(mix: str) -> Path:
+    config = LlamaConfig(
+        vocab_size=128,
+        hidden_size=256,
+        intermediate_size=512,
+        num_hidden_layers=3,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=512,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = LlamaForCausalLM(config)
+    types = MIXES[mix]
+
+    def kind(name: str) -> str:
+        return next((types[end] for end in types if end and name.endswith(end)), types[""])
+
+    return write_file(model, folder() / f"{mix}.gguf", kind)
+
+
+@cache
+def target(mix: str) -> TargetModel:
+    return of_file(file_of(mix), others=False)
+
+
+def decode(mix: str, drafter: Any, slots: int, chunk: int) -> list[list[int]]:
+    engine = Engine(target(mix), drafter, adaptive=False, slots=slots, prefill_chunk=chunk)
+    return [generation.tokens for generation in engine.generate(PROMPTS, PARAMS)]
+
+
+@cache
+def plain(mix: str) -> list[list[int]]:
+    return decode(mix, "none", 1, 512)
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_steps_are_native_and_bit_exact(mix: str) -> None:
+    of = target(mix)
+    assert of.plan.native and of.bit_exact and of.dtype == torch.bfloat16
+    assert set(of.plan.packed) >= set(MIXES[mix].values()) - {MIXES[mix].get("token_embd.weight")}
+
+
+@pytest.mark.parametrize(
+    ("mix", "drafter", "slots", "chunk"),
+    [
+        ("q4_k_m", "suffix", 1, 7),
+        ("q4_k_m", "trees", AT_ONCE, 512),
+        ("q5_0", "lookahead", AT_ONCE, 5),
+        ("q5_0", "trees", 1, 3),
+        ("q3_k", "trees", AT_ONCE, 11),
+        ("iq4", "trees", AT_ONCE, 9),
+        ("bf16", "trees", AT_ONCE, 6),
+        ("q4_k_m", "early_exit:layers=2", 1, 512),
+    ],
+)
+def test_tokens_are_those_of_plain_decoding(mix: str, drafter: str, slots: int, chunk: int) -> None:
+    assert all(len(set(tokens)) > 5 for tokens in plain(mix)), "the random model loops"
+    trees = RandomTrees(dict(zip(map(tuple, PROMPTS), plain(mix), strict=True)))
+    assert decode(mix, trees if drafter == "trees" else drafter, slots, chunk) == plain(mix)
+    assert drafter != "trees" or len(trees.scattered) > 10
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_losses_are_those_of_the_dequantised_model(mix: str) -> None:
+    own = GgufFile(file_of(mix)).model("float32")
+    weights = {
+        f"{name}.weight": module.packed.unpack()
+        for name, module in own.named_modules()
+        if hasattr(module, "packed")
+    }
+    weights |= {name: weight.detach() for name, weight in own.named_parameters()}
+    weights["model.embed_tokens.weight"] = own.model.embed_tokens(torch.arange(128))
+    model = LlamaForCausalLM(own.config).eval()
+    model.load_state_dict(weights)
+    text = torch.randint(128, (1, 300), generator=torch.Generator().manual_seed(3))
+    with torch.inference_mode():
+        right, found = (one(text, labels=text).loss for one in (model, of_file_model(mix)))
+    assert abs(float(found) - float(right)) < 0.01 * max(1.0, float(right))
+
+
+def of_file_model(mix: str) -> Any:
+    return GgufFile(file_of(mix)).model("bfloat16")

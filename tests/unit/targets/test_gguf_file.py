@@ -1,0 +1,147 @@
+"""GGUF files by outpace's own functions: families, names, orders of rows, settings; what is refused."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+
+from outpace.core import OutpaceError, UnsupportedModel
+from outpace.native.layers import functions
+from outpace.targets import CausalTarget, Target, of_file
+from outpace.targets.batch import Batch
+
+gguf = pytest.importorskip("gguf", reason="needs outpace[gguf]")
+from gguf_models import write_file  # noqa: E402
+
+pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reason="nothing is compiled here")
+
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 128,
+    "intermediate_size": 96,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    "pad_token_id": None,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+WIDE = {"head_dim": 64}
+# Family -> entries of its config, and values in the file that transformers' mapping does not read.
+FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "llama": ({}, {"rope.dimension_count": 32}),
+    "mistral": ({"sliding_window": None}, {}),
+    "qwen2": ({}, {}),
+    "qwen3": (WIDE, {"attention.key_length": 64, "attention.value_length": 64}),
+    "gemma2": (
+        {**WIDE, "sliding_window": 12, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 256},
+        {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 50.0},
+    ),
+    "gemma3_text": ({**WIDE, "sliding_window": 12, "num_hidden_layers": 7, "query_pre_attn_scalar": 256}, {}),
+    "phi3": ({"sliding_window": 20}, {"attention.sliding_window": 20}),
+    "starcoder2": ({"sliding_window": None}, {"rope.freq_base": 10000.0}),
+    "stablelm": ({"partial_rotary_factor": 0.25}, {"rope.dimension_count": 8}),
+}
+
+
+@cache
+def model(family: str) -> Any:
+    config = CONFIG_MAPPING[family](**{**SIZES, **FAMILIES[family][0]})
+    made = AutoModelForCausalLM.from_config(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for weight in made.parameters():
+            noise = torch.randn(weight.shape, generator=generator)
+            weight.copy_(weight + 0.3 * noise if weight.dim() == 1 else 0.1 * noise)
+    return made
+
+
+@torch.inference_mode()
+def logits(target: Any, tokens: list[int]) -> torch.Tensor:
+    cache = target.new_cache()
+    slot = target.open(cache, None)
+    found: torch.Tensor = target.forward(cache, Batch.of({slot: tokens})).logits_of(slot)
+    return found.clone()
+
+
+TEXT = [(7 * place * place + 3) % 97 for place in range(40)]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_file_is_the_model_that_it_was_written_from(family: str, tmp_path: Path) -> None:
+    path = write_file(model(family), tmp_path / "model.gguf", more=FAMILIES[family][1])
+    target = of_file(path, others=False, check=True)
+    assert target.plan.native and target.dtype == torch.float32 and set(target.plan.packed) == {"f32"}
+    with torch.inference_mode():
+        right = model(family)(torch.tensor([TEXT])).logits[0]
+    assert (logits(target, TEXT) - right).abs().max() < 1e-3 * right.abs().max()
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"rope.scaling.type": "yarn"}, "its rope.scaling.type is yarn"),
+        ({"attention.key_length": 64}, "no place|transformers' config leaves out|its layer"),
+        ({"rope.dimension_count": 16}, "rope.dimension_count|its layer"),
+        ({"logit_scale": 2.0}, "its logit_scale is 2.0"),
+    ],
+)
+def test_a_setting_that_the_config_leaves_out_is_refused(
+    more: dict[str, Any], told: str, tmp_path: Path
+) -> None:
+    path = write_file(model("qwen2"), tmp_path / "model.gguf", more=more)
+    with pytest.raises(UnsupportedModel, match=told):
+        of_file(path, others=False)
+
+
+def test_frequencies_of_rotation_are_divided(tmp_path: Path) -> None:
+    factors = torch.linspace(1.0, 9.0, 16)
+    path = write_file(model("llama"), tmp_path / "model.gguf", tensors={"rope_freqs.weight": factors})
+    slowed = AutoModelForCausalLM.from_config(model("llama").config).eval()
+    slowed.load_state_dict(model("llama").state_dict())
+    slowed.model.rotary_emb.inv_freq /= factors
+    with torch.inference_mode():
+        right, other = (one(torch.tensor([TEXT])).logits[0] for one in (slowed, model("llama")))
+    found = logits(of_file(path, others=False), TEXT)
+    assert (found - right).abs().max() < 1e-3 * right.abs().max()
+    assert (found - other).abs().max() > 1e-2 * other.abs().max()
+
+
+def test_both_reasons_are_told_where_nothing_runs_a_file(tmp_path: Path) -> None:
+    path = write_file(model("qwen2"), tmp_path / "model.gguf", more={"rope.scaling.type": "yarn"})
+    try:
+        Target(path)
+    except OutpaceError as error:
+        assert "outpace does not read" in str(error) and "nor does llama.cpp" in str(error)
+    else:
+        assert not isinstance(Target(path), CausalTarget)  # llama.cpp is installed, and runs it
+
+
+def test_an_unknown_type_is_refused(tmp_path: Path) -> None:
+    path = write_file(
+        model("qwen2"), tmp_path / "model.gguf", lambda name: "tq2_0" if "_up" in name else "f32"
+    )
+    with pytest.raises(UnsupportedModel, match="tensors of ggml's type 35 are not read"):
+        of_file(path, others=False)
+
+
+def test_a_missing_tensor_is_refused(tmp_path: Path) -> None:
+    path = write_file(model("qwen2"), tmp_path / "model.gguf", without="blk.1.ffn_down.weight")
+    with pytest.raises(
+        UnsupportedModel, match=r"it has no tensor for model\.layers\.1\.mlp\.down_proj\.weight"
+    ):
+        of_file(path, others=False)
+
+
+def test_a_tensor_of_another_shape_is_refused(tmp_path: Path) -> None:
+    path = write_file(
+        model("qwen2"), tmp_path / "model.gguf", tensors={"blk.1.ffn_down.weight": torch.ones(128, 64)}
+    )
+    with pytest.raises(UnsupportedModel, match=r"blk.1.ffn_down.weight is \[128, 64\], and its layer"):
+        of_file(path, others=False)
