@@ -53,7 +53,7 @@ static int panel_differs(const struct packing *job, const real *const *rows, lon
 }
 
 /* Numbers' upper halves, rounded to the nearest, to the even one between two. */
-static inline across_bits halves_of(across number) {
+static inline across_bits half_bits_of(across number) {
     const across_bits raw = (across_bits)number, nan = (across_bits)(number != number);
     return (((raw + 0x7fff + ((raw >> 16) & 1)) & ~nan) | (0x7fc00000 & nan)) >> 16;
 }
@@ -97,7 +97,7 @@ static inline __attribute__((always_inline)) void round_block(const across *bloc
     }
     across span = bits == 4 ? (high - low) / 15 : across_pick(high > -low, high, -low) / 127;
     span = across_pick(span < 1e-30f, none + 1e-30f, span); /* so that a block of zeros is not divided by zero */
-    const across_bits kept = halves_of(span), begin = bits == 4 ? halves_of(low) : (across_bits){0};
+    const across_bits kept = half_bits_of(span), begin = bits == 4 ? half_bits_of(low) : (across_bits){0};
     const across scale = (across)(kept << 16), zero = (across)(begin << 16);
     across_ints quads[QUADS] = {0}; /* four inputs' numbers in one */
     for (int i = 0; i < SHARE; i++) {
@@ -134,7 +134,7 @@ static inline float whole_of(uint16_t half) {
 }
 
 /* A block's numbers in float32, output by output. */
-static inline void read_block(const across_ints *quads, int four, float (*to)[SHARE]) {
+static inline void read_rounded_block(const across_ints *quads, int four, float (*to)[SHARE]) {
     across turned[SHARE];
     for (int i = 0; i < SHARE; i++) {
         const int place = four ? i % (SHARE / 2) : i;
@@ -159,7 +159,7 @@ static int rounded_differs(const struct packing *job, const real *const *rows, l
     for (long at = 0; at < job->inputs; at += SHARE, panel += bytes_of_block(job->bits)) {
         const uint16_t *const halves = (const uint16_t *)panel;
         float read[ACROSS][SHARE], block[SHARE];
-        read_block((const across_ints *)(panel + (four ? 4 : 2) * ACROSS), four, read);
+        read_rounded_block((const across_ints *)(panel + (four ? 4 : 2) * ACROSS), four, read);
         for (long output = 0; output < count; output++) {
             const float scale = whole_of(halves[output]), zero = four ? whole_of(halves[ACROSS + output]) : 0;
             block_of(rows[output] + at, job->inputs - at, block);

@@ -243,7 +243,7 @@ void quant_rows(int type, const uint8_t *from, long inputs, const int64_t *rows,
         }
 }
 
-struct packing {
+struct quant_packing {
     int type;
     const uint8_t *from;
     const int32_t *order; /* [outputs]: the file's row of each; or NULL */
@@ -306,7 +306,7 @@ static inline __attribute__((always_inline)) void place_block(struct coded as, i
     }
 }
 
-static inline __attribute__((always_inline)) void pack_panel_as(int type, const struct packing *job, long panel) {
+static inline __attribute__((always_inline)) void pack_quant_panel_as(int type, const struct quant_packing *job, long panel) {
     const struct coded as = coded_as(type);
     const long numbers = SHARE * group_of(as), line = job->inputs / numbers * as.bytes;
     const long group = head_bytes(as) + group_of(as) * part_bytes(as);
@@ -322,7 +322,7 @@ static inline __attribute__((always_inline)) void pack_panel_as(int type, const 
     }
 }
 
-static void pack_floats(const struct packing *job, long panel) {
+static void pack_floats(const struct quant_packing *job, long panel) {
     const long bytes = float_bytes(job->type), inputs = job->inputs;
     for (long i = 0; i < ACROSS && panel * ACROSS + i < job->outputs; i++) {
         const long output = panel * ACROSS + i, row = job->order ? job->order[output] : output;
@@ -335,10 +335,10 @@ static void pack_floats(const struct packing *job, long panel) {
     of(Q4_0) of(Q4_1) of(Q5_0) of(Q5_1) of(Q8_0) of(Q2_K) of(Q3_K) of(Q4_K) of(Q5_K) of(Q6_K) of(IQ4_NL)      \
         of(IQ4_XS) of(MXFP4)
 
-static void pack_panel(void *given, long panel) {
-    const struct packing *const job = given;
+static void pack_quant_panel(void *given, long panel) {
+    const struct quant_packing *const job = given;
     switch (job->type) {
-#define OF_TYPE(type) case type: pack_panel_as(type, job, panel); return;
+#define OF_TYPE(type) case type: pack_quant_panel_as(type, job, panel); return;
     OF_TYPES(OF_TYPE)
 #undef OF_TYPE
     default: pack_floats(job, panel);
@@ -347,8 +347,8 @@ static void pack_panel(void *given, long panel) {
 
 /* Pack a matrix of a file, [outputs, blocks of inputs], to panels, which are zero: [panels, quant_panel]. */
 void quant_pack(int type, const uint8_t *from, const int32_t *order, long inputs, long outputs, uint8_t *to) {
-    struct packing job = {type, from, order, inputs, outputs, to};
-    share(chunks_of(outputs, ACROSS), pack_panel, &job);
+    struct quant_packing job = {type, from, order, inputs, outputs, to};
+    share(chunks_of(outputs, ACROSS), pack_quant_panel, &job);
 }
 
 /* The numbers that panels hold, [outputs, inputs]. */

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from models import randomise
 from outpace.core import OutpaceError
 from outpace.native.layers import SHARE, functions
 from outpace.targets import CausalTarget
@@ -20,6 +19,7 @@ from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.native.weights import Weights
 from outpace.targets.step.reference import Imprecise
 from outpace.targets.step.replay import shown
+from zoo.family import randomise
 
 HERE = not isinstance(functions(torch.float32), str)
 pytestmark = pytest.mark.skipif(not HERE, reason=f"nothing is compiled here: {functions(torch.float32)}")

@@ -21,7 +21,7 @@ class NativeRounding:
     """Rounded products in place of a runner's; the attributes are those of ``Rounding``.
 
     Args:
-        bits: of the weights, 8 or 4. The head has 8, and so have products whose inputs 4 bits do not take.
+        bits: of the weights, 8 or 4. Products whose inputs 4 bits do not take have 8.
     """
 
     def __init__(self, runner: NativeRunner, bits: int) -> None:
@@ -43,7 +43,7 @@ class NativeRounding:
                 yield f"its weights have {packed.bits} bits already, rounded to {self._bits} it gains nothing"
 
     def _bits_of(self, product: Product) -> int:
-        return 8 if product.head or product.packed.inputs % SHARE else self._bits
+        return 8 if product.packed.inputs % SHARE else self._bits
 
     @torch.inference_mode()
     def multiply(self) -> None:
