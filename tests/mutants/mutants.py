@@ -2246,8 +2246,8 @@ SERVE = [
     Mutant(
         "products of many rows are one piece",
         "outpace/engine/errand.py",
-        "        return min(rows // _ROWS, rows * args[1].numel() // _AT_ONCE)\n",
-        "        return 1\n",
+        "return int(min(rows // _ROWS, rows * args[1].numel() // _AT_ONCE))",
+        "return 1",
         ("tests/unit/engine/test_work.py -k parts",),
     ),
     Mutant(
