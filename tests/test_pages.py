@@ -39,6 +39,7 @@ NEEDS = {
     "needs a GPU": 1,
     "needs Whisper": 1,
     "needs llama.cpp": 2,
+    "needs a GGUF file": 1,
     "needs minutes": 1,
     "needs a terminal of its own": 3,
     "needs the server": 1,  # tests/serve/test_clients.py runs it

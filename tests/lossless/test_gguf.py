@@ -34,6 +34,7 @@ MIXES: dict[str, dict[str, str]] = {
     "q5_0": {"": "q5_0", "attn_v.weight": "q8_0", "ffn_down.weight": "q5_1", "output.weight": "q8_0"},
     "q3_k": {"": "q3_k", "attn_q.weight": "q2_k", "ffn_down.weight": "q5_k", "token_embd.weight": "q2_k"},
     "iq4": {"": "iq4_xs", "attn_k.weight": "iq4_nl", "ffn_up.weight": "mxfp4", "ffn_down.weight": "q4_1"},
+    "q8_0": {"": "q8_0"},
     "bf16": {"": "bf16", "attn_v.weight": "q4_0"},
 }
 
@@ -53,6 +54,7 @@ def file_of(mix: str) -> Path:
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=512,
+        initializer_range=0.1,
         bos_token_id=None,
         eos_token_id=None,
     )
@@ -100,6 +102,7 @@ def test_steps_are_native_and_bit_exact(mix: str) -> None:
         ("iq4", "trees", AT_ONCE, 9),
         ("bf16", "trees", AT_ONCE, 6),
         ("q4_k_m", "early_exit:layers=2", 1, 512),
+        ("q8_0", "self", 1, 512),
     ],
 )
 def test_tokens_are_those_of_plain_decoding(mix: str, drafter: str, slots: int, chunk: int) -> None:

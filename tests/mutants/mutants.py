@@ -2091,6 +2091,20 @@ SERVE = [
         ("tests/unit/engine/test_constraints.py -k own_constraints",),
     ),
     Mutant(
+        "the library's constraints allow a key twice",
+        "outpace/grammars/matching.py",
+        "unlisted=unlisted(schema), thought=None",
+        "unlisted=False, thought=None",
+        ("tests/serve/test_constraints.py -k in_the_library_and_in_the_server",),
+    ),
+    Mutant(
+        "a format excludes a tool that must be called",
+        "outpace/serve/constraints.py",
+        "_formats(body) if called is None else {}",
+        "_formats(body)",
+        ("tests/serve/test_constraints.py -k a_tool_that_must_be_called",),
+    ),
+    Mutant(
         "a list of a body has no bound",
         "outpace/serve/fields.py",
         "Anything = Annotated[list[Any], Field(max_length=_TOKENS, fail_fast=True)]",
@@ -2722,7 +2736,43 @@ RECURRENT = [
 ]
 
 
+_QUANTS = "tests/unit/targets/test_quants.py"
+_GGUF = "tests/unit/targets/test_gguf_file.py"
+
+QUANTS = [
+    Mutant(
+        "the least numbers of K-types are added, not subtracted",
+        "outpace/native/quant_products.h",
+        "as.least < 0 ? -least * wholes_of",
+        "as.least < 0 ? least * wholes_of",
+        (f"{_QUANTS}::test_products_are_those_of_rounded_rows",),
+    ),
+    Mutant(
+        "rows of queries and keys of a GGUF file stay in llama.cpp's order",
+        "outpace/targets/gguf/file.py",
+        "    if np.array_equal(found[:, 0], rows):\n",
+        "    if found is not None:\n",
+        (f"{_GGUF}::test_a_file_is_the_model_that_it_was_written_from",),
+    ),
+    Mutant(
+        "a setting of a GGUF file that the config leaves out is ignored",
+        "outpace/targets/gguf/settings.py",
+        "        if take is None or not take(config, left[name]):\n",
+        "        if take is not None and not take(config, left[name]):\n",
+        (f"{_GGUF}::test_a_setting_that_the_config_leaves_out_is_refused",),
+    ),
+    Mutant(
+        "a row's bits depend on how many rows are multiplied with it",
+        "outpace/native/quant_products.h",
+        "const float by = rows[row].scales[block];",
+        "const float by = rows[row].scales[block] + (count > 4 ? 1e-9f : 0);",
+        (f"{_QUANTS}::test_a_row_has_the_same_bits_among_any_rows",),
+    ),
+]
+
+
 MUTANTS = [
+    *QUANTS,
     *CACHE,
     *TREES,
     *DRAWS,

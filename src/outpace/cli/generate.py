@@ -187,16 +187,20 @@ def generate(
     place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
     found = [] if audio else prompts.read(prompt, file, reference or ())
     copied, together = any(one.references for one in found), min(batch, len(audio or found))
-    read: Encoders = "audio" if audio else True
-    how = model, place, dtype, trust_remote_code, llamacpp, read, steps(quantise, stock, bool(observer))
+    how = dtype, trust_remote_code, llamacpp, reads(audio), steps(quantise, stock, bool(observer)), backend
     with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(Source(*how, backend), drafter, profile, verifier, copied, (together,))
+        loaded, spec = profiled(Source(model, place, *how), drafter, profile, verifier, copied, (together,))
         jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)
         with attached(watching, loaded, spec) as learner:
             engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
             ended = decode(loaded, engine, spec, jobs, with_own_rules(params, loaded, jobs), given, writer)
             note_traffic(engine)
     finish(*ended)
+
+
+def reads(audio: Any) -> Encoders:
+    """The models with encoders that are loaded."""
+    return "audio" if audio else True
 
 
 def checked(given: Mapping[str, Any]) -> dict[str, Any]:

@@ -121,6 +121,12 @@ class Quants:
         [part] = self.parts
         return part.weights
 
+    @property
+    def bits(self) -> float:
+        """Bits of a weight, with its share of the scales."""
+        numbers = sum(part.weights.numel() for part in self.parts)
+        return 8 * numbers / (self.inputs * self.outputs)
+
     @classmethod
     def joined(cls, several: Sequence[Quants]) -> Quants:
         """The outputs of several products; no weights are copied."""

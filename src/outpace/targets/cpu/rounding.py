@@ -86,7 +86,7 @@ class Rounding:
                     f"its weights have {packed.bits} bits already, rounded to {self._bits} it gains nothing"
                 )
             if isinstance(layer, Linear) and isinstance(layer.kernel, Quantised):
-                return "its weights are those of a GGUF file, which are rounded already"
+                return "its weights are those of a GGUF file, which are rounded on native steps alone"
             if _source_of(layer) is None:
                 return "the weights of its layers were released; leave release out"
         return ""

@@ -168,8 +168,8 @@ class GgufFile:
         own = getattr(module, kind)
         if own.shape != numbers.shape:
             raise UnsupportedModel(f"{name} is {list(numbers.shape)}, and its layer {list(own.shape)}")
-        value = torch.from_numpy(np.ascontiguousarray(numbers)).to(dtype)
-        setattr(module, kind, nn.Parameter(value, requires_grad=False))
+        value = torch.from_numpy(np.ascontiguousarray(numbers))
+        setattr(module, kind, nn.Parameter(value.type(dtype), requires_grad=False))
 
     def _slow(self, model: Any, place: _Place) -> None:
         """Divide the frequencies of rotation by the file's factors (Llama 3.1), as llama.cpp does."""

@@ -16,6 +16,8 @@ from outpace.targets.cpu.rounding import BYTES
 from outpace.targets.native.runner import NativeRunner
 from outpace.targets.native.weights import Product
 
+_WORTH = 1.5  # bits of a file's weights, in multiples of those that they are rounded to, for which it pays
+
 
 class NativeRounding:
     """Rounded products in place of a runner's; the attributes are those of ``Rounding``.
@@ -37,8 +39,8 @@ class NativeRounding:
     def _refused(self) -> Iterator[str]:
         for product in self.layers:
             packed = product.packed
-            if isinstance(packed, Quants):
-                yield "its weights are those of a GGUF file, which are rounded already"
+            if isinstance(packed, Quants) and packed.bits < _WORTH * self._bits:
+                yield f"its file has {packed.bits:.1f} bits a weight, rounded to fewer it gains little"
             elif isinstance(packed, Blocks) and packed.bits <= self._bits:
                 yield f"its weights have {packed.bits} bits already, rounded to {self._bits} it gains nothing"
 
