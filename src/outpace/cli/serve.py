@@ -230,8 +230,7 @@ def serve(
     source, several = chosen(model or [], keeps, source, drafter, others, adaptive)
     single: dict[str, Any] = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}
     single |= {"--observer": observer, "--served-model-name": served_model_name}
-    _check(source, several, single, [drafter, *others.values()], otlp_endpoint)
-    keys = _keys(api_keys)
+    keys = _checked(source, several, single, [drafter, *others.values()], otlp_endpoint, api_keys)
     watching = observer_of(observer, parallel)
     from outpace.serve.server import Server, listen
 
@@ -261,13 +260,6 @@ def _options(
 
     names, drain, origins = named
     return Options(names or (), drain, origins or (), _tracer(endpoint), keys, limits, store)
-
-
-def _keys(path: Path | None) -> Keys:
-    """The keys of a file and of the environment; imports no torch."""
-    from outpace.serve.auth import Keys
-
-    return Keys.read(path, os.environ.get(API_KEYS, ""))
 
 
 def _one(
@@ -307,14 +299,18 @@ def _tracer(endpoint: str | None) -> Tracer | None:
     return tracer_to(endpoint) if endpoint else None
 
 
-def _check(
+def _checked(
     source: Source,
     several: Several | None,
     single: dict[str, Any],
     specs: list[str],
     endpoint: str | None,
-) -> None:
-    """Refuse missing extras, unknown names, and options of one model for several; imports no torch."""
+    keys: Path | None,
+) -> Keys:
+    """Refuse missing extras, unknown names, and options of one model for several; return the server's keys.
+
+    Imports no torch.
+    """
     need("serve", "outpace serve")
     if endpoint:
         need("otel", "--otlp-endpoint")
@@ -324,6 +320,9 @@ def _check(
         several.check(single)
     if single["--device-map"] is not None:
         read_device_map(single["--device-map"])
+    from outpace.serve.auth import Keys
+
+    return Keys.read(keys, os.environ.get(API_KEYS, ""))
 
 
 def _run(server: Server, listener: socket, access: bool) -> None:
