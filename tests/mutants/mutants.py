@@ -1267,8 +1267,8 @@ TARGETS = [
     Mutant(
         "given inputs are not put in the order of the lanes",
         "outpace/targets/native/runner.py",
-        "inputs if moved is None else inputs[torch.from_numpy(moved)]",
-        "inputs",
+        "            inputs = inputs[torch.from_numpy(moved)]\n",
+        "            pass\n",
         (f"{_NATIVE}::test_inputs_follow_their_sequences_into_the_order_of_a_lane",),
     ),
     Mutant(
