@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"core"},
     {"plugins", "spec_text"},
     {"embedded", "tree", "text", "spec", "files", "hub", "outline"},
-    {"native", "reading", "names", "transfer"},
+    {"datastores", "native", "reading", "names", "transfer"},
     {"cache", "draws"},
     {"sequence", "grammars"},
     {"verify", "targets", "policy"},
@@ -61,8 +61,8 @@ HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 # What drafters may know, where the layers alone would allow more. Of targets the contract, and what a
 # drafter with a model of its own is read by.
 DRAFTERS_MAY_IMPORT = {
-    "core", "plugins", "tree", "draws", "native", "sequence", "spec", "text", "cache", "embedded", "files",
-    "learned", "targets", "transfer",
+    "core", "datastores", "plugins", "tree", "draws", "native", "sequence", "spec", "text", "cache",
+    "embedded", "files", "learned", "targets", "transfer",
 }  # fmt: skip
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
 

@@ -13,7 +13,7 @@ from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
 from outpace.serve.engine import make_engine
 from outpace.serve.server import Options, Server, listen
-from serving import STORY, model
+from serving import PATIENT, STORY, model
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 HEALTH = b"GET /health HTTP/1.1\r\nhost: a\r\n"
@@ -24,7 +24,7 @@ async def listening(keys: tuple[str, ...] = (), **limits: Any) -> AsyncIterator[
     """A server of the embedded model on a port of its own."""
     ready = asyncio.Event()
     listener = listen("127.0.0.1", 0)
-    chosen = Limits(**limits)
+    chosen = Limits(**PATIENT | limits)
     server = Server(
         Options(drain=0, names=["nano"], limits=chosen, keys=Keys(keys)),
         lambda: (model(), make_engine(model(), "none", chosen, memory=0.2)),

@@ -30,6 +30,12 @@ def check_mistakes(mistakes: Mapping[str, str]) -> None:
         assert code == 2 and mistakes[words] in output, (words, output)
 
 
+def check_answers(answers: Mapping[str, str]) -> None:
+    """Each command line does its work, and says what belongs to it."""
+    for words, (code, output) in _outputs(answers).items():
+        assert code == 0 and answers[words] in output, (words, output)
+
+
 def _outputs(lines: Iterable[str]) -> dict[str, tuple[int, str]]:
     """The exit code and the output of each command line."""
     command = [sys.executable, "-c", _CHILD, json.dumps(list(lines))]

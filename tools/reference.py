@@ -49,7 +49,7 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 def entries() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Outpace's own drafters and verifiers: name, summary, paper and options of each."""
     drafters = [found for found in listing.catalogue() if found["package"] == "outpace"]
-    return drafters, [listing._entry(name, "outpace", cls) for name, cls in VERIFIERS.items()]
+    return drafters, [listing.listed(name, "outpace", cls) for name, cls in VERIFIERS.items()]
 
 
 def methods(found: list[dict[str, Any]]) -> str:

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 
 from outpace.bench.machine import machine
 from outpace.core import SamplingParams
-from outpace.drafters.retrieval.datastore import Datastore
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+from outpace.datastores.datastore import Datastore
+from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters.retrieval.retrieval import Retrieval, RetrievalState
 from outpace.draws.noise import Key
 from outpace.sequence import Sequence

@@ -8,10 +8,10 @@ from dataclasses import replace
 import torch
 
 from outpace_lab.train.objectives import ground_truth
-from outpace_lab.train.trained import Batch, Losses, Trained
+from outpace_lab.train.trained import Losses, Trained, TrainingBatch
 
 
-def train(module: Trained, batch: Batch, steps: int, rate: float = 5e-3) -> list[Losses]:
+def train(module: Trained, batch: TrainingBatch, steps: int, rate: float = 5e-3) -> list[Losses]:
     """The losses of some steps on one batch; the module is ready to draft afterwards."""
     seen = []
     with torch.random.fork_rng():

@@ -56,9 +56,9 @@ def check_names(
     """
     # Where the classes are imported, loading them finds the same mistakes at once.
     if drafter and "outpace.drafters" not in sys.modules:
-        _check_places(check_spec("drafter", _outlines("drafter"), drafter, partial(_foreign, "Drafter")))
+        _check_places(check_spec("drafter", outlines("drafter"), drafter, partial(_foreign, "Drafter")))
     if "outpace.verify" not in sys.modules:
-        check_spec("verifier", _outlines("verifier"), verifier, partial(_foreign, "Verifier"))
+        check_spec("verifier", outlines("verifier"), verifier, partial(_foreign, "Verifier"))
     check_dtype(dtype)
     if device is not None:
         check_device(device)
@@ -67,7 +67,7 @@ def check_names(
 
 def methods(kind: str) -> list[str]:
     """The names of all drafters or verifiers, those of other packages too."""
-    return sorted({*_outlines(kind), *installed(f"{kind}s")})
+    return sorted({*outlines(kind), *installed(f"{kind}s")})
 
 
 def check_observer(spec: str) -> None:
@@ -76,7 +76,8 @@ def check_observer(spec: str) -> None:
 
 
 @lru_cache(maxsize=2)
-def _outlines(kind: str) -> dict[str, type[Outline]]:
+def outlines(kind: str) -> dict[str, type[Outline]]:
+    """The outlines of outpace's own drafters or verifiers, by name."""
     if kind == "drafter":
         return Outlines(sorted((_HERE / "drafters").rglob("*.py")), "Drafter", "paper").table
     return Outlines(sorted((_HERE / "verify").rglob("*.py")), "Verifier", "name").table

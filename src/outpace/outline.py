@@ -25,9 +25,13 @@ class Outline:
 
     Attributes:
         called: the class's name in specs.
+        docs: the docstrings of its bases and its own.
+        types: the annotations of its options, as they are written.
     """
 
     called: ClassVar[str]
+    docs: ClassVar[tuple[str, ...]]
+    types: ClassVar[Mapping[str, str]]
 
 
 class Outlines:
@@ -59,10 +63,28 @@ class Outlines:
     def of(self, name: str) -> type[Outline]:
         """The outline of the class of a name."""
         # An option that a base has too keeps its place there.
-        node = self._classes[name]
+        node, nodes = self._classes[name], [*self._lineage(name)]
         options = {one[0]: one for one in self._options(node)}.values()
-        named = {"called": self._name(node)}
-        return make_dataclass(name, options, bases=(Outline,), namespace=named, frozen=True, kw_only=True)
+        texts = {key: _value(value) for one in nodes for key, value in _set(one).items() if value is not None}
+        described = {"needs": texts.get("needs") or "", "paper": texts.get("paper") or ""}
+        if "when" in _set(node):  # what a base is for, another class need not be
+            described["when"] = texts["when"]
+        namespace = described | {
+            "called": self._name(node),
+            "__doc__": ast.get_docstring(node),
+            "docs": tuple(doc for one in nodes if (doc := ast.get_docstring(one))),
+            "types": {key: text for one in nodes for key, text in _annotations(one).items()},
+        }
+        return make_dataclass(name, options, bases=(Outline,), namespace=namespace, frozen=True, kw_only=True)
+
+    def _lineage(self, name: str) -> Iterator[ast.ClassDef]:
+        """A class after its bases."""
+        if (node := self._classes.get(name)) is not None:
+            for base in node.bases:
+                inner = base.value if isinstance(base, ast.Subscript) else base
+                if isinstance(inner, ast.Name):
+                    yield from self._lineage(inner.id)
+            yield node
 
     @staticmethod
     def _name(node: ast.ClassDef) -> str:
@@ -156,6 +178,15 @@ def _file(module: str) -> Path | None:
             if file.is_file():
                 return file
     return None
+
+
+def _annotations(node: ast.ClassDef) -> dict[str, str]:
+    """The annotations in a class's body, as they are written."""
+    return {
+        one.target.id: ast.unparse(one.annotation)
+        for one in node.body
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name)
+    }
 
 
 def _set(node: ast.ClassDef) -> dict[str, ast.expr | None]:

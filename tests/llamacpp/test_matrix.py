@@ -15,8 +15,8 @@ import outpace
 from gguf_files import gguf_file
 from outpace.cache import Slot
 from outpace.core import SamplingParams
+from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.drafters.retrieval.retrieval import Retrieval
 from outpace.engine.engine import Engine
 from outpace.targets import Rows, Target

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from outpace import Engine, Generation, SamplingParams
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+from outpace.datastores.writer import DatastoreWriter
 from outpace.embedded import smollm2_path
 from outpace.loading import Loaded, load
 from outpace.targets import CausalTarget

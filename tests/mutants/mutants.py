@@ -821,7 +821,7 @@ ENGINE = [
     ),
     Mutant(
         "a datastore is not compared with its checksums when it is opened",
-        "outpace/drafters/retrieval/datastore.py",
+        "outpace/datastores/datastore.py",
         "        if self.header.file_bytes <= _WHOLE:\n",
         "        if False:\n",
         ("tests/unit/test_written.py::test_damage_is_refused_or_changes_nothing -k datastore",),
@@ -1564,7 +1564,7 @@ DRAFTERS = [
     ),
     Mutant(
         "a match may cross the end of what it shares",
-        "outpace/drafters/retrieval/suffix_array.py",
+        "outpace/datastores/suffix_array.py",
         "        last = bisect_right(order, shared, place, len(order), key=",
         "        last = 1 + bisect_right(order, shared, place, len(order), key=",
         ("tests/unit/drafters/test_suffix_array.py",),
@@ -2091,6 +2091,20 @@ SERVE = [
         ("tests/unit/engine/test_constraints.py -k own_constraints",),
     ),
     Mutant(
+        "the library's constraints allow a key twice",
+        "outpace/grammars/matching.py",
+        "unlisted=unlisted(schema), thought=None",
+        "unlisted=False, thought=None",
+        ("tests/serve/test_constraints.py -k in_the_library_and_in_the_server",),
+    ),
+    Mutant(
+        "a format excludes a tool that must be called",
+        "outpace/serve/constraints.py",
+        "_formats(body) if called is None else {}",
+        "_formats(body)",
+        ("tests/serve/test_constraints.py -k a_tool_that_must_be_called",),
+    ),
+    Mutant(
         "a list of a body has no bound",
         "outpace/serve/fields.py",
         "Anything = Annotated[list[Any], Field(max_length=_TOKENS, fail_fast=True)]",
@@ -2239,9 +2253,30 @@ SERVE = [
     Mutant(
         "an encoder does not stop in the middle",
         "outpace/engine/errand.py",
-        "    hooks = [module.register_forward_pre_hook(look) for module in modules]\n",
-        "    hooks = [module.register_forward_pre_hook(look) for module in ()]\n",
+        "            self._stop()\n            return func(*args, **more)\n",
+        "            return func(*args, **more)\n",
         ("tests/unit/engine/test_work.py::test_images_are_encoded_between_steps_with_the_same_states",),
+    ),
+    Mutant(
+        "products of many rows are one piece",
+        "outpace/engine/errand.py",
+        "return int(min(rows // _ROWS, rows * args[1].numel() // _AT_ONCE))",
+        "return 1",
+        ("tests/unit/engine/test_work.py -k parts",),
+    ),
+    Mutant(
+        "a long turn counts no more than a short one",
+        "outpace/engine/fair.py",
+        "            self._kept = here if self._line and had < min(self._line.values()) else None\n",
+        "            self._kept = None\n",
+        ("tests/unit/engine/test_fair.py::test_long_turns_get_no_more_time_than_short_ones",),
+    ),
+    Mutant(
+        "a file is written in a part that another process has too",
+        "outpace/files.py",
+        "{secrets.token_hex(8)}",
+        "{len(secrets.token_hex(8))}",
+        ("tests/unit/engine/test_prefix_file.py -k share_a_store",),
     ),
     Mutant(
         "rows of prefixes are copied for all that wait at once",

@@ -412,7 +412,7 @@ def test_health_fails_once_nothing_passes_through_the_engine() -> None:
 
             engine.step = stuck  # type: ignore[method-assign]
 
-        async with serving(change=change) as client:
+        async with serving(change=change, stuck=60) as client:
             now = [0.0]
             client.service.admission.clock = lambda: now[0]
             assert (await client.get("/health"))["status"] == "ok"

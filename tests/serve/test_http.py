@@ -109,8 +109,10 @@ def test_a_client_that_leaves_its_pipeline_ends_all_of_it(caplog: pytest.LogCapt
     async def main() -> None:
         async with listening() as (server, port):
             long = chat(max_tokens=1900, ignore_eos=True, stream=True)
-            streams = await opened(port, long * 12)
+            streams = await opened(port, long * 100)
             await streams[0].readuntil(b"data:")
+            (connection,) = server.server_state.connections
+            assert len(connection.pipeline) < 40, "as many are known as fit into a piece that is parsed"
             streams[1].transport.abort()  # type: ignore[attr-defined]
             await server.app.state.service.admission.empty.wait()
             while server.server_state.connections:

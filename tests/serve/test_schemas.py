@@ -26,6 +26,7 @@ TEXT = {"type": "string"}
 SAME: list[tuple[Any, str, str | None]] = [
     ({"type": "object", "propertyNames": TEXT, "additionalProperties": TEXT}, '{"a":"b"}', '{"a":1}'),
     ({"type": "object", "propertyNames": {}, "additionalProperties": {}}, '{"a":1}', None),
+    ({"type": "object", "propertyNames": {"minLength": 0}, "minProperties": 0}, '{"":1}', None),
     ({"type": "array", "uniqueItems": False, "items": TEXT}, '["a","a"]', "[1]"),
     ({**obj(a=TEXT), "dependentRequired": {}}, '{"a":"b"}', '{"a":1}'),
     ({**obj(a=TEXT), "dependentRequired": {"b": ["a"]}}, '{"a":"b"}', None),

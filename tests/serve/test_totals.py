@@ -123,6 +123,8 @@ def test_places_are_taken_in_turns() -> None:
         found = await order({"a": 9, "b": 3, "c": 3}, 2)
         assert found[:3] == ["a", "a", "b"]  # one that has none has a place at once
         assert sorted(found[3:9]) == ["a", "a", "b", "b", "c", "c"]
+        found = await order(dict.fromkeys("abcd", 3), 1)
+        assert sorted(found[2:6]) == ["a", "b", "c", "d"]
 
     run(main)
 

@@ -32,14 +32,14 @@ from limits import linux, within_limits
 from models import tiny_llama
 from outpace import reading
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
+from outpace.datastores.datastore import Datastore
+from outpace.datastores.header import MAGIC, SIZE
+from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters import load_drafter
 from outpace.drafters.blocks.dflash import DFlashConfig, DFlashModule
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
 from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads
-from outpace.drafters.retrieval.datastore import Datastore
-from outpace.drafters.retrieval.datastore_header import MAGIC, SIZE
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.engine.engine import Engine
 from outpace.engine.profile import key_of, load_profile
 from outpace.files import read_json
@@ -488,7 +488,7 @@ def test_a_header_that_describes_no_datastore(
 
 
 def look_up(file: Path) -> None:
-    with patch("outpace.drafters.retrieval.datastore._WHOLE", 0):  # as of a file too large to be read whole
+    with patch("outpace.datastores.datastore._WHOLE", 0):  # as of a file too large to be read whole
         found = Datastore(file).look_up([1, 2, 3, 1])
     assert found.continuations.max(initial=-1) < 97
 

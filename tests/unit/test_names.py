@@ -9,13 +9,15 @@ from typing import Any
 
 import pytest
 
+from outpace.cli.drafters import listed
 from outpace.core import EXTRAS, OutpaceError, missing, need
+from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters import DRAFTERS
-from outpace.names import _outlines, check_device, check_names, check_suite
+from outpace.names import check_device, check_names, check_suite, outlines
 from outpace.outline import Outline
 from outpace.spec import _hints, _needed
 from outpace.verify import VERIFIERS
-from without_torch import check_mistakes
+from without_torch import check_answers, check_mistakes
 
 # What a user types, and what is said.
 MISTAKES = {
@@ -57,6 +59,7 @@ MISTAKES = {
     "generate -p x --llamacpp threads=4": "--llamacpp is for .gguf files",
     "serve --llamacpp threads=4": "--llamacpp is for .gguf files",
     "drafters sufix": "Did you mean 'suffix'?",
+    "serve --api-keys no-such-file": "cannot read the keys in no-such-file",
     "datastore build texts --out x --model ./no/such/folder": "no such folder",
 }
 
@@ -65,16 +68,30 @@ def test_mistakes_are_found_without_torch() -> None:
     check_mistakes(MISTAKES)
 
 
+def test_answers_that_need_no_torch(tmp_path: Path) -> None:
+    with DatastoreWriter(tmp_path / "store", 300) as writer:
+        writer.add(range(300))
+    check_answers(
+        {
+            "drafters": "the usual choice",
+            "drafters suffix --json": '"num_speculative_tokens"',
+            "models": "smollm2",
+            f"datastore info {tmp_path / 'store'}": "300 in 1 documents",
+        }
+    )
+
+
 @pytest.mark.parametrize(("kind", "classes"), [("drafter", DRAFTERS), ("verifier", VERIFIERS)])
 def test_outlines_are_those_of_the_classes(kind: str, classes: dict[str, type[Any]]) -> None:
-    outlines = _outlines(kind)
-    assert set(outlines) == set(classes)
+    found = outlines(kind)
+    assert set(found) == set(classes)
     for name, cls in classes.items():
-        drawn, own = _hints(outlines[name]), _hints(cls)
-        assert list(drawn) == list(own) and _needed(outlines[name]) == _needed(cls)
+        drawn, own = _hints(found[name]), _hints(cls)
+        assert list(drawn) == list(own) and _needed(found[name]) == _needed(cls)
         for option, hint in own.items():
             known = drawn[option] in (hint, Any) or Outline in getattr(drawn[option], "__args__", ())
             assert known, f"{name}:{option} is {hint}, and not {drawn[option]}"
+        assert listed(name, "outpace", found[name]) == listed(name, "outpace", cls)
 
 
 def test_what_torch_or_another_package_may_know_is_left_to_it() -> None:

@@ -14,7 +14,7 @@ from outpace.bench.items import read_values
 from outpace.cli import corpus, prompts
 from outpace.cli.encoder_decoder import read_wav
 from outpace.core import OutpaceError, first_line
-from outpace.drafters.retrieval.datastore import Datastore
+from outpace.datastores.datastore import Datastore
 from outpace.engine.profile import read_profiles
 from outpace.files import read_json
 from outpace.learned.folder import read_weights

@@ -21,8 +21,8 @@ from models import tiny_llama
 from outpace import Engine, SamplingParams, Target
 from outpace.cli.writer import Writer, write_json
 from outpace.core import OutpaceError
-from outpace.drafters.retrieval.datastore import Datastore
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+from outpace.datastores.datastore import Datastore
+from outpace.datastores.writer import DatastoreWriter
 from outpace.engine.prefix import BLOCK
 from outpace.engine.profile import Profile, load_profile, save_profile
 from outpace.learned.folder import read_config, read_weights, write_folder

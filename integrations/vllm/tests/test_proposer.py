@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 
 from outpace.core import Draft, OutpaceError, SamplingParams
+from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.copying.suffix import Suffix
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.draws.noise import Key
 from outpace.sequence import Sequence as Text
 from outpace.testing import ToyTarget

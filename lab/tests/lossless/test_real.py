@@ -12,7 +12,7 @@ from learning import train
 from lossless import test_real
 from lossless.test_real import MIXED, QUESTIONS, Case, check
 from outpace import Engine
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+from outpace.datastores.writer import DatastoreWriter
 from outpace.loading import Loaded
 from outpace_lab.train.data import Document
 from outpace_lab.train.methods import LEARNED

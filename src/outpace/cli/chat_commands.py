@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -65,14 +66,16 @@ def run_command(chat: Conversation, name: str, rest: str) -> str:
         chat.messages.clear()
         return "(the conversation is forgotten)"
     if name == "set":
-        return _set(chat, *(part.strip() for part in f"{rest} ".split(" ", 1)))
+        name, _, value = re.sub(r"^(\w[\w-]*)\s*=", r"\1 ", rest).partition(" ")
+        return _set(chat, name, value.strip())
     if not rest:
         raise OutpaceError(f"/{name} needs a file, as in /{name} talk.json")
     return (_save if name == "save" else _load)(chat, Path(rest).expanduser())
 
 
 def _set(chat: Conversation, name: str, value: str) -> str:
-    name = {"max_tokens": "max_new_tokens", "n": "max_new_tokens"}.get(name, name.replace("-", "_"))
+    name = name.replace("-", "_")
+    name = {"max_tokens": "max_new_tokens", "n": "max_new_tokens"}.get(name, name)
     if name == "system":
         chat.system = value
     elif name in SETTINGS:

@@ -148,7 +148,7 @@ class Vocabulary:
 
 def vocabulary_of(model: str | None, trust_remote_code: bool) -> Vocabulary:
     """The vocabulary of a model's tokenizer; by default the embedded model's."""
-    from outpace.drafters.retrieval.datastore_header import fingerprint
+    from outpace.datastores.header import fingerprint
     from outpace.loading.weights import load_tokenizer
 
     name, tokenizer = load_tokenizer(model, trust_remote_code)
@@ -165,7 +165,7 @@ def build(
         size: bytes of all pieces.
         memory: bytes that sorting may take.
     """
-    from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+    from outpace.datastores.writer import DatastoreWriter
 
     began = time.perf_counter()
     with progress.bar(-(-size // _UNIT) or 1, "MB read") as bar:
@@ -217,13 +217,13 @@ def describe(file: Path, verify: bool = False) -> dict[str, Any]:
     Raises:
         OutpaceError: it is not a datastore, or it is damaged.
     """
-    if not file.is_file():  # found before torch is imported
+    if not file.is_file():
         raise OutpaceError(f"no such file: {file}; `outpace datastore build` writes datastores")
     with screen.busy(f"reading {file} ..."):
-        from outpace.drafters.retrieval.datastore import Datastore
+        from outpace.datastores.datastore import Datastore
 
         datastore = Datastore(file)
-        if verify:
+        if verify and not datastore.verified:
             datastore.verify()
     header = datastore.header
     return {
@@ -236,7 +236,7 @@ def describe(file: Path, verify: bool = False) -> dict[str, Any]:
         "tokenizer": header.tokenizer,
         "fingerprint": header.fingerprint,
         "shards": [shard.rows for shard in header.shards],
-        "verified": verify,
+        "verified": datastore.verified,
     }
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import inspect
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, fields
+from importlib.metadata import EntryPoint
 from typing import Annotated, Any
 
 import typer
@@ -19,7 +20,9 @@ from outpace.cli import completing, screen
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded, show
 from outpace.core import OutpaceError
-from outpace.names import check_names
+from outpace.names import check_names, outlines
+from outpace.outline import Outline, outline_of
+from outpace.plugins import installed, package_of
 
 _HOW_TO_WRITE = (
     "An option follows the name, as in --drafter lookahead:window=5,guesses=5. A drafter as an option goes "
@@ -49,16 +52,11 @@ def drafters(name: Name = None, as_json: o.AsJson = False) -> None:
 
     Drafters registered by other installed packages are listed with their package.
     """
-    if name is not None:
-        check_names(drafter=name)
     if name is None:
-        with screen.busy("reading the drafters ..."):
-            every = catalogue()
-        show(every, as_json, table)
+        show(catalogue(), as_json, table)
         return
-    with screen.busy("reading the drafters ..."):
-        one = entry_of(name)
-    show(one, as_json, described)
+    check_names(drafter=name)
+    show(entry_of(name), as_json, described)
 
 
 def entry_of(name: str) -> dict[str, Any]:
@@ -67,20 +65,22 @@ def entry_of(name: str) -> dict[str, Any]:
     Raises:
         OutpaceError: there is no such drafter.
     """
-    from outpace.drafters import drafter_class
-
     found = next((entry for entry in catalogue() if entry["name"] == name), None)
-    return found or _entry(name, "outpace", drafter_class(name))
+    if found is not None:
+        return found
+    with screen.busy(f"importing {name} ..."):
+        from outpace.drafters import drafter_class
+
+        return listed(name, "outpace", drafter_class(name))
 
 
 def catalogue() -> list[dict[str, Any]]:
     """Each drafter with its package, its summary, its paper, and its options as JSON values."""
-    from outpace.drafters import DRAFTERS
-
-    return [_entry(name, "outpace", cls) for name, cls in DRAFTERS.items()] + list(_third_party())
+    return [listed(name, "outpace", cls) for name, cls in outlines("drafter").items()] + list(_third_party())
 
 
-def _entry(name: str, package: str, cls: type[Any]) -> dict[str, Any]:
+def listed(name: str, package: str, cls: type[Any]) -> dict[str, Any]:
+    """What a class or its outline says of a method."""
     return {
         "name": name,
         "package": package,
@@ -94,28 +94,36 @@ def _entry(name: str, package: str, cls: type[Any]) -> dict[str, Any]:
 
 
 def _third_party() -> Iterator[dict[str, Any]]:
-    """The drafters of other packages; unusable ones are listed with their error."""
-    from outpace.drafters import DRAFTERS, Drafter
-    from outpace.plugins import installed, load_class, package_of
+    """The drafters of other packages; unusable ones are listed with their error.
 
-    for name, entry in installed("drafters").items():
-        package = package_of(entry)
+    A class whose source is not found is imported.
+    """
+    for name, point in installed("drafters").items():
+        package = package_of(point)
         try:
-            if name in DRAFTERS:
-                raise OutpaceError(f"outpace has its own drafter {name!r}; select this one as {entry.value}")
-            yield _entry(name, package, load_class("drafter", entry, Drafter))
+            if name in outlines("drafter"):
+                raise OutpaceError(f"outpace has its own drafter {name!r}; select this one as {point.value}")
+            yield listed(name, package, outline_of(point.module, point.attr, "Drafter") or _imported(point))
         except OutpaceError as error:
             empty = {"summary": "", "when": "", "needs": "", "paper": "", "options": []}
             yield {"name": name, "package": package, **empty, "error": str(error)}
 
 
+def _imported(point: EntryPoint) -> type[Any]:
+    with screen.busy(f"importing {point.value} ..."):
+        from outpace.drafters import Drafter
+        from outpace.plugins import load_class
+
+        return load_class("drafter", point, Drafter)
+
+
 def _options(cls: type[Any]) -> list[dict[str, Any]]:
-    docs = (inspect.cleandoc(vars(base).get("__doc__") or "") for base in reversed(cls.__mro__))
+    docs, types = _written(cls)
     about = {name: text for doc in docs for name, text in _attributes(doc).items()}
     return [
         {
             "name": field.name,
-            "type": field.type if isinstance(field.type, str) else getattr(field.type, "__name__", ""),
+            "type": types.get(field.name, ""),
             "default": _default(field),
             "required": field.default is MISSING and field.default_factory is MISSING,
             "description": about.get(field.name, ""),
@@ -123,6 +131,15 @@ def _options(cls: type[Any]) -> list[dict[str, Any]]:
         for field in fields(cls)
         if field.init
     ]
+
+
+def _written(cls: type[Any]) -> tuple[Iterable[str], Mapping[str, str]]:
+    """The docstrings of a class and its bases, and the annotations of its options."""
+    if issubclass(cls, Outline):
+        return cls.docs, cls.types
+    docs = [inspect.cleandoc(vars(base).get("__doc__") or "") for base in reversed(cls.__mro__)]
+    types = {one.name: one.type for one in fields(cls)}
+    return docs, {name: kind if isinstance(kind, str) else kind.__name__ for name, kind in types.items()}
 
 
 def _default(field: Field[Any]) -> Any:

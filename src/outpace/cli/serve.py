@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
     from outpace.loading.placement import Place
     from outpace.serve.admission import Limits
+    from outpace.serve.auth import Keys
     from outpace.serve.router import Router
     from outpace.serve.server import Options, Server
     from outpace.serve.service import Service
@@ -230,13 +231,14 @@ def serve(
     single: dict[str, Any] = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}
     single |= {"--observer": observer, "--served-model-name": served_model_name}
     _check(source, several, single, [drafter, *others.values()], otlp_endpoint)
+    keys = _keys(api_keys)
     watching = observer_of(observer, parallel)
     from outpace.serve.server import Server, listen
 
     place = place_of(device, device_map, parallel, parallel_timeout, source.model, dtype, trust_remote_code)
     limits = _bounds(max_running, max_waiting, max_wait, max_body, not refuse_long_answers, lenient)
     named = served_model_name, drain, cors_origin
-    options, listener = _options(named, otlp_endpoint, api_keys, limits, prefix_store), listen(host, port)
+    options, listener = _options(named, otlp_endpoint, keys, limits, prefix_store), listen(host, port)
     ready = partial(_banner, host=host, listener=listener, keys=len(options.keys), began=began)
     with ExitStack() as learners:
         more = source, place, drafter, profile, watching, learners, limits, others, adaptive
@@ -250,17 +252,22 @@ def serve(
 def _options(
     named: tuple[list[str] | None, float, list[str] | None],
     endpoint: str | None,
-    keys: Path | None,
+    keys: Keys,
     limits: Limits,
     store: Path | None,
 ) -> Options:
     """The server's options; ``named`` are the names of its model, the time to drain, and origins."""
-    from outpace.serve.auth import Keys
     from outpace.serve.server import Options
 
     names, drain, origins = named
-    known = Keys.read(keys, os.environ.get(API_KEYS, ""))
-    return Options(names or (), drain, origins or (), _tracer(endpoint), known, limits, store)
+    return Options(names or (), drain, origins or (), _tracer(endpoint), keys, limits, store)
+
+
+def _keys(path: Path | None) -> Keys:
+    """The keys of a file and of the environment; imports no torch."""
+    from outpace.serve.auth import Keys
+
+    return Keys.read(path, os.environ.get(API_KEYS, ""))
 
 
 def _one(

@@ -55,7 +55,7 @@ class AsyncEngine:
             for no limit. A slow reader does not slow other requests.
         on_failure: called in the engine's thread with the error that ended it.
         turn: a context of each step, and of what else computes, as a ``FairLock`` that several engines share:
-            their steps then take turns. Loading a model beside a running engine needs it too, since
+            each then has an equal time. Loading a model beside a running engine needs it too, since
             transformers changes torch's default dtype for all threads while it makes a model.
 
     Raises:

@@ -266,8 +266,8 @@ class Engine:
             top: number of the most probable tokens to report with each.
 
         Raises:
-            OutpaceError: the target returns no logits, there are no rows for the text, or a token is not in
-            the vocabulary.
+            OutpaceError: the target returns no logits, or a token is not in the vocabulary. CacheFull: there
+            is no room for the text's rows now.
         """
         held: list[Callable[[], None]] = []
         return self._turn.lend(self._score(tokens, top, held), held)
@@ -284,7 +284,10 @@ class Engine:
                 slot = self.target.open(cache, None, len(tokens))
             except CacheFull as error:
                 self._turn.broken = False
-                raise OutpaceError("there is no room for the rows of this text; try again later") from error
+                message = (
+                    f"there is no room for the {len(tokens)} rows of this text; give the engine more memory"
+                )
+                raise CacheFull(message) from error
             held.append(partial(cache.free, slot))
             self._turn.broken = False
         try:

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from outpace.cache import CacheFull
 from outpace.core import OutpaceError, TokenLogprobs
 from outpace.engine.engine import Engine
 from outpace.engine.errand import Errand
@@ -22,10 +23,14 @@ class Work(Protocol):
         client: whose it is: clients take turns.
         answer: called once, with the result or an error, also if it was cancelled.
         cancelled: returns True once the answer is no longer needed.
+        holds: it has rows in the cache.
     """
 
     @property
     def client(self) -> str: ...
+
+    @property
+    def holds(self) -> bool: ...
 
     @property
     def answer(self) -> Callable[[Any], None]: ...
@@ -34,7 +39,11 @@ class Work(Protocol):
     def cancelled(self) -> Callable[[], bool]: ...
 
     def advance(self, engine: Engine, seconds: float) -> bool:
-        """Do a piece, of about this time if that can be chosen; return True once the result is there."""
+        """Do a piece, of about this time if that can be chosen; return True once the result is there.
+
+        Raises:
+            CacheFull: there is no room for its rows; it can be advanced later.
+        """
 
     def result(self) -> Any:
         """The result."""
@@ -60,10 +69,18 @@ class Score:
     chunks: Generator[list[TokenLogprobs]] | None = None
     found: list[TokenLogprobs] = field(default_factory=list)
 
+    @property
+    def holds(self) -> bool:
+        return self.chunks is not None
+
     def advance(self, engine: Engine, seconds: float) -> bool:
         if self.chunks is None:
             self.chunks = engine.score(self.tokens, self.top)
-        more = next(self.chunks, None)
+        try:
+            more = next(self.chunks, None)
+        except CacheFull:
+            self.chunks = None
+            raise
         self.found += more or ()
         return more is None
 
@@ -84,6 +101,7 @@ class Encoding:
     source: Any
     client: str = ""
     errand: Errand[Any] | None = None
+    holds = False
 
     def advance(self, engine: Engine, seconds: float) -> bool:
         if self.errand is None:
@@ -124,11 +142,11 @@ class Works:
                 works.popleft()
             if works:
                 self._waiting[client] = works
-            if allowance.clock() >= until:
+            if ended is None or allowance.clock() >= until:
                 break
 
-    def _piece(self, engine: Engine, one: Work, seconds: float) -> bool:
-        """Do a piece of a work; return True if it has ended, with whatever answer."""
+    def _piece(self, engine: Engine, one: Work, seconds: float) -> bool | None:
+        """Do a piece of a work; return True if it has ended, with any answer, None if it waits for rows."""
         try:
             if one.cancelled():
                 one.answer(OutpaceError("nobody waits for this any more"))
@@ -136,6 +154,10 @@ class Works:
                 return False
             else:
                 one.answer(one.result())
+        except CacheFull as error:
+            if engine.sequences or any(other.holds for works in self._waiting.values() for other in works):
+                return None  # others will give theirs back
+            one.answer(error)
         except Exception as error:
             one.answer(error)
         one.close()

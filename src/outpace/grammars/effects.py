@@ -156,6 +156,7 @@ def _names_free(names: Any) -> bool:
 _FREE: dict[str, Callable[[Any], bool]] = {
     "propertyNames": _names_free,
     "uniqueItems": lambda value: value is False,
+    **dict.fromkeys(("minLength", "minItems", "minProperties"), lambda value: value == 0),
     "dependentRequired": lambda value: isinstance(value, dict) and not any(value.values()),
     "dependentSchemas": lambda value: isinstance(value, dict) and all(map(_free, value.values())),
     "dependencies": lambda value: (

@@ -52,7 +52,7 @@ from outpace.serve.tools import (
 
 class FunctionCall(Wire):
     name: str
-    arguments: Arguments
+    arguments: Arguments = "{}"
     parsed_arguments: Annotated[Any, INERT] = None
 
 
@@ -62,6 +62,7 @@ class ToolCall(Wire):
     function: FunctionCall
     index: Annotated[Int | None, INERT] = None
     provider_specific_fields: Annotated[Object | None, INERT] = None
+    extra_content: Annotated[Object | None, INERT] = None
 
 
 class Message(Wire):
@@ -72,6 +73,7 @@ class Message(Wire):
     tool_call_id: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
+    reasoning: str | None = None  # the same, as vLLM and OpenRouter have it
     prefix: bool = False  # of the last message: the answer continues it, as for Mistral and DeepSeek
     partial: bool = False  # the same, as for Moonshot and Alibaba
     # Returned by clients as received
@@ -79,6 +81,7 @@ class Message(Wire):
     parsed: Annotated[Any, INERT] = None
     provider_specific_fields: Annotated[Object | None, INERT] = None  # LiteLLM's
     thinking_blocks: Annotated[Anything | None, INERT] = None  # LiteLLM's, beside reasoning_content
+    reasoning_details: Annotated[Anything | None, INERT] = None  # OpenRouter's, beside reasoning
 
 
 Conversation = Annotated[list[Message], Field(min_length=1, max_length=TURNS, fail_fast=True)]
@@ -224,8 +227,9 @@ def template_message(message: Message) -> dict[str, Any]:
         "role": "system" if message.role == "developer" else message.role,
         "content": content_of(message.refusal if message.content is None else message.content, message.role),
     }
-    if message.reasoning_content is not None:
-        turn["reasoning_content"] = message.reasoning_content
+    thought = message.reasoning if message.reasoning_content is None else message.reasoning_content
+    if thought is not None:
+        turn["reasoning_content"] = thought
     if message.name is not None:
         turn["name"] = message.name
     if message.tool_call_id is not None:

@@ -167,7 +167,11 @@ def _input_object(given: Any) -> Any:
     return from_json(_whole_object(given)) if isinstance(given, str) else given
 
 
-Arguments = Annotated[str, AfterValidator(_whole_object)]
+def _arguments_text(given: Any) -> Any:
+    return to_json(given).decode() if isinstance(given, dict) else given
+
+
+Arguments = Annotated[str, BeforeValidator(_arguments_text), AfterValidator(_whole_object)]
 Input = Annotated[Object, BeforeValidator(_input_object)]  # the same, of an API that has them as an object
 
 

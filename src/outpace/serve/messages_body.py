@@ -63,7 +63,7 @@ class ToolUse(Wire):
     type: Literal["tool_use"]
     id: str
     name: str
-    input: Input
+    input: Annotated[Input, Field(default_factory=dict)]
     cache_control: Annotated[Object | None, INERT] = None
     caller: Annotated[Object | None, INERT] = None
     toolset_name: Annotated[str | None, INERT] = None

@@ -279,9 +279,7 @@ class Replica:
     async def __init__(self, config: Config, models: dict[str, str | None]) -> None:  # type: ignore[misc]
         self._config, self._models = config, models
         self._hosted: dict[str, Hosted] = {}
-        self._steps = (
-            FairLock()
-        )  # of all models: while one is loaded, torch's default dtype is not the others'
+        self._steps = FairLock()  # of all models: while one is loaded, torch's default dtype is not theirs
         if config.gpus == 0:
             torch.set_num_threads(max(1, int(config.cpus)))
         await self.hosted(next(iter(models)))

@@ -69,7 +69,7 @@ class FunctionCallItem(_CallItem):
     call_id: str
     name: str
     namespace: str | None = None
-    arguments: Arguments
+    arguments: Arguments = "{}"
     parsed_arguments: Annotated[Any, INERT] = None
 
 

@@ -29,9 +29,10 @@ from outpace.serve.admission import Limits, choices_in
 from outpace.serve.errors import Refused, later, unknown_model
 from outpace.serve.metrics import Joined
 from outpace.serve.models import Model
+from outpace.serve.pool import spare
 from outpace.serve.room import Known, Room, release
 from outpace.serve.service import Service
-from outpace.serve.totals import CLIENT
+from outpace.serve.totals import CLIENT, Turns
 
 _log = logging.getLogger("outpace.serve")
 
@@ -62,7 +63,7 @@ class Router:
         self.draining = self._closed = False
         self._idle, self._store, self._clock, self._sleep = idle, store, clock, sleep
         self._total = choices_in(limits)
-        self._steps = FairLock()
+        self._steps, self._jobs = FairLock(), Turns(spare())
         self._line = asyncio.Lock()  # one is loaded at a time, in the order of requests
         self._tasks: set[asyncio.Task[None]] = set()
         self._ends: set[asyncio.Task[None]] = set()  # those of them that are not called off
@@ -202,6 +203,7 @@ class Router:
             metrics=model.metrics,
             total=self._total,
             turn=self._steps,
+            jobs=self._jobs,
         )
         (model.card,) = service.cards()
         return service

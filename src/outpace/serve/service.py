@@ -54,6 +54,7 @@ class Service:
         metrics: those of earlier services of this model, which this one continues.
         total: the choices of all models in this process; None if this is the only one.
         turn: a context of each step; see ``AsyncEngine``.
+        jobs: the places for jobs of processes, of all models in this process; None if this is the only one.
     """
 
     def __init__(
@@ -69,11 +70,12 @@ class Service:
         metrics: Metrics | None = None,
         total: Total | None = None,
         turn: AbstractContextManager[object] | None = None,
+        jobs: Turns | None = None,
     ) -> None:
         self.model, self.names = model, tuple(names)
         self.defaults = Defaults.of(model.target, limits.cut)
         self.dialogue = Dialogue(model)
-        target, memory, turns = model.target, max(2**30, 256 * limits.body), Turns(spare())
+        target, memory, turns = model.target, max(2**30, 256 * limits.body), jobs or Turns(spare())
         marks = self.dialogue.tokens.values()
         self.grammars = Grammars(model.tokenizer, target.vocabulary, target.eos_token_ids, turns, marks)
         self.texts = Texts(model, Share(limits.read, memory), turns)

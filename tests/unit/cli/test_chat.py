@@ -120,10 +120,12 @@ def test_commands_change_save_and_load_a_chat(chat_model: Loaded, tmp_path: Path
     chat = Chat(chat_model, chat_model.engine(), {"max_new_tokens": 4})
     assert all(f"/{name}" in said(chat, "help") for name in ("clear", "set", "save", "load", "exit"))
     assert "temperature 0.7" in said(chat, "set temperature 0.7") and chat.params.temperature == 0.7
-    assert "seed 5" in said(chat, "set seed 5")
+    assert "seed 5" in said(chat, "set seed=5")
     assert "temperature 0.0" in said(chat, "set temperature")  # the model's own again
-    assert "max_new_tokens 9" in said(chat, "set max_tokens 9")
+    assert "max_new_tokens 9" in said(chat, "set max-tokens = 9")
     assert '"talk like a pirate"' in said(chat, "set system talk like a pirate")
+    assert '"a = b"' in said(chat, "set system a = b")
+    said(chat, "set system talk like a pirate")
     answer, _ = ask(chat, "hi")
     file = tmp_path / "talk.json"
     said(chat, f"save {file}")

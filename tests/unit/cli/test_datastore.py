@@ -13,8 +13,8 @@ from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
 from outpace.cli import app, corpus, datastore
-from outpace.drafters.retrieval.datastore import Datastore
-from outpace.drafters.retrieval.datastore_header import fingerprint
+from outpace.datastores.datastore import Datastore
+from outpace.datastores.header import fingerprint
 
 Run = Callable[..., Any]
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox sleeps.\n"
@@ -80,7 +80,7 @@ def test_info(run: Run, tmp_path: Path) -> None:
     built = run("build", tmp_path / "a.npy", "-o", tmp_path / "d", "--vocabulary", 1000)
     assert "1,000 in 1 documents" in built.stdout and "built in" in built.stdout
     shown = run("info", tmp_path / "d").stdout
-    assert "1,000 in 1 documents" in shown and "not compared" in shown
+    assert "1,000 in 1 documents" in shown and "all match" in shown
     found = json.loads(run("info", tmp_path / "d", "--verify", "--json").stdout)
     assert found["verified"] and found["bytes"] == (tmp_path / "d").stat().st_size
     content = bytearray((tmp_path / "d").read_bytes())

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outpace.core import OutpaceError
-from outpace.drafters.retrieval import datastore_header, datastore_writer
-from outpace.drafters.retrieval.datastore import Datastore, Found
-from outpace.drafters.retrieval.datastore_header import SIZE, fingerprint
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
+from outpace.datastores import header, writer
+from outpace.datastores.datastore import Datastore, Found
+from outpace.datastores.header import SIZE, fingerprint
+from outpace.datastores.writer import DatastoreWriter
 
 PLENTY = 1 << 20
 DEPTH = 3
@@ -300,7 +300,7 @@ def test_an_interrupt_at_the_end_leaves_no_half_file(tmp_path: Path, monkeypatch
     def interrupted(text: object) -> object:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(datastore_writer, "sort_suffixes", interrupted)
+    monkeypatch.setattr(writer, "sort_suffixes", interrupted)
     with pytest.raises(KeyboardInterrupt):
         write(tmp_path / "d", [[1, 2, 3]])
     assert list(tmp_path.iterdir()) == []
@@ -335,7 +335,7 @@ def test_too_little_memory(tmp_path: Path) -> None:
 
 
 def test_as_many_shards_as_the_header_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    most = datastore_header.MOST_SHARDS
+    most = header.MOST_SHARDS
     documents = [[1, 2]] * most
     assert len(write(tmp_path / "d", documents, memory=for_rows(3)).header.shards) == most
     with pytest.raises(OutpaceError, match="give more memory"):

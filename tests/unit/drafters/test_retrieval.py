@@ -12,9 +12,9 @@ from transformers import LlamaForCausalLM
 import outpace
 from folders import byte_tokenizer, save_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
+from outpace.datastores.header import fingerprint
+from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters import load_drafter
-from outpace.drafters.retrieval.datastore_header import fingerprint
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.drafters.retrieval.retrieval import Retrieval
 from outpace.draws.noise import Key
 from outpace.engine.engine import Engine

@@ -12,15 +12,17 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional
 
 from image_models import picture, seeing
 from models import tiny_llama
+from outpace.cache import CacheFull
 from outpace.core import Draft, SamplingParams
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support import runner
 from outpace.engine import engine as engine_module
-from outpace.engine import running
+from outpace.engine import errand, running
 from outpace.engine.allowance import Allowance
 from outpace.engine.engine import Engine
 from outpace.engine.errand import Errand, Stopping
@@ -142,6 +144,41 @@ def test_images_are_encoded_between_steps_with_the_same_states(monkeypatch: pyte
     assert beside.output == alone.tokens
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_long_functions_of_an_encoder_are_computed_in_parts(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Products, attention and convolutions."""
+    monkeypatch.setattr(errand, "_AT_ONCE", 2**12)
+    monkeypatch.setattr(errand, "_ROWS", 8)
+    numbers = torch.Generator().manual_seed(0)
+
+    def tensor(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=numbers).to(dtype)
+
+    weight, patches, frames = tensor(24, 16), tensor(9, 3, 4, 4), tensor(9, 3, 2, 4, 4)
+    states = [tensor(3, 4, 7, 8) for _ in range(3)]
+    attend = functional.scaled_dot_product_attention
+    masks = [torch.rand(size, 1, 7, 7, generator=numbers).gt(0.2) | torch.eye(7).bool() for size in (3, 1)]
+    cases: list[tuple[Callable[..., torch.Tensor], Any, dict[str, Any], int]] = [
+        (functional.linear, (tensor(3, 33, 16), weight, tensor(24)), {}, 9),
+        (functional.linear, (tensor(99, 16), weight), {}, 9),
+        (functional.linear, (tensor(16), weight), {}, 1),
+        (functional.conv2d, (tensor(5, 3, 8, 8), patches, tensor(9), 4), {}, 2),
+        (functional.conv3d, (tensor(50, 3, 2, 4, 4), frames), {}, 10),
+        (attend, states, {"is_causal": True}, 2),
+        (attend, states, {"attn_mask": masks[0]}, 2),
+        (attend, states, {"attn_mask": masks[1], "scale": 0.5}, 2),
+    ]
+    for work, given, more, parts in cases:
+        stops = list[None]()
+        with Stopping(lambda stops=stops: stops.append(None)):  # type: ignore[misc]
+            found = work(*given, **more)
+        assert len(stops) == parts
+        close = {"rtol": 1e-2, "atol": 1e-2} if dtype == torch.bfloat16 else {"rtol": 1e-4, "atol": 1e-5}
+        torch.testing.assert_close(found, work(*given, **more), **close)
+
+
 def test_texts_are_scored_between_steps_and_clients_take_turns() -> None:
     ticks, target = Ticks(), Target(tiny_llama(context=2048))
     texts = [[(7 * place + client) % 30 + 1 for place in range(300)] for client in range(3)]
@@ -156,6 +193,35 @@ def test_texts_are_scored_between_steps_and_clients_take_turns() -> None:
     assert steps > 700
     for one, place in zip(found, (0, 2, 1), strict=True):
         assert [token.logprob for token in one] == pytest.approx(alone[place])
+
+
+def test_a_text_to_score_waits_for_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While others have them: streams, and texts that are being scored. One that never fits is refused."""
+    target = Target(tiny_llama(context=2048))
+    size = target.new_cache(1).copied_bytes(1)
+    text = [(7 * place) % 30 + 1 for place in range(300)]
+    engine = Engine(target, max_running=2, memory=700 * size, adaptive=False)
+    alone = [[one.logprob for one in some] for some in engine.score(text)]
+    stream = engine.add(text[:200], SamplingParams(max_new_tokens=300, ignore_eos=True))
+    while stream.place is None:
+        engine.step()
+    found: list[Any] = []
+    begun: list[int] = []
+    score = engine.score
+    monkeypatch.setattr(engine, "score", lambda *given: begun.append(1) or score(*given))
+    works = Works()
+    for tokens, client in ((text, "a"), (text, "b"), (text * 3, "c")):
+        works.add(Score(found.append, never, tokens, 0, client))
+    while works:
+        if engine.sequences:
+            engine.step()
+        works.advance(engine)
+    assert len(begun) > 4, "one of them waited"
+    (refused,) = (one for one in found if isinstance(one, CacheFull))
+    assert "900 rows" in str(refused)
+    scored = [[token.logprob for token in one] for one in found if one is not refused]
+    assert scored == [pytest.approx([one for some in alone for one in some])] * 2
+    assert len(engine._batch.cache) == 0
 
 
 def test_cached_rows_are_copied_between_steps() -> None:

@@ -11,12 +11,12 @@ from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig, Top
 
 import outpace
 from mtp_folders import write_beside
+from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters import DRAFTERS
 from outpace.drafters.blocks.dflash import DFlashModule
 from outpace.drafters.eagle.eagle_module import EagleModule
 from outpace.drafters.heads.hydra import HydraHeads
 from outpace.drafters.heads.medusa import MedusaHeads
-from outpace.drafters.retrieval.datastore_writer import DatastoreWriter
 from outpace.learned.learned import Learned
 from parts import one_in
 from unit.hf.tiny import make

@@ -30,7 +30,7 @@ from outpace.sequence import Sequence, Step
 from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 from outpace_lab.train.modules.blocks import draw_places
-from outpace_lab.train.trained import Batch, Losses, Objective, Trained, accepted_of_chain, measure
+from outpace_lab.train.trained import Losses, Objective, Trained, TrainingBatch, accepted_of_chain, measure
 
 _PLACES = 128  # places of a text per forward when all places get look-ahead rows
 
@@ -73,7 +73,7 @@ class LookAhead(Trained):
     def hidden_layers(self) -> tuple[int, ...]:
         return ()
 
-    def rows(self, batch: Batch, places: Tensor) -> Tensor:
+    def rows(self, batch: TrainingBatch, places: Tensor) -> Tensor:
         """The target's predictions at look-ahead rows after places of each text.
 
         Args:
@@ -94,7 +94,7 @@ class LookAhead(Trained):
         found: Tensor = output.logits[:, width:].unflatten(1, (groups, count))
         return found
 
-    def _seen(self, batch: Batch, places: Tensor) -> Tensor:
+    def _seen(self, batch: TrainingBatch, places: Tensor) -> Tensor:
         """The mask [B, N, N] of the text's rows followed by the look-ahead rows of each place."""
         width, count = batch.tokens.shape[1], self.config.num_speculative_tokens
         order = torch.arange(width, device=places.device)
@@ -109,11 +109,11 @@ class LookAhead(Trained):
         seen[:, width:, width:] = torch.block_diag(*[chain] * places.shape[1])
         return seen
 
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
+    def loss(self, batch: TrainingBatch, objective: Objective) -> Losses:
         weights = [1.0] * self.config.num_speculative_tokens
         return measure(objective, self._depths(batch), weights)
 
-    def _depths(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _depths(self, batch: TrainingBatch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         places = draw_places(batch, self.config.places, range(2, self.config.num_speculative_tokens + 2))
         rows = self.rows(batch, places)
         for depth in range(self.config.num_speculative_tokens):
@@ -126,7 +126,7 @@ class LookAhead(Trained):
             )
 
     @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
+    def accepted(self, batch: TrainingBatch) -> Tensor:
         size, width = batch.tokens.shape
         guesses = torch.full(
             (size, width, self.config.num_speculative_tokens), -1, device=batch.tokens.device

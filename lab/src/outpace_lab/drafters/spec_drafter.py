@@ -30,7 +30,7 @@ from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import DraftVocabulary
 from outpace.targets.base import TargetModel
 from outpace_lab.train.modules.blocks import TrainedBlocks, sees_before, sees_own_block
-from outpace_lab.train.trained import Batch
+from outpace_lab.train.trained import TrainingBatch
 
 _CHUNK = 512  # tokens of a text in one forward
 
@@ -68,7 +68,7 @@ class SpecDrafterModule(TrainedBlocks):
     def logits(self, states: Tensor) -> Tensor:
         return F.linear(self.norm(states), self.embed_tokens.weight)
 
-    def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
+    def blocks(self, batch: TrainingBatch, anchors: Tensor) -> Tensor:
         (rows, count), width = anchors.shape, self.config.tokens
         device = anchors.device
         source = batch.tokens[:, :0] if batch.source is None else batch.source

@@ -18,7 +18,7 @@ def padded(sources: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Batch:
+class TrainingBatch:
     """Packed text and the target's predictions at each of its places: B rows of T places.
 
     Attributes:

@@ -21,7 +21,7 @@ from outpace.files import read_json
 from outpace.learned.learned import CONFIG
 from outpace.targets.base import TargetModel
 from outpace_lab.train.methods import LEARNED
-from outpace_lab.train.trained import Batch, Trained
+from outpace_lab.train.trained import Trained, TrainingBatch
 
 
 def load_earlier(folder: str | Path, target: TargetModel) -> Trained:
@@ -47,7 +47,7 @@ def all_layers(modules: Seq[Trained]) -> tuple[int, ...]:
     return tuple(sorted({layer for module in modules for layer in module.hidden_layers}))
 
 
-def still_wrong(batch: Batch, earlier: Seq[Trained]) -> Batch:
+def still_wrong(batch: TrainingBatch, earlier: Seq[Trained]) -> TrainingBatch:
     """The batch with a place counted only if no earlier drafter ranks its token first."""
     right = torch.zeros_like(batch.counted)
     right[:, 1:] = accepted_together(batch, earlier)[:, :-1] > 0
@@ -55,7 +55,7 @@ def still_wrong(batch: Batch, earlier: Seq[Trained]) -> Batch:
 
 
 @torch.no_grad()
-def accepted_together(batch: Batch, modules: Seq[Trained]) -> Tensor:
+def accepted_together(batch: TrainingBatch, modules: Seq[Trained]) -> Tensor:
     """Tokens accepted at each place, [B, T], if the drafts are merged into one tree: the maximum."""
     return torch.stack([module.accepted(batch) for module in modules]).amax(dim=0)
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from outpace.sequence import Step
 from outpace_lab.train.batch import padded
-from outpace_lab.train.trained import Batch
+from outpace_lab.train.trained import TrainingBatch
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +164,7 @@ class Buffer:
 
 def batch_of(
     records: Seq[Record], layers: Seq[int], vocabulary: int, device: torch.device, learn: bool
-) -> Batch:
+) -> TrainingBatch:
     """Records as a batch, one per row.
 
     Args:
@@ -188,7 +188,7 @@ def batch_of(
             logits[row, places] = record.logits
         else:
             counted[row, record.context : length] = True
-    return Batch(
+    return TrainingBatch(
         tokens=tokens.to(device),
         positions=torch.arange(width, device=device).expand(size),
         documents=documents.to(device),

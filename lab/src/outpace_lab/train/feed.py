@@ -14,7 +14,7 @@ from outpace_lab.train.data import Document
 from outpace_lab.train.on_policy import is_on_policy, own_text
 from outpace_lab.train.reading import read_batch
 from outpace_lab.train.states import KeptStates
-from outpace_lab.train.trained import Batch, Trained
+from outpace_lab.train.trained import Trained, TrainingBatch
 
 Row = Seq[Document]
 
@@ -51,7 +51,7 @@ class Feed:
         order = _Order(len(self.rows), self.together * self.processes, self.seed)
         object.__setattr__(self, "_order", order)
 
-    def batch(self, forward: int) -> Batch:
+    def batch(self, forward: int) -> TrainingBatch:
         """This process's share of a forward; forwards are numbered from 0."""
         places = self._order.places(forward)[self.process :: self.processes]
         rows: Seq[Row] = [self.rows[place] for place in places]
@@ -61,12 +61,12 @@ class Feed:
         batch = replace(self._read(rows, None if sampled else self.kept), sampled=sampled)
         return still_wrong(batch, self.earlier) if self.earlier else batch
 
-    def each(self, rows: Seq[Row]) -> Iterator[Batch]:
+    def each(self, rows: Seq[Row]) -> Iterator[TrainingBatch]:
         """Unchanged rows in order, with all places counted."""
         for start in range(0, len(rows), self.together):
             yield self._read(rows[start : start + self.together], self.kept)
 
-    def _read(self, rows: Seq[Row], kept: KeptStates | None) -> Batch:
+    def _read(self, rows: Seq[Row], kept: KeptStates | None) -> TrainingBatch:
         return read_batch(self.module.target, rows, all_layers([self.module, *self.earlier]), kept)
 
 

@@ -23,7 +23,7 @@ from outpace.core import OutpaceError
 from outpace.targets.stock.causal import CausalTarget
 from outpace_lab.train.lora import LoRA, Updates
 from outpace_lab.train.objectives import objective
-from outpace_lab.train.trained import Batch, Losses, Objective, Trained, measure
+from outpace_lab.train.trained import Losses, Objective, Trained, TrainingBatch, measure
 
 TARGET = "target"  # the folder of the target's updates, in the drafter's
 
@@ -88,7 +88,7 @@ class Joint(Trained):
     def suit(self, counts: Tensor) -> None:
         self.module.suit(counts)
 
-    def begin_linearly(self, batches: Iterable[Batch]) -> None:
+    def begin_linearly(self, batches: Iterable[TrainingBatch]) -> None:
         self.module.begin_linearly(batches)
 
     def at_step(self, step: int, steps: int) -> None:
@@ -98,7 +98,7 @@ class Joint(Trained):
     def groups(self) -> list[tuple[float, list[nn.Parameter]]]:
         return [*self.module.groups(), (self.lora.rate, list(self.updates))]
 
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
+    def loss(self, batch: TrainingBatch, objective: Objective) -> Losses:
         heard, logits = self._heard(batch)
         own = self._own(batch, logits).total
         if not (self.training and self._alone):
@@ -109,7 +109,7 @@ class Joint(Trained):
         # Gradients of zero instead of none: distributed training waits for one of every weight.
         return replace(losses, total=losses.total + 0.0 * own)
 
-    def _heard(self, batch: Batch) -> tuple[Batch, Tensor]:
+    def _heard(self, batch: TrainingBatch) -> tuple[TrainingBatch, Tensor]:
         """The batch with the updated target's hidden states and logits, and those logits with their graph."""
         target = self.module.target
         output = target.through(
@@ -118,14 +118,14 @@ class Joint(Trained):
         assert output.logits is not None
         return replace(batch, hidden=output.hidden, scores=output.logits.detach()), output.logits
 
-    def _own(self, batch: Batch, logits: Tensor) -> Losses:
+    def _own(self, batch: TrainingBatch, logits: Tensor) -> Losses:
         """The target's own loss: its logits now, against the original ones or the text, by the objective."""
         at, places = batch.ahead(1).nonzero(as_tuple=True)
         rows = (logits[at, places], batch.logits[at, places], batch.tokens[at, places + 1])
         return measure(self._own_objective, [rows], [1.0])
 
     @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
+    def accepted(self, batch: TrainingBatch) -> Tensor:
         return self.module.accepted(self._heard(batch)[0])
 
     @property
@@ -133,11 +133,11 @@ class Joint(Trained):
         return self.module.needs_calibration
 
     @torch.no_grad()
-    def calibrate(self, batches: Iterable[Batch]) -> None:
+    def calibrate(self, batches: Iterable[TrainingBatch]) -> None:
         self.module.calibrate(self._heard(batch)[0] for batch in batches)
 
     @torch.no_grad()
-    def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def figures(self, batches: Iterable[TrainingBatch]) -> dict[str, float]:
         """Drift of the target: its own loss, and the share of places with the same best token."""
         loss, same, count = 0.0, 0, 0
         for batch in batches:

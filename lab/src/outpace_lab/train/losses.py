@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from outpace_lab.train.batch import Batch
+from outpace_lab.train.batch import TrainingBatch
 
 # (draft logits [N, vocabulary], target logits [N, vocabulary], labels [N]) -> the loss at each place, [N].
 Objective = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -62,7 +62,7 @@ def among(losses: Losses, every: Tensor) -> Losses:
     return replace(losses, acceptance=losses.acceptance * losses.places / every.clamp(min=1))
 
 
-def accepted_of_chain(batch: Batch, guesses: Tensor) -> Tensor:
+def accepted_of_chain(batch: TrainingBatch, guesses: Tensor) -> Tensor:
     """The number of accepted tokens, from the first on, of a chain drafted at each place of a text.
 
     Args:

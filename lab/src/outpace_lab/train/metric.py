@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace_lab.train.boosting import accepted_together
-from outpace_lab.train.trained import Batch, Objective, Trained
+from outpace_lab.train.trained import Objective, Trained, TrainingBatch
 
 
 @dataclass
@@ -40,7 +40,7 @@ class Replay:
         """The share of steps that accept each position of the draft, as in ``accepted_per_position``."""
         return [count / self.steps for count in self.accepted]
 
-    def add(self, batch: Batch, accepted: Tensor) -> None:
+    def add(self, batch: TrainingBatch, accepted: Tensor) -> None:
         """Replay a batch's documents, each from the last token of its prompt on.
 
         Args:
@@ -75,7 +75,7 @@ class Replay:
 
 @torch.no_grad()
 def evaluate(
-    module: Trained, batches: Iterable[Batch], objective: Objective, earlier: Seq[Trained] = ()
+    module: Trained, batches: Iterable[TrainingBatch], objective: Objective, earlier: Seq[Trained] = ()
 ) -> tuple[Replay, float]:
     """Measure a module on held-out text: the replay, together with earlier drafters, and the mean loss."""
     replay, losses = Replay(), []
@@ -86,7 +86,7 @@ def evaluate(
 
 
 @torch.no_grad()
-def replay(modules: Seq[Trained], batches: Iterable[Batch]) -> Replay:
+def replay(modules: Seq[Trained], batches: Iterable[TrainingBatch]) -> Replay:
     """Replay held-out text with the merged drafts of several drafters."""
     found = Replay()
     for batch in batches:

@@ -11,17 +11,18 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.targets.rows import Rows
 from outpace.targets.stock.seq2seq import Seq2SeqTarget
 from outpace_lab.train.batch import padded
 from outpace_lab.train.data import Document
 from outpace_lab.train.states import KeptStates, States
-from outpace_lab.train.trained import Batch
+from outpace_lab.train.trained import TrainingBatch
 
 
 def read_batch(
     target: TargetModel, rows: Seq[Seq[Document]], layers: Seq[int], kept: KeptStates | None = None
-) -> Batch:
+) -> TrainingBatch:
     """Run the target over packed rows and return a batch.
 
     Without ``layers`` and ``kept`` it runs when the logits are first read.
@@ -68,7 +69,7 @@ def read_batch(
 
     device = target.hidden.device
     # Copies, made out of inference mode, so that a module may be trained on them.
-    return Batch(
+    return TrainingBatch(
         tokens=torch.tensor(tokens, device=device),
         positions=torch.tensor(positions, device=device),
         documents=torch.tensor(documents, device=device),

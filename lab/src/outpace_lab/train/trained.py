@@ -20,15 +20,15 @@ from outpace.core import OutpaceError
 from outpace.learned.learned import Learned, PartialHead
 from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.targets.base import TargetModel
-from outpace_lab.train.batch import Batch
+from outpace_lab.train.batch import TrainingBatch
 from outpace_lab.train.losses import Losses, Objective, accepted_of_chain, among, measure
 
 __all__ = [
-    "Batch",
     "Losses",
     "Objective",
     "Trained",
     "TrainedPart",
+    "TrainingBatch",
     "accepted_of_chain",
     "among",
     "ids_of",
@@ -49,16 +49,16 @@ class Trained(Learned):
 
     checkpoint_type: ClassVar[type[Any] | None] = None
 
-    def forward(self, batch: Batch, objective: Objective) -> Losses:
+    def forward(self, batch: TrainingBatch, objective: Objective) -> Losses:
         """Compute ``loss``; the entry point for wrappers of distributed training."""
         return self.loss(batch, objective)
 
     @abstractmethod
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
+    def loss(self, batch: TrainingBatch, objective: Objective) -> Losses:
         """The losses of a batch. Each module aligns its logits with the places that they predict."""
 
     @abstractmethod
-    def accepted(self, batch: Batch) -> Tensor:
+    def accepted(self, batch: TrainingBatch) -> Tensor:
         """Number of tokens accepted of the greedy draft whose root is each place's token, [B, T].
 
         The text is taken as the target's own output.
@@ -95,11 +95,11 @@ class Trained(Learned):
         """Write further files to its folder, before training. By default none."""
         del folder, tokenizer
 
-    def calibrate(self, batches: Iterable[Batch]) -> None:
+    def calibrate(self, batches: Iterable[TrainingBatch]) -> None:
         """Measure what it needs for drafting, after training, on separate text. By default does nothing."""
         del batches
 
-    def figures(self, batches: Iterable[Batch]) -> dict[str, float]:
+    def figures(self, batches: Iterable[TrainingBatch]) -> dict[str, float]:
         """Further figures on held-out text, by name. By default none."""
         del batches
         return {}
@@ -112,7 +112,7 @@ class Trained(Learned):
         """
         del counts
 
-    def begin_linearly(self, batches: Iterable[Batch]) -> None:
+    def begin_linearly(self, batches: Iterable[TrainingBatch]) -> None:
         """Solve for the initial weights that have a closed form. By default does nothing.
 
         Args:
@@ -185,7 +185,7 @@ def ids_of(drafted: DraftVocabulary, numbers: Tensor) -> Tensor:
     return numbers if drafted.part is None else drafted.part[numbers]
 
 
-def learnable(drafted: DraftVocabulary, batch: Batch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def learnable(drafted: DraftVocabulary, batch: TrainingBatch) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The places of a batch whose next token is to be learnt and can be drafted.
 
     Returns:
@@ -198,13 +198,13 @@ def learnable(drafted: DraftVocabulary, batch: Batch) -> tuple[Tensor, Tensor, T
     return at[kept], places[kept], labels[kept], torch.tensor([len(at)], device=at.device)
 
 
-def learnt_logits(module: DraftsPart, batch: Batch, at: Tensor, places: Tensor) -> Tensor:
+def learnt_logits(module: DraftsPart, batch: TrainingBatch, at: Tensor, places: Tensor) -> Tensor:
     """The target's own logits over the drafted ids, [n, drafted], at n places of a batch."""
     return logits_among(module.drafted.head(module.target), batch, (at, places))
 
 
 @torch.no_grad()
-def logits_among(head: PartialHead, batch: Batch, where: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+def logits_among(head: PartialHead, batch: TrainingBatch, where: Tensor | tuple[Tensor, Tensor]) -> Tensor:
     """The target's own logits over a head's ids, [places, n], at places of a mask [B, T] or by row and place.
 
     They are computed for the ids alone, unless the batch has those of all.

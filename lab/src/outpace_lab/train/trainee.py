@@ -21,7 +21,7 @@ from outpace_lab.train.metric import Replay
 from outpace_lab.train.objectives import objective
 from outpace_lab.train.on_policy import is_on_policy, own_text
 from outpace_lab.train.reading import read_batch
-from outpace_lab.train.trained import Batch, Trained
+from outpace_lab.train.trained import Trained, TrainingBatch
 
 Weights = dict[str, Tensor]
 Kept = Literal["learnt", "before", "first"]
@@ -199,13 +199,13 @@ class Trainee:
             replay.add(batch, self.module.accepted(batch))
         return replay.expected_length
 
-    def _own_text(self, records: Seq[Record], seed: int) -> Batch:
+    def _own_text(self, records: Seq[Record], seed: int) -> TrainingBatch:
         """The drafter's continuations of the beginnings of records, scored by the target."""
         rows = [[Document(r.tokens, r.context, source=tuple(r.source))] for r in records]
         written = own_text(self.module, rows, seed)
         return replace(read_batch(self.module.target, written, self.module.hidden_layers), sampled=True)
 
-    def _batch(self, records: Seq[Record], learn: bool) -> Batch:
+    def _batch(self, records: Seq[Record], learn: bool) -> TrainingBatch:
         target = self.module.target
         device = next(self.module.parameters()).device
         return batch_of(records, self.module.hidden_layers, target.vocabulary, device, learn)

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from outpace_lab.train.trained import Batch, Losses, Objective
+from outpace_lab.train.trained import Losses, Objective, TrainingBatch
 
 _BY_DEPTH = ("loss", "acceptance")  # of ``Losses``
 
@@ -19,7 +19,7 @@ def update(
     prepared: Any,
     optimizer: Any,
     accelerator: Any,
-    batches: Iterable[Batch],
+    batches: Iterable[TrainingBatch],
     objective: Objective,
     clip: float,
     bf16: bool,

@@ -24,7 +24,7 @@ from outpace_lab.train.data import Document
 from outpace_lab.train.metric import Replay
 from outpace_lab.train.objectives import objective
 from outpace_lab.train.reading import read_batch
-from outpace_lab.train.trained import Batch
+from outpace_lab.train.trained import TrainingBatch
 from parts import first, in_turn
 from watching import Watch
 
@@ -279,7 +279,7 @@ def test_the_metric_counts_the_chain_that_would_stand() -> None:
     for place, (token, score) in enumerate([(4, 9.0), (5, 9.0), (6, 2.0), (7, 9.0), (8, 9.0)]):
         rows[0, place, token] = score  # 2.0 is right, and not sure enough
     adapter.logits = lambda batch: rows  # type: ignore[method-assign]
-    batch = Batch(
+    batch = TrainingBatch(
         tokens=tokens,
         positions=torch.arange(5)[None],
         documents=torch.zeros_like(tokens),

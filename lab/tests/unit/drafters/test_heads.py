@@ -19,7 +19,7 @@ from outpace_lab.drafters.blockwise import Blockwise, BlockwiseConfig, Blockwise
 from outpace_lab.train.data import Document
 from outpace_lab.train.modules.heads import TrainedHydra, TrainedMedusa
 from outpace_lab.train.reading import read_batch
-from outpace_lab.train.trained import Batch, ids_of, number
+from outpace_lab.train.trained import TrainingBatch, ids_of, number
 from parts import first
 from unit.drafters.test_heads import check_budgets
 
@@ -47,7 +47,7 @@ def heads(name: str, target: ToyTarget = TARGET) -> Heads:
     return made
 
 
-def batch_of(text: list[int], prompt: int) -> Batch:
+def batch_of(text: list[int], prompt: int) -> TrainingBatch:
     return read_batch(TARGET, [[Document(tuple(text), prompt)]], (-1,))
 
 

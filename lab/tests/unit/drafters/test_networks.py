@@ -26,7 +26,7 @@ from outpace_lab.train.modules.eagle import TrainedEagle
 from outpace_lab.train.modules.heads import TrainedHydra
 from outpace_lab.train.objectives import ground_truth
 from outpace_lab.train.reading import read_batch
-from outpace_lab.train.trained import Batch, Trained
+from outpace_lab.train.trained import Trained, TrainingBatch
 
 TARGET = Target(tiny_llama(layers=3))
 TEXT = [3, 9, 2, 7, 11]
@@ -289,7 +289,7 @@ def test_places_are_drawn_where_there_is_something_to_learn() -> None:
     counted[0, 20:24] = True
     counted[1, 30] = True
     tokens = torch.zeros(2, 40, dtype=torch.long)
-    batch = Batch(tokens, tokens, tokens, counted, {}, tokens[..., None].float())
+    batch = TrainingBatch(tokens, tokens, tokens, counted, {}, tokens[..., None].float())
     places = draw_places(batch, 5, (2, 3))
     # Two or three places before a token that counts: 17 to 21, and 27 and 28.
     assert sorted(places[0].tolist()) == [17, 18, 19, 20, 21]

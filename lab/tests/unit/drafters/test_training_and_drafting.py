@@ -37,7 +37,7 @@ from outpace_lab.train.modules.blocks import TrainedDFlash
 from outpace_lab.train.modules.eagle import TrainedEagle
 from outpace_lab.train.modules.heads import TrainedHydra, TrainedMedusa
 from outpace_lab.train.reading import read_batch
-from outpace_lab.train.trained import Batch, Trained
+from outpace_lab.train.trained import Trained, TrainingBatch
 from watching import Watch
 
 # With few tokens the drafts of random weights are accepted now and then.
@@ -96,7 +96,7 @@ def module(kind: Kind) -> Trained:
     return made
 
 
-def learnt_from(made: Trained, batch: Batch) -> list[dict[int, tuple[Tensor, int]]]:
+def learnt_from(made: Trained, batch: TrainingBatch) -> list[dict[int, tuple[Tensor, int]]]:
     """By depth, and by the number of the place whose next token it is: the draft's logits, and the label."""
     found: list[dict[int, tuple[Tensor, int]]] = []
 

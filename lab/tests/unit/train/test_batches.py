@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from outpace_lab.train.trained import Batch, accepted_of_chain, measure
+from outpace_lab.train.trained import TrainingBatch, accepted_of_chain, measure
 
 
-def batch(tokens: list[list[int]], documents: list[list[int]], counted: list[list[int]]) -> Batch:
+def batch(tokens: list[list[int]], documents: list[list[int]], counted: list[list[int]]) -> TrainingBatch:
     rows = torch.tensor(tokens)
-    return Batch(
+    return TrainingBatch(
         tokens=rows,
         positions=torch.zeros_like(rows),
         documents=torch.tensor(documents),

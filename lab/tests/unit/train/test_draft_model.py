@@ -34,7 +34,7 @@ from outpace_lab.train.modules.draft_model import CheckpointConfig, DraftConfig,
 from outpace_lab.train.objectives import OBJECTIVES, objective
 from outpace_lab.train.on_policy import is_on_policy, own_text
 from outpace_lab.train.reading import read_batch
-from outpace_lab.train.trained import Batch
+from outpace_lab.train.trained import TrainingBatch
 from parts import first
 
 TARGET = Target(tiny_llama(vocabulary=41, context=64))
@@ -132,7 +132,7 @@ def test_a_checkpoint_may_be_of_another_family(kind: str, documents: list[Docume
     assert all(torch.equal(weight, parts[name]) for name, weight in module.state_dict().items())
 
 
-def _arguments(batch: Batch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def _arguments(batch: TrainingBatch) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     same = batch.documents[:, :, None] == batch.documents[:, None]
     return batch.tokens, batch.positions, same.tril()
 

@@ -1,1 +1,1 @@
-"""Retrieval from a datastore, and the datastore's file format."""
+"""Retrieval from a datastore."""

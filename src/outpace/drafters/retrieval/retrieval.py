@@ -20,9 +20,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.core import Draft, OutpaceError
+from outpace.datastores.datastore import Datastore
+from outpace.datastores.header import Header, fingerprint
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.retrieval.datastore import Datastore
-from outpace.drafters.retrieval.datastore_header import Header, fingerprint
 from outpace.drafters.retrieval.frequent import most_frequent
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel

@@ -16,10 +16,10 @@ from outpace.learned.vocabulary import DraftVocabulary
 from outpace.spec import check_choices, check_least
 from outpace.targets.base import TargetModel
 from outpace_lab.train.trained import (
-    Batch,
     Losses,
     Objective,
     TrainedPart,
+    TrainingBatch,
     accepted_of_chain,
     among,
     ids_of,
@@ -134,7 +134,7 @@ class Adapter(TrainedPart):
         out: Tensor = self.after(own)
         return out
 
-    def _states(self, batch: Batch) -> Tensor:
+    def _states(self, batch: TrainingBatch) -> Tensor:
         """Inputs of the target's head at each place, [B, T, hidden size]."""
         return self.advance(batch.hidden[self.config.layers], batch.positions, batch.seen[:, None])
 
@@ -142,18 +142,18 @@ class Adapter(TrainedPart):
         """Logits [..., drafted ids] of inputs of the target's head, [..., hidden size]."""
         return self.drafted.head(self.target)(states)
 
-    def logits(self, batch: Batch) -> Tensor:
+    def logits(self, batch: TrainingBatch) -> Tensor:
         """Logits [B, T, drafted ids] of the token after each place."""
         return self.head(self._states(batch))
 
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
+    def loss(self, batch: TrainingBatch, objective: Objective) -> Losses:
         at, places, labels, every = learnable(self.drafted, batch)
         draft = self.head(self._states(batch)[at, places])
         own = learnt_logits(self, batch, at, places)
         return among(measure(objective, [(draft, own, labels)], [1.0]), every)
 
     @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
+    def accepted(self, batch: TrainingBatch) -> Tensor:
         # While a chain is right, its rows are those of the text: its guess of depth d is that of place t + d.
         rows = self.logits(batch).float()
         best = ids_of(self.drafted, rows.argmax(dim=-1))

@@ -17,10 +17,10 @@ from outpace.drafters.blocks.blocks import BlockModule
 from outpace.drafters.blocks.dflash import DFlashModule
 from outpace.learned.layers import Attention, Store
 from outpace_lab.train.trained import (
-    Batch,
     Losses,
     Objective,
     TrainedPart,
+    TrainingBatch,
     accepted_of_chain,
     among,
     ids_of,
@@ -34,14 +34,14 @@ class TrainedBlocks(BlockModule, TrainedPart):
     """A module that fills blocks, in training."""
 
     @abstractmethod
-    def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
+    def blocks(self, batch: TrainingBatch, anchors: Tensor) -> Tensor:
         """Outputs [B, A, tokens, hidden size] for the places after each anchor.
 
         Args:
             anchors: places of the batch, each the root of a draft, [B, A].
         """
 
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
+    def loss(self, batch: TrainingBatch, objective: Objective) -> Losses:
         config = self.config
         anchors = draw_places(batch, config.anchors, range(1, config.tokens + 1))
         states = self.blocks(batch, anchors)
@@ -53,7 +53,7 @@ class TrainedBlocks(BlockModule, TrainedPart):
         return among(measure(objective, self._depths(batch, anchors, states), weights), every)
 
     def _depths(
-        self, batch: Batch, anchors: Tensor, states: Tensor
+        self, batch: TrainingBatch, anchors: Tensor, states: Tensor
     ) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         rows = torch.arange(len(anchors), device=anchors.device)[:, None].expand_as(anchors)
         for place in range(self.config.tokens):
@@ -66,7 +66,7 @@ class TrainedBlocks(BlockModule, TrainedPart):
             )
 
     @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
+    def accepted(self, batch: TrainingBatch) -> Tensor:
         """Number of accepted tokens of a chain of a full block, at each place of the text."""
         every = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.tokens)
         guesses = [
@@ -79,7 +79,7 @@ class TrainedBlocks(BlockModule, TrainedPart):
 class TrainedDFlash(DFlashModule, TrainedBlocks):
     """DFlash's layers, in training."""
 
-    def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
+    def blocks(self, batch: TrainingBatch, anchors: Tensor) -> Tensor:
         count, width = anchors.shape[1], 1 + self.config.tokens
         text = self.fuse(self.joined(batch.hidden))
         text_angles = self.rotary(batch.positions, text)
@@ -101,7 +101,7 @@ def _behind(keys: Tensor, values: Tensor) -> Store:
     return lambda own, theirs: (torch.cat([keys, own], dim=2), torch.cat([values, theirs], dim=2))
 
 
-def draw_places(batch: Batch, count: int, distances: Seq[int]) -> Tensor:
+def draw_places(batch: TrainingBatch, count: int, distances: Seq[int]) -> Tensor:
     """Distinct random places [B, A]; those with a counted token at one of the distances are preferred."""
     useful = torch.stack([batch.ahead(distance) for distance in distances]).any(dim=0)
     order = torch.rand(useful.shape).to(useful.device) + useful
@@ -114,7 +114,7 @@ def sees_own_block(anchors: int, width: int, device: torch.device) -> Tensor:
     return block[:, None] == block
 
 
-def sees_before(batch: Batch, anchors: Tensor, width: int, own: bool) -> Tensor:
+def sees_before(batch: TrainingBatch, anchors: Tensor, width: int, own: bool) -> Tensor:
     """Mask [B, A x width, T], true where a row of an anchor's block attends to a place of the text.
 
     Args:

@@ -20,10 +20,10 @@ from outpace.spec import check_least
 from outpace.targets import CausalTarget, Target, TargetModel
 from outpace.targets.weights.pretrained import load_tokenizer, read_model
 from outpace_lab.train.trained import (
-    Batch,
     Losses,
     Objective,
     TrainedPart,
+    TrainingBatch,
     accepted_of_chain,
     among,
     ids_of,
@@ -188,13 +188,13 @@ class TrainedDraft(TrainedPart):
                 f"draft_model: token {place} is {ours!r} to {name}, {other!r} to the target; {remedy}"
             )
 
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
+    def loss(self, batch: TrainingBatch, objective: Objective) -> Losses:
         at, places, labels, every = learnable(self.drafted, batch)
         depth = self._logits(batch, (at, places)), learnt_logits(self, batch, at, places), labels
         return among(measure(objective, [depth], [1.0]), every)
 
     @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
+    def accepted(self, batch: TrainingBatch) -> Tensor:
         """Number of accepted tokens of a chain of ``num_speculative_tokens``, at each place.
 
         Accepted tokens equal the text's, so one forward over the text computes every draft.
@@ -203,7 +203,7 @@ class TrainedDraft(TrainedPart):
         after = F.pad(ids_of(self.drafted, self._logits(batch).argmax(dim=-1)), (0, length - 1))
         return accepted_of_chain(batch, after.unfold(1, length, 1))
 
-    def _logits(self, batch: Batch, where: Any = ...) -> Tensor:
+    def _logits(self, batch: TrainingBatch, where: Any = ...) -> Tensor:
         """Logits [..., drafted ids] of the tokens after all places of a batch, or after those indexed."""
         same = batch.documents[:, :, None] == batch.documents[:, None]
         text = batch.tokens, batch.positions, same.tril()

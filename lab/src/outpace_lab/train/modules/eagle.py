@@ -21,10 +21,10 @@ from outpace.learned.learned import head_weights
 from outpace.targets.base import TargetModel
 from outpace_lab.train.modules import published
 from outpace_lab.train.trained import (
-    Batch,
     Losses,
     Objective,
     Trained,
+    TrainingBatch,
     accepted_of_chain,
     among,
     logits_among,
@@ -70,7 +70,7 @@ class TrainedEagle(EagleModule, Trained):
             self.lm_head.weight.copy_(matrix if self.drafted is None else matrix[self.drafted])
 
     @torch.no_grad()
-    def begin_linearly(self, batches: Iterable[Batch]) -> None:
+    def begin_linearly(self, batches: Iterable[TrainingBatch]) -> None:
         """Fit the map before the layers by least squares, and let each layer add nothing at first."""
         if not self.config.linear_start:
             return
@@ -95,7 +95,7 @@ class TrainedEagle(EagleModule, Trained):
             if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
                 weight.zero_()
 
-    def unroll(self, batch: Batch, steps: int) -> Iterator[Tensor]:
+    def unroll(self, batch: TrainingBatch, steps: int) -> Iterator[Tensor]:
         """Training-time test (EAGLE-3, section 3.2): outputs [B, T - 1, hidden size] at each depth j, from 0.
 
         Row s, from 0 to T - 2, drafts from the feature of place s on, along the text. At depth j, at position
@@ -137,7 +137,7 @@ class TrainedEagle(EagleModule, Trained):
             states = self.advance(read, states, positions.gather(1, rows) + depth, mask, stores)
             yield torch.zeros_like(whole, dtype=states.dtype).scatter(1, places, states)
 
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
+    def loss(self, batch: TrainingBatch, objective: Objective) -> Losses:
         """The objective over all depths; for EAGLE-1 also a regression on the features (section 4.2)."""
         config = self.config
         outputs = list(self.unroll(batch, config.steps))
@@ -151,7 +151,7 @@ class TrainedEagle(EagleModule, Trained):
             total = total + self._regression(batch, outputs)
         return dataclasses.replace(losses, total=total)
 
-    def _depths(self, batch: Batch, outputs: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _depths(self, batch: TrainingBatch, outputs: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield, per depth, the draft's logits, the target's logits and the text's tokens, over drafted ids.
 
         Row s at depth j predicts the token of place s + ahead, ahead = j + 2, as the target does at place
@@ -170,7 +170,7 @@ class TrainedEagle(EagleModule, Trained):
                 chosen = (self.t2d.cumsum(dim=0) - 1)[chosen]
             yield self.drafted_logits(states[where]), logits_among(self.targets_head, batch, source), chosen
 
-    def _regression(self, batch: Batch, outputs: list[Tensor]) -> Tensor:
+    def _regression(self, batch: TrainingBatch, outputs: list[Tensor]) -> Tensor:
         """The smooth L1 loss between outputs and the features that they replace (row s: place s + 1 + j)."""
         total = outputs[0].new_zeros(())
         for depth, states in enumerate(outputs):
@@ -181,7 +181,7 @@ class TrainedEagle(EagleModule, Trained):
         return total
 
     @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
+    def accepted(self, batch: TrainingBatch) -> Tensor:
         """Number of accepted tokens of a chain of ``config.tokens`` tokens, at each place.
 
         It is 0 where the next token is not counted.

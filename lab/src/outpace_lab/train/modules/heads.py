@@ -20,10 +20,10 @@ from outpace.learned.learned import head_weights
 from outpace.targets.base import TargetModel
 from outpace.tree import children
 from outpace_lab.train.trained import (
-    Batch,
     Losses,
     Objective,
     TrainedPart,
+    TrainingBatch,
     among,
     learnt_logits,
     measure,
@@ -39,7 +39,7 @@ class TrainedHeads(Heads, TrainedPart):
         """The weight of each depth in the loss, relative to the one before."""
         return float(self.config.decay)
 
-    def loss(self, batch: Batch, objective: Objective) -> Losses:
+    def loss(self, batch: TrainingBatch, objective: Objective) -> Losses:
         weights = [self.decay**depth for depth in range(self.depth)]
         depths = (
             (draft, learnt_logits(self, batch, at, places + 1 + depth), labels)
@@ -47,11 +47,11 @@ class TrainedHeads(Heads, TrainedPart):
         )
         return among(measure(objective, depths, weights), self._counts(batch))
 
-    def _counts(self, batch: Batch) -> Tensor:
+    def _counts(self, batch: TrainingBatch) -> Tensor:
         """Number of counted places per depth, whether or not their token can be drafted."""
         return torch.stack([batch.ahead(depth + 2).sum() for depth in range(self.depth)])
 
-    def _drafts(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def _drafts(self, batch: TrainingBatch) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """Yield, per depth, the head's logits and the text's tokens, both by drafted ids, row and place.
 
         With the state of place t: the root at t + 1, the tokens drafted before this head's at t + 2 to
@@ -65,7 +65,7 @@ class TrainedHeads(Heads, TrainedPart):
             owners = torch.arange(len(at), device=at.device)
             yield self.rows(batch.hidden[-1][at, places], owners, paths), labels, at, places
 
-    def _ranks(self, batch: Batch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    def _ranks(self, batch: TrainingBatch) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
         """Yield, per depth, the rank of the text's token, and the row and place of the draft's root.
 
         Places whose token cannot be drafted are left out.
@@ -75,7 +75,7 @@ class TrainedHeads(Heads, TrainedPart):
             yield rank, at, places + 1
 
     @torch.no_grad()
-    def accepted(self, batch: Batch) -> Tensor:
+    def accepted(self, batch: TrainingBatch) -> Tensor:
         below = children(self.tree())
         width = self.accuracies.shape[1]
         # table[node, rank] is the child of that rank, or `gone` if there is none. The root is the last node.
@@ -98,7 +98,7 @@ class TrainedHeads(Heads, TrainedPart):
         return True
 
     @torch.no_grad()
-    def calibrate(self, batches: Iterable[Batch]) -> None:
+    def calibrate(self, batches: Iterable[TrainingBatch]) -> None:
         counts = torch.zeros(self.accuracies.shape, dtype=torch.float64)
         totals = torch.zeros(self.depth, 1, dtype=torch.float64)
         width = counts.shape[1]

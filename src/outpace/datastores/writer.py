@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.core import OutpaceError
-from outpace.drafters.retrieval.datastore import END
-from outpace.drafters.retrieval.datastore_header import MOST_SHARDS, SIZE, Header, Shard, text_bytes
-from outpace.drafters.retrieval.suffix_array import (
+from outpace.datastores.datastore import END
+from outpace.datastores.header import MOST_SHARDS, SIZE, Header, Shard, text_bytes
+from outpace.datastores.suffix_array import (
     MOST_BYTES,
     Bytes,
     bytes_per_token,

@@ -22,8 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.core import OutpaceError
-from outpace.drafters.retrieval.datastore_header import read_header
-from outpace.drafters.retrieval.suffix_array import SuffixArray, from_bytes, key_of
+from outpace.datastores.header import read_header
+from outpace.datastores.suffix_array import SuffixArray, from_bytes, key_of
 from outpace.files import check_plain
 
 END = 0  # the end of a document; token t is stored as t + 1
@@ -55,6 +55,9 @@ class Datastore:
 
     Raises:
         OutpaceError: the file is not a datastore, or it is damaged; the message gives the reason.
+
+    Attributes:
+        verified: the whole file was compared with its checksums.
     """
 
     def __init__(self, file: str | Path) -> None:
@@ -76,6 +79,7 @@ class Datastore:
             )
             for shard, (begin, order, end) in zip(self.header.shards, self.header.offsets(), strict=True)
         ]
+        self.verified = False
         if self.header.file_bytes <= _WHOLE:
             self.verify()
 
@@ -134,6 +138,7 @@ class Datastore:
                 raise OutpaceError(
                     f"{self.file} is damaged between bytes {begin} and {end}; copy it or build it again"
                 )
+        self.verified = True
 
 
 def _continuations(
