@@ -54,7 +54,7 @@ def test_a_split_file_decodes_as_the_whole_one() -> None:
 
 def test_a_recurrent_state_is_refused() -> None:
     with pytest.raises(UnsupportedModel, match="keeps a recurrent state, which cannot be undone"):
-        Target(random_file("mamba"))
+        Target(random_file("mamba"), threads=1)
 
 
 @pytest.mark.parametrize(
@@ -71,4 +71,4 @@ def test_kinds_that_cannot_be_decoded_are_refused(
 ) -> None:
     monkeypatch.setattr(library(), told, lambda model: answer)
     with pytest.raises(UnsupportedModel, match=message):
-        Target(random_file("gemma2"))
+        Target(random_file("gemma2"), threads=1)

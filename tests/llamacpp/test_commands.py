@@ -72,7 +72,7 @@ def test_the_library_writes_into_the_log_alone(
     path = gguf_file("q8_0")
     capfd.readouterr()  # writing the file may have been told
     with caplog.at_level(logging.DEBUG, "outpace.llamacpp"):
-        Engine(Target(path, check=False)).generate([[5, 6, 7]], PARAMS)
+        Engine(Target(path, check=False, threads=1)).generate([[5, 6, 7]], PARAMS)
     assert any("n_ctx" in record.message for record in caplog.records)
     assert capfd.readouterr() == ("", "")
 
@@ -126,10 +126,12 @@ def test_an_interrupt_while_the_library_writes_is_not_lost(loaded: Any, place: s
     logger.addHandler(Interrupting())
     try:
         with pytest.raises(KeyboardInterrupt):
-            Target(path) if place == "loading the model" else Engine(loaded.target).generate([[5]], PARAMS)
+            Target(path, threads=1) if place == "loading the model" else Engine(loaded.target).generate(
+                [[5]], PARAMS
+            )
     finally:
         logger.setLevel(level)
-    assert Engine(Target(path)).generate([[5, 6, 7]], PARAMS)[0].tokens
+    assert Engine(Target(path, threads=1)).generate([[5, 6, 7]], PARAMS)[0].tokens
 
 
 def test_an_interrupt_while_a_decode_writes_ends_that_decode(

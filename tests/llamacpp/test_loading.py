@@ -263,10 +263,10 @@ def test_options_of_transformers_are_refused(loaded: Any) -> None:
 
 def test_a_file_without_a_tokenizer_decodes_ids_alone(tmp_path: Path) -> None:
     write_gguf(_model(False)[0], tmp_path / "bare.gguf", "q8_0")
-    found = Engine(Target(tmp_path / "bare.gguf", check=False)).generate([[5, 6, 7]], PARAMS)[0]
+    found = Engine(Target(tmp_path / "bare.gguf", check=False, threads=1)).generate([[5, 6, 7]], PARAMS)[0]
     assert len(found.tokens) == 24
     with pytest.raises(OutpaceError, match="has no tokenizer"):
-        outpace.load(str(tmp_path / "bare.gguf"))
+        outpace.load(str(tmp_path / "bare.gguf"), backend="llamacpp")
 
 
 def test_the_command_line_takes_a_file() -> None:

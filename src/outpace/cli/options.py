@@ -152,6 +152,7 @@ Backend = Annotated[
     names.Backend,
     rare_option(
         "--backend",
+        metavar="BACKEND",
         help="What runs a .gguf file: native, outpace itself; llamacpp; auto, the first that reads it.",
     ),
 ]
