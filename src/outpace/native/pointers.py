@@ -6,6 +6,7 @@ what never changes (a layer's weights) when it is made.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import Any
 
@@ -70,6 +71,11 @@ def row_addresses(matrices: Sequence[Tensor], dtype: torch.dtype, size: int) -> 
         step = matrix.stride(0) * matrix.itemsize
         found.append(matrix.data_ptr() + np.arange(len(matrix), dtype=np.int64) * step)
     return np.concatenate(found).astype(np.uint64)
+
+
+def struct_pointer(struct: ctypes.Structure) -> int:
+    """Address of a struct, which is valid as long as that object is."""
+    return ctypes.addressof(struct)
 
 
 def addresses(pointers: Sequence[int]) -> NDArray[np.uint64]:

@@ -16,6 +16,7 @@ from outpace.targets import CausalTarget
 from outpace.targets.cpu.kernels import Blocks, Panels
 from outpace.targets.inputs.changes import Weights as Watched
 from outpace.targets.inputs.mapped import FileMemory
+from outpace.targets.native.runner import NativeRunner
 from outpace.targets.native.weights import Weights
 from outpace.targets.step.reference import Imprecise
 from outpace.targets.step.replay import shown
@@ -134,14 +135,14 @@ def test_a_mistake_in_a_layer_between_is_seen(
 
 def test_a_self_test_runs_as_many_layers_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """But for one forward of all layers."""
-    runs = CausalTarget._run_native
+    runs = NativeRunner.run
     counts: dict[int, int] = {}
 
-    def counted(target: CausalTarget, runner: Any, *args: Any) -> Any:
+    def counted(runner: NativeRunner, *args: Any) -> Any:
         counts[len(runner.layers)] = counts.get(len(runner.layers), 0) + 1
-        return runs(target, runner, *args)
+        return runs(runner, *args)
 
-    monkeypatch.setattr(CausalTarget, "_run_native", counted)
+    monkeypatch.setattr(NativeRunner, "run", counted)
     target = CausalTarget(deep(16), check=True, fuse=True)
     assert counts[16] == 1 and max(counts) == 16 and sum(counts.values()) > 20
     assert target.bit_exact and target.layers == 16 and len(target._modules.shapes) == 16

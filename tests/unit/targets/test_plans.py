@@ -124,7 +124,7 @@ def test_options_that_do_not_go_with_a_call_are_refused() -> None:
         outpace.accelerate(model, check=False)
     outpace.accelerate(model, "none", check="auto", static=False)  # as they are anyway
     with pytest.raises(OutpaceError, match=r"exact is for transformers models, and m\.gguf is a"):
-        outpace.load("m.gguf", exact=True)
+        outpace.load("m.gguf", exact=True, backend="llamacpp")
     with pytest.raises(OutpaceError, match=r"runner and compiled are .* give static=True too"):
         Target(model, runner=Eager())
     with pytest.raises(OutpaceError, match="leave quantise or stock out"):

@@ -175,4 +175,4 @@ def test_models_that_run_on_other_modules_refuse_it() -> None:
     with pytest.raises(UnsupportedModel, match="attn_implementation='sdpa', or leave stock out"):
         Target(model, stock=True)
     with pytest.raises(OutpaceError, match=r"llama\.cpp runs it"):
-        outpace.load("some.gguf", stock=True)
+        outpace.load("some.gguf", stock=True, backend="llamacpp")
