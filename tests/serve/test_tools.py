@@ -344,13 +344,11 @@ MISPLACED = [
 
 def test_what_contradicts_itself_is_refused() -> None:
     tool = {"name": "a", "input_schema": {"type": "object"}}
-    form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     wrong: list[tuple[str, dict[str, Any], str]] = [
         (MESSAGES, {"tools": [tool, tool]}, "two tools"),
         (MESSAGES, {"tools": [tool], "tool_choice": {"type": "tool", "name": "b"}}, "not among tools"),
         (MESSAGES, {"tools": [tool], "tool_choice": {"type": "tool"}}, "needs a name"),
         (MESSAGES, {"tool_choice": {"type": "any"}}, "not among tools"),
-        (MESSAGES, {"tools": [tool], "tool_choice": {"type": "any"}, "output_config": form}, "exclude"),
         (MESSAGES, {"tools": [{"type": "a b"}]}, "pattern"),
         *((MESSAGES, {"messages": [one]}, said) for one, said in MISPLACED),
         (MESSAGES, {"messages": [{"role": "assistant", "content": []}]}, "conversation is empty"),

@@ -27,8 +27,8 @@ from outpace.targets.cpu.compiled_attention import AttendedRows, Sizes
 HERE = layers.functions(torch.float32)
 compiled_here = pytest.mark.skipif(isinstance(HERE, str), reason=f"nothing is compiled here: {HERE}")
 PACKAGE = Path(outpace.__file__).parent
-# Where an address is taken for something else: to compare it, to ask the system of its page, or for llama.cpp,
-# which is not compiled here.
+# Where an address is taken for something else: to compare it, to ask the system of its page, or for
+# llama.cpp, which is not compiled here.
 ELSEWHERE = {"targets/inputs/changes.py", "targets/inputs/mapped.py", "targets/llamacpp/library.py"}
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from ctypes import addressof
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from outpace.native.forward import MARKED, ProductStruct, QuantPartStruct, QuantsStruct
 from outpace.native.layers import DTYPES, functions
-from outpace.native.pointers import check, pointer, pointer_or_null
+from outpace.native.pointers import check, pointer, pointer_or_null, struct_pointer
 from outpace.targets.cpu.kernels import multiply
 from outpace.targets.cpu.linear import Rounded
 from outpace.targets.kernel import Kernel
@@ -160,7 +159,7 @@ class Quants:
             inputs=self.inputs,
             outputs=self.outputs,
             bits=MARKED,
-            weights=addressof(self._struct),
+            weights=struct_pointer(self._struct),
             bias=pointer_or_null(bias, self.dtype, self.outputs),
         )
 

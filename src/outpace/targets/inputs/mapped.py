@@ -10,15 +10,20 @@ On Linux since 6.7, which answers that for a range of memory; elsewhere no weigh
 from __future__ import annotations
 
 import ctypes
-import os
+import mmap
 import struct
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from torch import Tensor
 
-_PAGE = 4096 if sys.platform != "linux" else os.sysconf("SC_PAGE_SIZE")
+try:
+    import fcntl
+except ImportError:  # then the system does not tell
+    fcntl = None  # type: ignore[assignment]
+
+_PAGE = mmap.PAGESIZE
 _DONT_NEED = 4  # MADV_DONTNEED
 # ioctl PAGEMAP_SCAN, and its argument: pages of no file that are in memory or swapped out.
 _SCAN, _FORM = 0xC0606610, "12Q"
@@ -50,15 +55,15 @@ class FileMemory:
         return (start, stop) if held and tensor.is_contiguous() else None
 
 
-def written(ranges: Iterable[Range]) -> bool:
+def written(ranges: Sequence[Range]) -> bool:
     """True if some page was written to since its file was mapped."""
+    if not ranges:
+        return False
     with Path("/proc/self/pagemap").open("rb", buffering=0) as pages:
         return any(_scanned(pages.fileno(), start, stop) for start, stop in ranges)
 
 
 def _scanned(pages: int, start: int, stop: int) -> int:
-    import fcntl  # not everywhere
-
     found = (ctypes.c_uint64 * 3)()  # a range, of which the first page is enough
     either = _PRESENT | _SWAPPED
     where = start, stop, 0, ctypes.addressof(found), 1, 1
@@ -69,7 +74,7 @@ def _scanned(pages: int, start: int, stop: int) -> int:
 
 def _mappings() -> list[Range]:
     """Private mappings of files; none where the system does not tell what was written."""
-    if sys.platform != "linux":
+    if sys.platform != "linux" or fcntl is None:
         return []
     try:
         lines = Path("/proc/self/maps").read_text(encoding="utf-8", errors="replace").splitlines()
