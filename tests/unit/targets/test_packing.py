@@ -108,10 +108,13 @@ def deep(layers: int, dtype: torch.dtype = torch.float32) -> Any:
     return model.to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("what", ["scale", "before", "joined"])
+# What a wrong scale of scores changes in this model is less than bfloat16's rounding.
+@pytest.mark.parametrize(
+    ("what", "dtype"),
+    [("scale", torch.float32), *((what, dtype) for what in ("before", "joined") for dtype in DTYPES)],
+)
 def test_a_mistake_in_a_layer_between_is_seen(
-    dtype: torch.dtype, what: str, monkeypatch: pytest.MonkeyPatch
+    what: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = deep(12, dtype)
     assert 5 not in shown(model) and len(shown(model)) == 3
@@ -121,7 +124,7 @@ def test_a_mistake_in_a_layer_between_is_seen(
     def wrong(weights: Weights, number: int, view: int) -> Any:
         layer = right(weights, number, view)
         if number == 5 and what == "scale":
-            layer.scale *= 30  # of a model whose scores are small
+            layer.scale *= 3
         elif number == 5:
             setattr(layer, what, getattr(right(weights, 3, view), what))
         return layer
