@@ -24,7 +24,7 @@ INTERFACE = {
     "outpace.draws.logits", "outpace.draws.noise",
     "outpace.draws.sampling",
     "outpace.engine.engine", "outpace.engine.parts", "outpace.engine.profile", "outpace.engine.request",
-    "outpace.targets", "outpace.targets.around", "outpace.targets.base", "outpace.targets.combined.split",
+    "outpace.targets", "outpace.targets.around", "outpace.targets.base", "outpace.targets.batch", "outpace.targets.combined.split",
     "outpace.names", "outpace.targets.rows",
     "outpace.targets.stock.causal", "outpace.targets.stock.seq2seq", "outpace.targets.ties",
     "outpace.targets.weights.adapters", "outpace.targets.weights.pretrained", "outpace.testing.gguf",

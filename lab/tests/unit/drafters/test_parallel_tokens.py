@@ -20,7 +20,7 @@ from outpace.draws.logits import Logits
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
-from outpace.targets.batch import laid_out
+from outpace.targets.batch import Batch, laid_out
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import depths, trim
 from outpace_lab.drafters.parallel_tokens import Ahead, LookAhead, LookAheadConfig, ParallelTokens
@@ -109,7 +109,7 @@ def test_an_id_past_the_vocabulary_is_a_row_of_the_table(target: TargetModel) ->
     for model, first, second in ((target, 3, 7), (more, 40, 41)):
         cache = model.new_cache(slots=2)
         rows = [Rows([5, second, 9, first], (-1, 0, 0, 2)), Rows([first, 2])]
-        output = model.forward(cache, TrainingBatch.of({cache.allocate(): row for row in rows}))
+        output = model.forward(cache, Batch.of({cache.allocate(): row for row in rows}))
         answers.append([output.logits_of(slot) for slot in output.spans])
     for old, new in zip(*answers, strict=True):
         torch.testing.assert_close(old, new)
@@ -125,7 +125,7 @@ def test_a_table_that_learns_is_read_anew(target: TargetModel) -> None:
     for _ in range(2):
         cache = more.new_cache()
         slot = cache.allocate()
-        answers.append(more.forward(cache, TrainingBatch.of({slot: [5, 40]})).logits_of(slot).clone())
+        answers.append(more.forward(cache, Batch.of({slot: [5, 40]})).logits_of(slot).clone())
         with torch.no_grad():
             table.copy_(torch.linspace(-1, 1, table.numel()).view_as(table))
     assert torch.equal(answers[0][0], answers[1][0]) and not torch.equal(answers[0][1], answers[1][1])
@@ -259,5 +259,5 @@ def test_rows_in_training_are_those_of_decoding() -> None:
     for place, text in enumerate(([2, 7], [3, 9], [2, 7, 6])):
         cache = more.new_cache()
         slot = cache.allocate()
-        logits = more.forward(cache, TrainingBatch.of({slot: [*text, 40, 41]})).logits_of(slot)
+        logits = more.forward(cache, Batch.of({slot: [*text, 40, 41]})).logits_of(slot)
         torch.testing.assert_close(found[place], logits[-2:].clone())
