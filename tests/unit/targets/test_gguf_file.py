@@ -123,6 +123,13 @@ def test_both_reasons_are_told_where_nothing_runs_a_file(tmp_path: Path) -> None
         assert not isinstance(Target(path), CausalTarget)  # llama.cpp is installed, and runs it
 
 
+def test_a_family_whose_files_no_test_compares_is_refused(tmp_path: Path) -> None:
+    config = CONFIG_MAPPING["nemotron"](**SIZES)
+    path = write_file(AutoModelForCausalLM.from_config(config), tmp_path / "model.gguf")
+    with pytest.raises(UnsupportedModel, match="files of nemotron are not among those"):
+        of_file(path, others=False)
+
+
 def test_an_unknown_type_is_refused(tmp_path: Path) -> None:
     whole = {"blk.1.ffn_up.weight": torch.ones(96, 128, dtype=torch.int8)}
     path = write_file(model("qwen2"), tmp_path / "model.gguf", tensors=whole)
