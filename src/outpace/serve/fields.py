@@ -17,10 +17,11 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    GetJsonSchemaHandler,
     StringConstraints,
     model_validator,
 )
-from pydantic_core import PydanticCustomError, from_json, to_json
+from pydantic_core import CoreSchema, PydanticCustomError, from_json, to_json
 
 from outpace.serve.errors import Refused
 
@@ -96,6 +97,23 @@ class Wire(BaseModel):
         if isinstance(given, dict) and None in given.values():
             return {name: value for name, value in given.items() if value is not None}
         return given
+
+    @classmethod
+    def __get_pydantic_json_schema__(
+        cls, core_schema: CoreSchema, handler: GetJsonSchemaHandler
+    ) -> dict[str, Any]:
+        """The schema, in which each field that may be absent may be null."""
+        schema = handler(core_schema)
+        own = handler.resolve_ref_schema(schema)
+        for name, field in own.get("properties", {}).items():
+            kinds = field.get("anyOf", [field])
+            if not {"type", "anyOf", "$ref", "enum", "const"} & field.keys():  # anything
+                continue
+            if name not in own.get("required", ()) and {"type": "null"} not in kinds:
+                told = {key: field[key] for key in ("title", "description", "default") if key in field}
+                bare = {key: value for key, value in field.items() if key not in told}
+                own["properties"][name] = {"anyOf": [bare, {"type": "null"}], **told}
+        return schema
 
 
 def check_size(value: Any) -> None:
