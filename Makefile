@@ -10,7 +10,7 @@
 #   test-ray         Ray Serve with two and three replicas, in an environment of its own
 #   test-lowest      unit tests and model zoo on the lowest versions of torch and transformers
 #   test-newest      the same on the newest transformers that the package index has
-#   soak             1,000 mixed requests against the server
+#   soak             2,000 mixed requests against the server
 #   conformance      others' tests of OpenAI's API against the server; fetched from the package index
 # make agents        agents of others against the server, from the npm and Python package indexes; needs Node.js
 # make test-mutants  run the deliberate bugs alone: each must make the tests fail that guard its place
@@ -79,7 +79,7 @@ gpu: $(TEST)
 	$(BIN)/python lab/measure/first_hour.py $(or $(GPU),--out build/gpu --page docs/measurements/gpu.md)
 
 soak: $(TEST)
-	SOAK=1000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_soak.py -s
+	SOAK=2000 OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/serve/test_soak.py -s
 
 # AGENTS="--agent codex --turns 2" runs one of them; others' releases decide whether this passes.
 agents: $(TEST)

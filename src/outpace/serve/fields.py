@@ -19,6 +19,7 @@ from pydantic import (
     Field,
     GetJsonSchemaHandler,
     StringConstraints,
+    WithJsonSchema,
     model_validator,
 )
 from pydantic_core import CoreSchema, PydanticCustomError, from_json, to_json
@@ -112,7 +113,8 @@ class Wire(BaseModel):
             if name not in own.get("required", ()) and {"type": "null"} not in kinds:
                 told = {key: field[key] for key in ("title", "description", "default") if key in field}
                 bare = {key: value for key, value in field.items() if key not in told}
-                own["properties"][name] = {"anyOf": [bare, {"type": "null"}], **told}
+                kinds = bare["anyOf"] if bare.keys() == {"anyOf"} else [bare]
+                own["properties"][name] = {"anyOf": [*kinds, {"type": "null"}], **told}
         return schema
 
 
@@ -189,8 +191,14 @@ def _arguments_text(given: Any) -> Any:
     return to_json(given).decode() if isinstance(given, dict) else given
 
 
-Arguments = Annotated[str, BeforeValidator(_arguments_text), AfterValidator(_whole_object)]
-Input = Annotated[Object, BeforeValidator(_input_object)]  # the same, of an API that has them as an object
+Arguments = Annotated[
+    str,
+    BeforeValidator(_arguments_text),
+    AfterValidator(_whole_object),
+    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "object"}]}),
+]
+# The same, of an API that has them as an object.
+Input = Annotated[Object, BeforeValidator(_input_object)]
 
 
 class StreamOptions(Wire):
