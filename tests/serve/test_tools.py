@@ -133,6 +133,7 @@ def test_claude_code_over_two_turns() -> None:
         "output_config": {"effort": "medium"},
         "metadata": {"user_id": "x"},
         "max_tokens": 32000,
+        "temperature": 0,
         "stream": True,
     }
 
