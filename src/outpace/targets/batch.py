@@ -79,6 +79,11 @@ class Batch:
         """Number of rows of each slot, [S]."""
         return np.diff(self.starts)
 
+    @property
+    def width_by_slot(self) -> dict[Slot, int]:
+        """Number of rows of each slot, as caches are asked to make room for them."""
+        return dict(zip(self.slots, self.widths.tolist(), strict=True))
+
     @cached_property
     def rows(self) -> Mapping[Slot, Rows]:
         """The rows of each slot, with parents unless they are a chain of its own."""

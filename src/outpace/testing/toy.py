@@ -125,7 +125,7 @@ class ToyTarget(TargetModel):
         batch: Batch,
         hidden_layers: Seq[int] = (),
     ) -> Output:
-        widths = dict(zip(batch.slots, batch.widths.tolist(), strict=True))
+        widths = batch.width_by_slot
         windows = checked_cache(self, cache, KVCache).begin(widths)
         return Output.join([self._pass(window, batch, hidden_layers) for window in windows])
 

@@ -193,7 +193,7 @@ class NativeRunner:
         Raises:
             OutpaceError: a token has no embedding.
         """
-        windows = cache.begin(dict(zip(batch.slots, batch.widths.tolist(), strict=True)))
+        windows = cache.begin(batch.width_by_slot)
         batch, moved = batch.select([slot for window in windows for slot in window.slots])
         weights, dtype, rows = self.weights, self.weights.dtype, len(batch.tokens)
         batch.check()

@@ -383,7 +383,7 @@ class CausalTarget(FixedSteps):
 
     def _windows(self, call: Call) -> Sequence[Window | FixedWindow]:
         """The windows of the cache that a forward writes."""
-        widths = dict(zip(call.batch.slots, call.batch.widths.tolist(), strict=True))
+        widths = call.batch.width_by_slot
         shaped = self._fixed is not None and len(call.batch.read) > 0
         if shaped and isinstance(call.cache, FixedCache):
             width = width_of(len(widths), max(widths.values()))

@@ -82,7 +82,7 @@ class RecurrentTarget(CausalTarget):
         if call.batch.fed.any():
             raise OutpaceError("recurrent layers take a tree in one forward, not in several")
         batch = call.batch
-        widths = dict(zip(batch.slots, batch.widths.tolist(), strict=True))
+        widths = batch.width_by_slot
         alone = [slot for slot in batch.slots if self._prompt_rows(batch, slot)]
         return call.cache.begin(widths, self._modules.row_step, alone)
 

@@ -271,7 +271,7 @@ class Seq2SeqTarget(TargetModel):
         check_chains(self, batch)
         kv = checked_cache(self, cache, Seq2SeqCache)
         follow_torch()
-        widths = dict(zip(batch.slots, batch.widths.tolist(), strict=True))
+        widths = batch.width_by_slot
         windows = kv.begin(widths, apart=widths if self.chains_only else ())
         return Output.join([self._pass(kv, window, batch, hidden_layers) for window in windows])
 
