@@ -22,6 +22,7 @@ _RANGES = {
     b"attention.head_count": (1, 1 << 16),
     b"expert_count": (0, 512),
 }
+_HEADLESS = (b"mamba", b"rwkv")  # families without attention
 _VOCABULARY = b"tokenizer.ggml."
 _LISTS = {b"tokens": (8,), b"merges": (8,), b"scores": (6,), b"token_type": (4, 5)}  # types of their entries
 _PER_TOKEN = (b"scores", b"token_type")
@@ -294,6 +295,7 @@ def _check_numbers(found: Mapping[bytes, _Value]) -> None:
         name = next((name for name in _RANGES if key.endswith(b"." + name)), None)
         if name is not None and value.kind == _UINT32:
             least, most = _RANGES[name]
+            least = 0 if key.startswith(_HEADLESS) else least
             if not least <= value.number <= most:
                 raise _Wrong(f"its {name.decode()} is {value.number}, and llama.cpp takes {least} to {most}")
 

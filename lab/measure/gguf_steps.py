@@ -1,6 +1,6 @@
 """Steps, rows and prompts of a GGUF file by outpace's own functions, beside llama.cpp's own loop.
 
-    OMP_NUM_THREADS=1 PYTHONPATH=lab/tools python lab/measure/gguf.py MODEL.gguf [THREADS [ROWS]]
+    OMP_NUM_THREADS=1 PYTHONPATH=lab/tools python lab/measure/gguf_steps.py MODEL.gguf [THREADS [ROWS]]
 
 Run in the environment of `make test-llamacpp`. Medians in turns: processor time in one thread, elapsed time
 in several. ROWS is the length of the prompt, 512 if it is left out.
