@@ -2575,13 +2575,6 @@ OTHERS = [
         ("tests/unit/native/test_pool.py::test_the_pool",),
     ),
     Mutant(
-        "a thread does the chunks of its own range alone",
-        "outpace/native/pool.c",
-        "other < team; other++)",
-        "other < 1; other++)",
-        ("tests/unit/native/test_pool.py::test_the_pool",),
-    ),
-    Mutant(
         "memory of weights is handed out twice",
         "outpace/native/memory.py",
         "self._rest[:size], self._rest[whole:]",
