@@ -367,7 +367,7 @@ def test_a_promise_within_the_page_is_allowed(text: str) -> None:
     [
         "outpace bensh --suite gsm8k",
         "outpace bench --suites gsm8k",
-        "outpace datastore info a --suite gsm8k",
+        "outpace pull a --suite gsm8k",
         "outpace generate --drafter lookahead:windows=3",
     ],
 )

@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"core"},
     {"plugins", "spec_text"},
     {"embedded", "tree", "text", "spec", "files", "hub", "outline"},
-    {"datastores", "native", "reading", "names", "transfer"},
+    {"native", "reading", "names", "transfer"},
     {"cache", "draws"},
     {"sequence", "grammars"},
     {"verify", "targets", "policy"},
@@ -61,7 +61,7 @@ HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 # What drafters may know, where the layers alone would allow more. Of targets the contract, and what a
 # drafter with a model of its own is read by.
 DRAFTERS_MAY_IMPORT = {
-    "core", "datastores", "plugins", "tree", "draws", "native", "sequence", "spec", "text", "cache",
+    "core", "plugins", "tree", "draws", "native", "sequence", "spec", "text", "cache",
     "embedded", "files", "learned", "targets", "transfer",
 }  # fmt: skip
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
@@ -88,7 +88,6 @@ OPTIONAL: dict[str, set[str]] = {
     "llama_cpp": set(),
     "opentelemetry": set(),
     "peft": set(),
-    "pydivsufsort": set(),
     "triton": {"draws", "native", "targets"},
 }
 

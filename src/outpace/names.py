@@ -98,11 +98,11 @@ def _check_places(drafter: Outline | None) -> None:
                 _check_places(one)
         if option == "model" and isinstance(value, str):
             check_model(value)
-        if option == "path" and isinstance(value, str) and drafter.called == "retrieval":
-            if value and not Path(value).exists():
-                raise OutpaceError(f"no such file: {value}; `outpace datastore build` writes datastores")
-        elif option == "path" and isinstance(value, str):
-            hub.check_drafter(value, drafter.called)
+        if option == "path" and isinstance(value, str):
+            if "Path" not in drafter.types[option]:
+                hub.check_drafter(value, drafter.called)
+            elif not Path(value).exists():  # a file that only its drafter knows
+                raise OutpaceError(f"no such file: {value}")
 
 
 def check_dtype(dtype: str) -> None:

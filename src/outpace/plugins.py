@@ -27,12 +27,12 @@ T = TypeVar("T")
 # Names that are in outpace-lab, and what they are.
 _LAB = {
     "drafter": (
-        "blockwise", "cascade", "early_exit", "parallel_tokens", "self_speculative", "spec_drafter",
-        "windowed",
+        "blockwise", "cascade", "early_exit", "parallel_tokens", "retrieval", "self_speculative",
+        "spec_drafter", "token_recycling", "windowed",
     ),
-    "verifier": ("bild", "lenient", "spectr", "top_beta", "typical"),
+    "verifier": ("bild", "block", "lenient", "spectr", "top_beta", "traversal", "typical"),
     "benchmark": ("compare", "lab", "scaling"),
-    "command": ("drift", "gguf", "grow", "search", "train", "tune"),
+    "command": ("datastore", "drift", "gguf", "grow", "search", "train", "tune"),
     "observer": ("online", "topics"),
     "peer": ("llama-server", "llama.cpp", "vllm"),
     "suite": ("gsm8k", "humaneval", "mt_bench", "spec_bench", "speed_bench"),

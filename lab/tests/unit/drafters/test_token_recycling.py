@@ -13,13 +13,6 @@ import pytest
 import torch
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.copying.token_recycling import (
-    Candidates,
-    TokenRecycling,
-    TokenRecyclingState,
-    chance,
-    template,
-)
 from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.policy.plan import Outcome, Plan
@@ -27,6 +20,13 @@ from outpace.sequence import Sequence, Step
 from outpace.targets import Output
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import path_to
+from outpace_lab.drafters.token_recycling import (
+    Candidates,
+    TokenRecycling,
+    TokenRecyclingState,
+    chance,
+    template,
+)
 from parts import first
 from paths import distinct_paths
 
