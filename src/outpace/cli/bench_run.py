@@ -12,6 +12,7 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from outpace.bench import record as records
 from outpace.bench.items import Suite, counted
@@ -35,6 +36,9 @@ from outpace.embedded import nano_draft_path, nano_path
 from outpace.loading import Loaded
 from outpace.targets.ties import margin_of
 from outpace.verify import load_verifier
+
+if TYPE_CHECKING:
+    from outpace.cli.bench import BenchOptions
 
 Rows = Callable[[Measured], Seq[Row]]
 
@@ -74,48 +78,41 @@ class Plan:
         }
 
 
-def plan(
-    suites: str,
-    data: Path | None,
-    limit: int | None,
-    drafters: str,
-    lengths: str | None,
-    verifier: str,
-    adaptive: bool | None,
-    peers: str,
-    assistant: str | None,
-    batches: tuple[int, ...],
-    settings: Settings,
-) -> Plan:
+def plan(given: BenchOptions, peers: str, batches: tuple[int, ...]) -> Plan:
     """Parse the lists of the command line.
+
+    Args:
+        peers: those that are measured where none is given.
 
     Raises:
         OutpaceError: a list names something unknown, or a suite twice.
     """
-    names = split_names(suites)
-    specs = split_drafters(drafters)
+    names, adaptive = split_names(given.suite), given.adaptive
+    specs = split_drafters(given.drafters)
     for spec in specs:
         load_drafter(spec)
-    if lengths is not None:
+    if given.lengths is not None:
         if adaptive:
             raise OutpaceError("--lengths and --adaptive both decide how much is drafted; leave one out")
-        specs, adaptive = with_lengths(specs, numbers("lengths", lengths)), False
-    load_verifier(verifier)
-    chosen_peers = split_peers(peers)
-    if assistant is not None and not any(peer.name == "transformers:assisted" for peer in chosen_peers):
+        specs, adaptive = with_lengths(specs, numbers("lengths", given.lengths)), False
+    load_verifier(given.verifier)
+    chosen_peers = split_peers(given.peers or peers)
+    if given.assistant is not None and not any(peer.name == "transformers:assisted" for peer in chosen_peers):
         raise OutpaceError(
             "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
         )
     return Plan(
-        suites=tuple(load_suite(name, data) for name in names),
-        limit=limit,
+        suites=tuple(load_suite(name, given.data) for name in names),
+        limit=given.limit,
         drafters=tuple(specs),
-        verifier=verifier,
+        verifier=given.verifier,
         adaptive=adaptive,
         peers=tuple(chosen_peers),
-        assistant=assistant,
+        assistant=given.assistant,
         batches=batches,
-        settings=settings,
+        settings=Settings(
+            given.max_new_tokens, given.temperature, given.top_p, given.seed, given.repeats, given.eos
+        ),
     )
 
 

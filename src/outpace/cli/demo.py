@@ -25,9 +25,10 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import first_difference, kept, promises, warm_up
+from outpace.cli.given import Loading, OfModel, taking
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import engine_of
-from outpace.cli.parts import Source, labelled, profiled, sampling
+from outpace.cli.parts import labelled, profiled, sampling
 from outpace.cli.prompts import Prompt
 from outpace.cli.running import Job, rate
 from outpace.core import OutpaceError, SamplingParams
@@ -55,48 +56,47 @@ Real = Annotated[
 DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"
 
 
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(OfModel, Loading):
+    """The options of ``outpace demo``."""
+
+    drafter: DrafterSpec = ""
+    profile: o.ProfileFile = None
+    prompt: Question = None
+    once: Once = False
+    real: Real = False
+    max_new_tokens: o.MaxNewTokens = 128
+    temperature: o.Temperature = 0.0
+    seed: o.Seed = 0
+    verifier: o.VerifierName = "match"
+    adaptive: o.Adaptive = None
+
+
 @app.command(epilog="Example: outpace demo --drafter lookahead:window=5,ngram=4")
 @guarded
-def demo(
-    drafter: DrafterSpec = "",
-    profile: o.ProfileFile = None,
-    prompt: Question = None,
-    once: Once = False,
-    real: Real = False,
-    model: o.ModelName = None,
-    device: o.Device = None,
-    threads: o.Threads = None,
-    dtype: o.Dtype = "auto",
-    trust_remote_code: o.Trust = False,
-    llamacpp: o.LlamaCpp = "",
-    backend: o.Backend = "auto",
-    max_new_tokens: o.MaxNewTokens = 128,
-    temperature: o.Temperature = 0.0,
-    seed: o.Seed = 0,
-    verifier: o.VerifierName = "match",
-    adaptive: o.Adaptive = None,
-) -> None:
+@taking(DemoOptions)
+def demo(given: DemoOptions) -> None:
     """Race plain against accelerated decoding of one question, side by side.
 
     Both get the same share of time. Ends with exit code 1 if their outputs differ, unless the verifier does
     not promise equality.
     """
-    params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    params = sampling(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed)
+    model, prompt, drafter = given.model, given.prompt, given.drafter
     if prompt == "":
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
-    if profile is None:
-        drafter = drafter or ("" if real or model else DEMO_DRAFTER)
-    if real and model is not None:
+    if given.profile is None:
+        drafter = drafter or ("" if given.real or model else DEMO_DRAFTER)
+    if given.real and model is not None:
         raise OutpaceError("--real names the model; leave --model out")
-    if real:
+    if given.real:
         model, prompt = "smollm2", prompt or REAL_PROMPT
-    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp, backend=backend)
-    loaded, spec = profiled(source, drafter, profile, verifier)
-    engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive))
+    loaded, spec = profiled(given.source(model), drafter, given.profile, given.verifier)
+    engines = (loaded.engine(), engine_of(loaded, spec, given.verifier, 1, given.adaptive))
     label = labelled(spec, engines[1])
     console = screen.out()
     text = prompt or DEMO_PROMPT
-    job = Job(0, Prompt(text), loaded.encode(text, chat=real))
+    job = Job(0, Prompt(text), loaded.encode(text, chat=given.real))
     console.print(heading(loaded, text, console))
     with Interrupt() as interrupt:
         with screen.busy("warming up ..."):
@@ -105,7 +105,7 @@ def demo(
             Lane(name, engine, job.ids, params)
             for name, engine in zip(("plain", label), engines, strict=True)
         ]
-        show(lanes, console, once, interrupt)
+        show(lanes, console, given.once, interrupt)
     for lane in lanes:
         lane.engine.remove(lane.sequence)
     if interrupt.raised:
