@@ -186,6 +186,10 @@ def read_to_change_decoding(text: str) -> list[str]:
     return [name for row in rows for name in re.findall(r"`([\w/]+\.py)`", row)]
 
 
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 80
+
+
 def test_the_reading_order_is_short() -> None:
     named = read_to_change_decoding((ROOT / "docs" / "concepts" / "architecture.md").read_text("utf-8"))
     lines = sum(len((SOURCE / name).read_text("utf-8").splitlines()) for name in named)

@@ -33,7 +33,7 @@ from outpace.serve.fields import (
     content_of,
     plain_text,
 )
-from outpace.serve.formats import FINISH, Writer, entries_of, new_id
+from outpace.serve.formats import Writer, ending, entries_of, new_id
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
@@ -290,7 +290,7 @@ class _Writer(Writer):
         return {"choices": choices, "service_tier": None} | self._prompt_ids()
 
     def _choice(self, index: int, end: Generation) -> dict[str, Any]:
-        reason, answer = FINISH[end.finish_reason], self._answer()
+        reason, answer = ending(end).chat, self._answer()
         said = [*answer.push(whole(end)), *answer.end(reason == "stop")]
         text, reasoning = (
             "".join(one.text for one in said if one.kind == kind) for kind in ("text", "reasoning")
@@ -322,7 +322,7 @@ class _Writer(Writer):
 
     def _choices(self, event: Event) -> Iterator[dict[str, Any]]:
         answer, end = self._answers[event.index], event.end
-        reason = None if end is None else FINISH[end.finish_reason]
+        reason = None if end is None else ending(end).chat
         said = answer.push(event.tokens)
         if end is not None:
             said += answer.end(reason == "stop")

@@ -13,7 +13,7 @@ from outpace.core import Generation
 from outpace.serve.answers import Said
 from outpace.serve.continuing import continued
 from outpace.serve.errors import Refused
-from outpace.serve.formats import Stream, extras, json_response, new_id, sse, stop_found
+from outpace.serve.formats import Stream, ending, extras, json_response, new_id, sse
 from outpace.serve.messages_body import (
     CountTokens,
     Messages,
@@ -171,14 +171,9 @@ class _Writer:
 
     def _stop(self, one: Generation) -> dict[str, Any]:
         """The stop reason of an output, and the stop string that ended it."""
-        if one.finish_reason == "length":
-            return {"stop_reason": "max_tokens"}
-        if self._answer.calls:
+        if self._answer.calls and one.stopped_by.kind != "limit":
             return {"stop_reason": "tool_use"}
-        if one.finish_reason != "stop" or self._run.request.schema is not None:
-            return {"stop_reason": "end_turn"}
-        found = stop_found(self._service, one, self._body.stop_sequences or ())
-        return {"stop_reason": "stop_sequence", "stop_sequence": found}
+        return {"stop_reason": ending(one).messages, "stop_sequence": one.stopped_by.string}
 
     def _extras(self, one: Generation) -> dict[str, Any]:
         return extras(self._run, [one], self._body.speculation_metrics, self._body.speculation)
