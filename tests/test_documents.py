@@ -27,7 +27,7 @@ from outpace.bench.methods import split_drafters
 from outpace.cli.app import KNOWN_AS, app
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, load_drafter
-from outpace.plugins import moved
+from outpace.plugins import why_absent
 from outpace.verify import VERIFIERS, load_verifier
 
 ROOT = Path(__file__).parent.parent
@@ -107,7 +107,7 @@ def what_is_wrong(words: list[str]) -> str | None:
     while len(words) > len(path) and (*path, words[len(path)]) in commands():
         path = (*path, words[len(path)])
     kind = {(): "command", ("bench",): "benchmark"}.get(path, "")
-    if len(words) > len(path) and moved(kind, words[len(path)]):
+    if len(words) > len(path) and why_absent(kind, words[len(path)]):
         return None
     if not path and words and re.fullmatch("[a-z]+", words[0]):
         return f"there is no command {words[0]}"

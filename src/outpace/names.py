@@ -17,7 +17,7 @@ from outpace.core import DTYPES, OutpaceError, near, need
 from outpace.embedded import nano_path, smollm2_path
 from outpace.files import check_plain
 from outpace.outline import Outline, Outlines, outline_of
-from outpace.plugins import installed, moved
+from outpace.plugins import installed, why_absent
 from outpace.spec import check as check_spec
 
 ADAPTER = "adapter_config.json"  # as peft names it
@@ -142,7 +142,7 @@ def check_suite(name: str) -> None:
     if name not in (*SUITES, *others):
         known = (*SUITES, *others, f"{FILE}PATH")
         message = f"there is no suite {name!r}.{near(name, known)} There are: {', '.join(known)}"
-        raise OutpaceError(moved("suite", name) or message)
+        raise OutpaceError(why_absent("suite", name) or message)
 
 
 def check_peers(text: str) -> None:
@@ -158,7 +158,7 @@ def check_peers(text: str) -> None:
             continue
         if library not in known:
             message = f"there is no peer {library!r}.{near(library, known)} There are: {', '.join(known)}"
-            raise OutpaceError(moved("peer", library) or message)
+            raise OutpaceError(why_absent("peer", library) or message)
         if kind and library == TRANSFORMERS:
             check_method(library, kind, STOCK)
 

@@ -39,10 +39,10 @@ _LAB = {
 }  # fmt: skip
 
 
-def moved(kind: str, name: str) -> str:
-    """How to get a name that is in outpace-lab; the empty string for any other."""
+def why_absent(kind: str, name: str) -> str | None:
+    """How to get a name that is in outpace-lab; None for any other."""
     known = name in _LAB.get(kind, ())
-    return f"{name} is in outpace-lab: {install(package='outpace-lab')}" if known else ""
+    return f"{name} is in outpace-lab: {install(package='outpace-lab')}" if known else None
 
 
 def installed(group: str) -> dict[str, EntryPoint]:

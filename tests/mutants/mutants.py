@@ -994,8 +994,8 @@ OTHERS = [
     Mutant(
         "a folder of libraries may be open to others",
         "outpace/native/build.py",
-        "        if why := foreign(os.fstat(opened)):\n            raise",
-        "        if (why := foreign(os.fstat(opened))) is None:\n            raise",
+        "        if why := why_foreign(os.fstat(opened)):\n            raise",
+        "        if (why := why_foreign(os.fstat(opened))) is None:\n            raise",
         ("tests/unit/native/test_build.py::test_a_folder_that_others_may_write_to_is_refused",),
     ),
     Mutant(

@@ -17,7 +17,7 @@ from outpace._version import __version__
 from outpace.cli import screen
 from outpace.cli.layout import App, Group
 from outpace.core import OutpaceError, first_line, near, out_of_memory
-from outpace.plugins import installed, load_object, moved, package_of
+from outpace.plugins import installed, load_object, package_of, why_absent
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class _Commands(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.kind == "command" and args and args[0] not in self.commands:
             args = [KNOWN_AS.get(args[0], args[0]), *args[1:]]
-        if args and args[0] not in self.commands and (advice := moved(self.kind, args[0])):
+        if args and args[0] not in self.commands and (advice := why_absent(self.kind, args[0])):
             ctx.fail(advice)
         if args and args[0] not in self.commands and (hint := near(args[0], self.commands)):
             ctx.fail(f"No such command {args[0]!r}.{hint}")

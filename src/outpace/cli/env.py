@@ -73,7 +73,7 @@ def environment() -> dict[str, Any]:
         "limited_to": None if limit is None else limit.march,
         "gpus": [torch.cuda.get_device_name(place) for place in gpus],
         "compiler": None if isinstance(command, str) else command[0],
-        "compiled": _compiled(),
+        "compiled": _why_not_compiled() or "",
         "cache": _cache(),
         "extras": {extra: missing(extra) for extra in EXTRAS},
     }
@@ -124,15 +124,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _compiled() -> str:
-    """Why functions in C are not used, or are compiled in each process; empty if they are there."""
+def _why_not_compiled() -> str | None:
+    """Why functions in C are not used, or are compiled in each process; None if they are there."""
     import torch
 
-    from outpace.native.build import compiled_anew
+    from outpace.native.build import why_compiled_anew
     from outpace.native.layers import functions
 
     found = functions(torch.bfloat16)
-    return found if isinstance(found, str) else compiled_anew()
+    return found if isinstance(found, str) else why_compiled_anew()
 
 
 def _cache() -> str | None:

@@ -16,7 +16,7 @@ from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows, Target
 from outpace.targets.batch import Batch, Building
 from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED
-from outpace.targets.cpu.trials import unavailable
+from outpace.targets.cpu.trials import why_unavailable
 from outpace.targets.gpu.graphs import Eager
 from outpace.targets.inputs.changes import Addresses, Structure, Weights, sample
 from outpace.targets.kernel import Kernel
@@ -45,7 +45,7 @@ FUSED = not isinstance(functions(torch.float32), str)
 
 def target(model: Any, kernel: Kernel, fused: bool, exact: bool, **more: Any) -> CausalTarget:
     """A target whose linear layers all use a kernel."""
-    if why := unavailable(kernel, model.dtype):
+    if why := why_unavailable(kernel, model.dtype):
         pytest.skip(f"{kernel.name} is not available here: {why}")
     if fused and isinstance(why := functions(model.dtype), str):
         pytest.skip(why)

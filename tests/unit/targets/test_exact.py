@@ -28,7 +28,7 @@ from outpace.targets.cpu import kernels, trials
 from outpace.targets.cpu.exact_attention import exact_attention
 from outpace.targets.cpu.kernels import KERNELS, QUANTISED, HalfFBGEMM
 from outpace.targets.cpu.linear import Linear, Packer, piecewise
-from outpace.targets.cpu.trials import Trial, best_kernel, row_step, unavailable, using_threads
+from outpace.targets.cpu.trials import Trial, best_kernel, row_step, using_threads, why_unavailable
 from outpace.targets.kernel import Stock
 from parts import first
 from paths import random_tree
@@ -43,7 +43,7 @@ def half_is_here() -> bool:
 @cache
 def available(dtype: torch.dtype) -> list[Any]:
     """Kernels that this machine has for a dtype."""
-    return [kernel for kernel in KERNELS if dtype in kernel.dtypes and not unavailable(kernel, dtype)]
+    return [kernel for kernel in KERNELS if dtype in kernel.dtypes and not why_unavailable(kernel, dtype)]
 
 
 # -- attention ----------------------------------------------------------------------------

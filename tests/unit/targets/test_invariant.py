@@ -29,7 +29,7 @@ from outpace.targets.cpu.trials import row_step
 from outpace.targets.gpu.graphs import Eager, Made
 from outpace.targets.gpu.invariant import Norm, Triton, invariant_attention, invariant_norm
 from outpace.targets.inputs.device_rows import in_order, read_numbers, row_numbers
-from outpace.targets.step.bit_test import bit_test
+from outpace.targets.step.bit_test import why_bits_differ
 from parts import first, in_turn, one_in
 from paths import random_tree
 from replay import Replay
@@ -345,7 +345,7 @@ def test_a_split_by_rows_fails_the_bit_test(device: str, monkeypatch: pytest.Mon
 
     target = exact(device)
     monkeypatch.setattr(kernels, "linear", by_rows)
-    assert "(Linear) gives a row other bits" in bit_test(target, target._modules.step, 64)
+    assert "(Linear) gives a row other bits" in why_bits_differ(target, target._modules.step, 64)
 
 
 PROMPTS = [[*range(7, 16)], [50, 51]]

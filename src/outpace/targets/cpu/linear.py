@@ -313,7 +313,7 @@ def linears_of(model: Any, dtypes: Collection[torch.dtype] = STOCK.dtypes) -> li
     ]
 
 
-def unproven(step: nn.Module) -> str:
+def why_unproven(step: nn.Module) -> str | None:
     """The first module for which a row's bits are not known to be independent of the other rows.
 
     They are for linear layers (``row_step``), for embeddings, which only look up, and for the convolutions of
@@ -322,7 +322,7 @@ def unproven(step: nn.Module) -> str:
     rounding to a half dtype hides nearly all effects of the order of a sum.
 
     Returns:
-        Its name and the reason; empty if there is none.
+        Its name and the reason; None if there is none.
     """
     known = {*linears_of(step), *convolutions_of(step)}
     for name, module in _stepped(step):
@@ -332,7 +332,7 @@ def unproven(step: nn.Module) -> str:
             weights = [*module.parameters(recurse=False), *buffers]
             if any(weight.dim() > 1 for weight in weights):
                 return f"{name} ({type(module).__name__}) multiplies rows in another way"
-    return ""
+    return None
 
 
 def has_hooks(module: nn.Module) -> bool:

@@ -84,12 +84,12 @@ def _is_norm(module: nn.Module) -> bool:
     return "norm" in type(module).__name__.lower() and not isinstance(module, (*_SUMS_BY_ROW, Norm))
 
 
-def unproven_norm(step: nn.Module) -> str:
-    """The first norm whose sums may depend on the number of rows, and the reason; empty if there is none."""
+def why_norm_unproven(step: nn.Module) -> str | None:
+    """The first norm whose sums may depend on the number of rows, and the reason; None if there is none."""
     for name, module in step.named_modules():
         if _is_norm(module):
             return f"{name} ({type(module).__name__}) sums as torch does, by the number of rows"
-    return ""
+    return None
 
 
 def invariant_attention(

@@ -18,7 +18,7 @@ from outpace.targets.cpu.quants import QuantEmbedding, QuantLinear
 from outpace.targets.inputs.attributes import attributes
 from outpace.targets.inputs.changes import hooks_of
 from outpace.targets.inputs.config import is_multimodal
-from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.native.recipe import RECIPES, Recipe
 
 _ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
@@ -29,7 +29,7 @@ _NORMS: dict[str, set[type]] = {"rms": set(), "wide rms": set(), "layer": {nn.La
 
 def why_not_native(model: Any) -> str | None:
     """The reason why a model has no native form; None if it has one."""
-    if why := untouchable(model):
+    if why := why_untouchable(model):
         return why
     recipe = recipe_of(model)
     if recipe is None:

@@ -27,15 +27,12 @@ from outpace.targets.step.tree_test import compare_tree
 _log = logging.getLogger(__name__)
 
 
-def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel], model: Any = None) -> str:
+def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel], model: Any = None) -> None:
     """Run the self-test.
 
     Args:
         make: makes a target of a model, not tested, with the options that replace those of ``target``.
         model: the one of which the target has some layers; None for its own.
-
-    Returns:
-        An empty string.
 
     Raises:
         UnsupportedModel, Imprecise: as ``self_test``; the message ends with a way that was tried and loads.
@@ -53,7 +50,6 @@ def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel], 
                 continue
             raise type(error)(f"{error}; it loads with {words}") from error
         raise
-    return ""
 
 
 def _others(

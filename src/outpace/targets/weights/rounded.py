@@ -55,7 +55,7 @@ def rounded_options(config: Any, shown: str, dtype: torch.dtype | str = "auto") 
         if isinstance(method, str) and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
             raise _refusal(shown, method, "neither outpace nor transformers knows it")
         return {}
-    if why := layout.refused():
+    if why := layout.why_refused():
         raise _refusal(shown, found["quant_method"], why)
     if isinstance(library := functions(DTYPE), str):
         raise _refusal(shown, found["quant_method"], f"its products are compiled functions: {library}")
