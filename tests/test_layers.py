@@ -11,7 +11,7 @@ import ast
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -344,6 +344,26 @@ def test_outpaces_tests_do_not_import_the_laboratory() -> None:
 
 def test_data_go_to_a_device_by_one_way() -> None:
     assert not offences(check_uploads)
+
+
+def classes(sources: Iterable[str]) -> list[str]:
+    """The names of all classes."""
+    return [
+        node.name
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def test_a_name_of_a_class_has_one_meaning() -> None:
+    found = Counter(classes(file.read_text("utf-8") for file in PACKAGE.rglob("*.py")))
+    assert len(found) > 300
+    assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_classes_of_one_name_are_found() -> None:
+    assert classes(["class A:\n    class B: ...\n", "def f():\n    class A: ...\n"]) == ["A", "B", "A"]
 
 
 def test_size_budget() -> None:

@@ -122,7 +122,7 @@ CACHE = [
     Mutant(
         "what was captured over a lane's memory outlives it",
         "outpace/cache/lanes.py",
-        "        self.memory = Memory()  # first: what was captured holds the old buffers\n",
+        "        self.memory = LaneMemory()  # first: what was captured holds the old buffers\n",
         "",
         ("tests/lossless/test_graphs.py::test_lanes_grow",),
     ),
@@ -743,8 +743,8 @@ TARGETS = [
     Mutant(
         "a step that is disproved is taken",
         "outpace/targets/step/plans.py",
-        '    return (None, reason) if reason else (step, "")\n',
-        '    return step, ""\n',
+        "    return (None, reason) if reason else (step, None)\n",
+        "    return step, None\n",
         (_PLANS,),
     ),
 ]

@@ -19,7 +19,7 @@ import torch
 
 from models import tiny_llama
 from outpace import Engine, SamplingParams, Target
-from outpace.cli.writer import Writer, write_json
+from outpace.cli.writer import ResultWriter, write_json
 from outpace.core import OutpaceError
 from outpace.engine.prefix import BLOCK
 from outpace.engine.profile import Profile, load_profile, save_profile
@@ -236,7 +236,7 @@ def test_results_of_a_command_on_a_full_disk(tmp_path: Path) -> None:
     with full_disk(2), pytest.raises(OutpaceError, match=f"cannot write {path}: File too large"):
         write_json('{"a": 1}', str(path))
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
-    writer = Writer(path, overwrite=True)
+    writer = ResultWriter(path, overwrite=True)
     with full_disk(2), pytest.raises(OutpaceError, match=f"cannot write {path}: File too large"):
         writer.write("a longer text")
     writer.close()

@@ -11,7 +11,7 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
-from outpace.cli.given import Loading, OfModel, Steps, taking
+from outpace.cli.given import LoadingOptions, ModelOptions, StepOptions, taking
 from outpace.cli.parts import check_length, check_listed, numbers, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.cli.writer import check_json
@@ -72,7 +72,7 @@ BenchSeed = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Methods:
+class MethodOptions:
     """What is measured on which prompts."""
 
     suite: o.Suites = "builtin"
@@ -90,7 +90,7 @@ class Methods:
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions(Methods, OfModel, Loading, Steps):
+class BenchOptions(MethodOptions, ModelOptions, LoadingOptions, StepOptions):
     """The options of ``outpace bench``."""
 
     device_map: o.DeviceMap = None

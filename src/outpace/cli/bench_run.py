@@ -19,7 +19,7 @@ from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
 from outpace.bench.methods import close_all, make_methods, split_drafters, with_lengths
 from outpace.bench.peers import Peer, PeerOptions, split_peers, versions_of
-from outpace.bench.record import Record
+from outpace.bench.record import BenchRecord
 from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, measure, reason
 from outpace.bench.runs import Method
@@ -44,7 +44,7 @@ Rows = Callable[[Measured], Seq[Row]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """Options of a benchmark that are known without the model."""
 
     suites: tuple[Suite, ...]
@@ -58,7 +58,7 @@ class Plan:
     settings: Settings
     notes: tuple[str, ...] = ()
 
-    def with_drafter(self, spec: str, notes: Seq[str] = ()) -> Plan:
+    def with_drafter(self, spec: str, notes: Seq[str] = ()) -> BenchPlan:
         """Add the drafter of a profile, with notes about it."""
         drafters = self.drafters if spec in self.drafters else (*self.drafters, spec)
         return replace(self, drafters=drafters, notes=tuple(notes))
@@ -78,7 +78,7 @@ class Plan:
         }
 
 
-def plan(given: BenchOptions, peers: str, batches: tuple[int, ...]) -> Plan:
+def plan(given: BenchOptions, peers: str, batches: tuple[int, ...]) -> BenchPlan:
     """Parse the lists of the command line.
 
     Args:
@@ -101,7 +101,7 @@ def plan(given: BenchOptions, peers: str, batches: tuple[int, ...]) -> Plan:
         raise OutpaceError(
             "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
         )
-    return Plan(
+    return BenchPlan(
         suites=tuple(load_suite(name, given.data) for name in names),
         limit=given.limit,
         drafters=tuple(specs),
@@ -116,7 +116,7 @@ def plan(given: BenchOptions, peers: str, batches: tuple[int, ...]) -> Plan:
     )
 
 
-def run(chosen: Plan, model: Loaded, as_json: str | None) -> Record:
+def run(chosen: BenchPlan, model: Loaded, as_json: str | None) -> BenchRecord:
     """Measure, and write the table and the requested file.
 
     Raises:
@@ -131,7 +131,7 @@ def run(chosen: Plan, model: Loaded, as_json: str | None) -> Record:
     return found
 
 
-def measure_all(chosen: Plan, model: Loaded, rows: Rows, weights: Path | None = None) -> Record:
+def measure_all(chosen: BenchPlan, model: Loaded, rows: Rows, weights: Path | None = None) -> BenchRecord:
     """Measure all methods on all suites.
 
     Args:
@@ -170,7 +170,7 @@ def measure_all(chosen: Plan, model: Loaded, rows: Rows, weights: Path | None = 
     return found
 
 
-def _options(chosen: Plan, model: Loaded, folder: Path, weights: Path | None) -> PeerOptions:
+def _options(chosen: BenchPlan, model: Loaded, folder: Path, weights: Path | None) -> PeerOptions:
     assistant = chosen.assistant
     if assistant is None and model.source == str(nano_path()):
         assistant = str(nano_draft_path())
@@ -178,8 +178,8 @@ def _options(chosen: Plan, model: Loaded, folder: Path, weights: Path | None) ->
     return PeerOptions(folder, assistant, weights, length, chosen.settings.temperature)
 
 
-def _record(chosen: Plan, model: Loaded, methods: Seq[Method], notes: list[str]) -> Record:
-    return Record(
+def _record(chosen: BenchPlan, model: Loaded, methods: Seq[Method], notes: list[str]) -> BenchRecord:
+    return BenchRecord(
         machine=machine(model.device),
         model={
             "name": model.name,
@@ -198,7 +198,7 @@ def _record(chosen: Plan, model: Loaded, methods: Seq[Method], notes: list[str])
 
 
 def _measure(
-    chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: Record, rows: Rows
+    chosen: BenchPlan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: BenchRecord, rows: Rows
 ) -> None:
     """Measure each method, suite and batch size, and add the rows to the record.
 

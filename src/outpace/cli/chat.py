@@ -14,7 +14,7 @@ from outpace.cli import lines, screen
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded
 from outpace.cli.chat_commands import ENDS, SETTINGS, run_command
-from outpace.cli.given import Drafting, Loading, OfModel, Steps, taking
+from outpace.cli.given import DraftingOptions, LoadingOptions, ModelOptions, StepOptions, taking
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
 from outpace.cli.parts import check_draws, profiled, sampling
@@ -33,7 +33,7 @@ System = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChatOptions(OfModel, Drafting, Loading, Steps):
+class ChatOptions(ModelOptions, DraftingOptions, LoadingOptions, StepOptions):
     """The options of ``outpace chat``."""
 
     max_new_tokens: o.MaxNewTokens = 256
@@ -69,13 +69,13 @@ def chat(given: ChatOptions) -> None:
     loaded, spec = profiled(source, given.drafter, given.profile, given.verifier)
     with attached(watching, loaded, spec) as learner:
         engine = engine_of(loaded, spec, given.verifier, 1, given.adaptive, learner)
-        talk(Chat(loaded, engine, asked, given.system))
+        talk(ChatSession(loaded, engine, asked, given.system))
 
 
 _STOP = "\nUser:"
 
 
-class Chat:
+class ChatSession:
     """A conversation and its prompt.
 
     Attributes:
@@ -166,7 +166,7 @@ class Chat:
         return generation
 
 
-def talk(chat: Chat) -> None:
+def talk(chat: ChatSession) -> None:
     """Read messages and answer them until /exit or the end of input."""
     interactive = sys.stdin.isatty()
     if not interactive:
@@ -176,7 +176,7 @@ def talk(chat: Chat) -> None:
         _talk(chat, interactive)
 
 
-def _talk(chat: Chat, interactive: bool) -> None:
+def _talk(chat: ChatSession, interactive: bool) -> None:
     while (message := _read(interactive)) is not None:
         message = message.strip()
         try:
@@ -190,7 +190,7 @@ def _talk(chat: Chat, interactive: bool) -> None:
             screen.note(f"Error: {error}", style="red")
 
 
-def _turn(chat: Chat, message: str) -> None:
+def _turn(chat: ChatSession, message: str) -> None:
     """Run one turn, show the answer as it is decoded, and report the speed."""
     first = True
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from outpace.cli.prompts import Prompt
+from outpace.cli.prompts import PromptLine
 from outpace.cli.running import Job
 from outpace.core import OutpaceError, SamplingParams, first_line
 from outpace.files import check_plain
@@ -96,7 +96,7 @@ def spoken(given: AudioOptions, model: Loaded) -> list[Job]:
         read = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="pt")
         source = model.target.encode(read.input_features[0])
         assert source is not None  # the model has an encoder
-        jobs.append(Job(index, Prompt(str(file)), _start(model, source, given.asked()), source=source))
+        jobs.append(Job(index, PromptLine(str(file)), _start(model, source, given.asked()), source=source))
     return jobs
 
 

@@ -16,7 +16,7 @@ from outpace._version import __version__
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded, show
-from outpace.cli.given import Loading, OfModel, Steps, taking
+from outpace.cli.given import LoadingOptions, ModelOptions, StepOptions, taking
 from outpace.core import EXTRAS, OutpaceError, install, missing
 from outpace.embedded import NoHome, cache_path
 
@@ -27,7 +27,7 @@ _PACKAGES = ("torch", "transformers", "huggingface-hub", "numpy", "outpace-lab")
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnvOptions(OfModel, Loading, Steps):
+class EnvOptions(ModelOptions, LoadingOptions, StepOptions):
     """The options of ``outpace env``."""
 
     as_json: o.AsJson = False

@@ -17,7 +17,7 @@ from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import compare_all
 from outpace.cli.constraining import constraint_of
 from outpace.cli.encoder_decoder import AudioOptions, check_audio, spoken, with_own_rules
-from outpace.cli.given import Drafting, OfModel, Placing, Steps, taking
+from outpace.cli.given import DraftingOptions, ModelOptions, PlaceOptions, StepOptions, taking
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
 from outpace.cli.parts import labelled, profiled, sampling
@@ -25,7 +25,7 @@ from outpace.cli.place import note_traffic
 from outpace.cli.progress import bar
 from outpace.cli.running import (
     Job,
-    Total,
+    RunningTotal,
     counted,
     cut_note,
     exactness_note,
@@ -36,7 +36,7 @@ from outpace.cli.running import (
     run_one,
     stats_line,
 )
-from outpace.cli.writer import Writer
+from outpace.cli.writer import ResultWriter
 from outpace.core import Generation, OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ Repeats = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Prompting(AudioOptions):
+class PromptOptions(AudioOptions):
     """What is decoded."""
 
     prompt: Prompt = None
@@ -131,7 +131,7 @@ class Prompting(AudioOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling:
+class SamplingOptions:
     """How tokens are drawn, and what ends an output."""
 
     max_new_tokens: o.MaxNewTokens = 128
@@ -149,7 +149,7 @@ class Sampling:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reporting:
+class ReportOptions:
     """Where results go."""
 
     logprobs: Logprobs = None
@@ -161,7 +161,9 @@ class Reporting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GenerateOptions(Prompting, OfModel, Drafting, Placing, Steps, Sampling, Reporting):
+class GenerateOptions(
+    PromptOptions, ModelOptions, DraftingOptions, PlaceOptions, StepOptions, SamplingOptions, ReportOptions
+):
     """The options of ``outpace generate``."""
 
     def params(self) -> SamplingParams:
@@ -199,7 +201,7 @@ def generate(given: GenerateOptions) -> None:
     source = given.source(given.model, seq2seq="audio" if given.audio else True, **how)
     found = [] if given.audio else prompts.read(given.prompt, given.file, given.reference or ())
     copied, together = any(one.references for one in found), min(given.batch, len(given.audio or found))
-    with contextlib.closing(Writer(given.out, given.as_json, given.overwrite)) as writer:
+    with contextlib.closing(ResultWriter(given.out, given.as_json, given.overwrite)) as writer:
         loaded, spec = profiled(source, given.drafter, given.profile, given.verifier, copied, (together,))
         jobs = spoken(given, loaded) if given.audio else prepare(found, loaded, given.chat)
         with attached(watching, loaded, spec) as learner:
@@ -209,7 +211,7 @@ def generate(given: GenerateOptions) -> None:
     finish(*ended)
 
 
-def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Writer) -> bool:
+def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: ResultWriter) -> bool:
     """Decode one prompt and stream its text. Return False if it was interrupted."""
     parts = job.parts(engine.target)
     with Interrupt() as interrupt:
@@ -243,7 +245,7 @@ def decode(
     jobs: Seq[Job],
     params: SamplingParams,
     given: GenerateOptions,
-    writer: Writer,
+    writer: ResultWriter,
 ) -> tuple[bool, bool]:
     """Decode all prompts.
 
@@ -257,9 +259,11 @@ def decode(
     return generate_one(engine, jobs[0], params, writer), True
 
 
-def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch: int, writer: Writer) -> bool:
+def generate_many(
+    engine: Engine, jobs: Seq[Job], params: SamplingParams, batch: int, writer: ResultWriter
+) -> bool:
     """Decode several prompts and write each as it finishes. Return False if the run was interrupted."""
-    total = Total()
+    total = RunningTotal()
     began = time.perf_counter()
     with Interrupt() as interrupt, bar(len(jobs), "prompts") as progress:
 

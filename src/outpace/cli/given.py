@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from outpace.cli import options as o
-from outpace.cli.parts import Source, steps
+from outpace.cli.parts import ModelSource, steps
 from outpace.cli.place import place_of
 from outpace.core import TargetOptions
 
@@ -53,14 +53,14 @@ def taking(kind: type[Any]) -> Callable[[Callable[..., None]], Callable[..., Non
 
 
 @dataclass(frozen=True, kw_only=True)
-class OfModel:
+class ModelOptions:
     """The model."""
 
     model: o.ModelName = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Loading:
+class LoadingOptions:
     """How a model is loaded."""
 
     device: o.Device = None
@@ -70,14 +70,14 @@ class Loading:
     backend: o.Backend = "auto"
     threads: o.Threads = None
 
-    def source(self, model: str | None, **more: Any) -> Source:
-        """A model that is loaded so; ``more`` are further arguments of ``Source``."""
+    def source(self, model: str | None, **more: Any) -> ModelSource:
+        """A model that is loaded so; ``more`` are further arguments of ``ModelSource``."""
         own = {"place": self.device, "dtype": self.dtype, "trust_remote_code": self.trust_remote_code}
-        return Source(model, **{**own, "llamacpp": self.llamacpp, "backend": self.backend, **more})
+        return ModelSource(model, **{**own, "llamacpp": self.llamacpp, "backend": self.backend, **more})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Steps:
+class StepOptions:
     """How a target's steps are computed."""
 
     quantise: o.Quantise = None
@@ -88,7 +88,7 @@ class Steps:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Placing(Loading):
+class PlaceOptions(LoadingOptions):
     """Where a model is loaded: on one device, on several, or in several processes."""
 
     device_map: o.DeviceMap = None
@@ -108,7 +108,7 @@ class Placing(Loading):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Drafting:
+class DraftingOptions:
     """What drafts, and what verifies."""
 
     drafter: o.DefaultDrafterSpec = ""

@@ -19,9 +19,9 @@ import typer
 from outpace.cli import completing, screen
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded
-from outpace.cli.given import Placing, Steps, taking
+from outpace.cli.given import PlaceOptions, StepOptions, taking
 from outpace.cli.observing import Attachment, attached, observer_of
-from outpace.cli.parts import Source, profiled
+from outpace.cli.parts import ModelSource, profiled
 from outpace.cli.several import MOST, Several, chosen
 from outpace.core import OutpaceError, need
 from outpace.names import read_device_map
@@ -183,7 +183,7 @@ Lenient = Annotated[
 
 
 @dataclass(frozen=True, kw_only=True)
-class Served:
+class ServedOptions:
     """What is served, and by which drafters."""
 
     model: Models = None
@@ -205,7 +205,7 @@ class Served:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServeOptions(Served, Placing, Steps):
+class ServeOptions(ServedOptions, PlaceOptions, StepOptions):
     """The options of ``outpace serve``."""
 
     host: Host = "127.0.0.1"
@@ -289,7 +289,7 @@ def serve(given: ServeOptions) -> None:
 
 def _one(
     given: ServeOptions,
-    source: Source,
+    source: ModelSource,
     watching: Attachment | None,
     learners: ExitStack,
     limits: Limits,
@@ -312,7 +312,7 @@ def _tracer(endpoint: str | None) -> Tracer | None:
     return tracer_to(endpoint) if endpoint else None
 
 
-def _checked(given: ServeOptions, source: Source, several: Several | None, specs: list[str]) -> Keys:
+def _checked(given: ServeOptions, source: ModelSource, several: Several | None, specs: list[str]) -> Keys:
     """Refuse missing extras, unknown names, and options of one model for several; return the server's keys.
 
     Imports no torch.

@@ -33,7 +33,7 @@ from outpace.serve.fields import (
     content_of,
     plain_text,
 )
-from outpace.serve.formats import Writer, ending, entries_of, new_id
+from outpace.serve.formats import EventWriter, ending, entries_of, new_id
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
@@ -142,7 +142,7 @@ class Chat(OpenAI, Constrained):
 async def chat(service: Service, body: Chat, salt: str | None) -> Response:
     """Handle a chat request."""
     run = await service.start(body.n, lambda: _parse(service, body, salt))
-    return await _Writer(service, body, run).response()
+    return await _ChatWriter(service, body, run).response()
 
 
 # -- parsing -----------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def toolbox(body: Chat) -> Toolbox:
 # -- formatting ------------------------------------------------------------------------------------------
 
 
-class _Writer(Writer):
+class _ChatWriter(EventWriter):
     """Writer of the events of one run in the format of OpenAI's chat."""
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"

@@ -14,7 +14,7 @@ from outpace.core import TokenLogprobs
 from outpace.serve.constraints import Constrained, constraint_of
 from outpace.serve.errors import Refused, refusal
 from outpace.serve.fields import Int, OpenAI, Tokens
-from outpace.serve.formats import Writer, ending, entries_of, finite
+from outpace.serve.formats import EventWriter, ending, entries_of, finite
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
@@ -62,7 +62,7 @@ async def completions(service: Service, body: Completions, salt: str | None) -> 
         if isinstance(error, Exception):
             raise refusal(error) from error
         raise
-    return await _Writer(service, body, run, scores).response()
+    return await _CompletionsWriter(service, body, run, scores).response()
 
 
 async def _scores(service: Service, body: Completions, run: Run) -> list[list[TokenLogprobs]]:
@@ -146,7 +146,7 @@ def _check_scored(body: Completions, prompts: Seq[Seq[int]]) -> None:
         )
 
 
-class _Writer(Writer):
+class _CompletionsWriter(EventWriter):
     """Writer of the events of one run in the format of OpenAI's completions."""
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"

@@ -121,7 +121,7 @@ def sse(data: Any, name: str | None = None) -> bytes:
     return head + b"data: " + (data if isinstance(data, bytes) else to_json(data)) + b"\n\n"
 
 
-class Stream(EventSourceResponse):
+class EventStream(EventSourceResponse):
     """A response of server-sent events; an error after its head is reported as the last event.
 
     Args:
@@ -288,7 +288,7 @@ def entries_of(one: Generation) -> list[tuple[int, TokenLogprobs]]:
     return list(zip(one.tokens, one.logprobs or (), strict=False))
 
 
-class Writer(ABC):
+class EventWriter(ABC):
     """Writer of the events of one run in the format of chat and completions; subclasses write the choices.
 
     Attributes:
@@ -315,7 +315,7 @@ class Writer(ABC):
     async def response(self) -> Response:
         """The response, complete or as a stream, as requested."""
         if self._asked.stream:
-            return Stream(self._run, self._chunks())
+            return EventStream(self._run, self._chunks())
         sent = asyncio.get_running_loop().create_future()
         self._run.ticket.hold(sent)  # what a slow client has not read takes room
         try:

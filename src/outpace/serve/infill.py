@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from outpace.core import Generation
 from outpace.serve.fields import INERT, Int, Sampled, Seed, Stop, Stops, Wire
-from outpace.serve.formats import Stream, ending, extras, json_response, sse
+from outpace.serve.formats import EventStream, ending, extras, json_response, sse
 from outpace.serve.request import SEEDS, ParsedRequest
 from outpace.serve.run import Run
 from outpace.serve.service import Service
@@ -56,14 +56,14 @@ async def infill(service: Service, body: Infill, salt: str | None) -> Response:
         return ParsedRequest([tokens], params, salt=salt)
 
     run = await service.start(1, parse)
-    writer = _Writer(service, body, run)
+    writer = _InfillWriter(service, body, run)
     if body.stream:
-        return Stream(run, writer.events())
+        return EventStream(run, writer.events())
     (one,) = await run.finish()
     return json_response(writer.whole(one))
 
 
-class _Writer:
+class _InfillWriter:
     """Writer of the events of one run in llama-server's format."""
 
     def __init__(self, service: Service, body: Infill, run: Run) -> None:

@@ -13,7 +13,7 @@ from outpace.core import Generation
 from outpace.serve.answers import Said
 from outpace.serve.continuing import continued
 from outpace.serve.errors import Refused
-from outpace.serve.formats import Stream, ending, extras, json_response, new_id, sse
+from outpace.serve.formats import EventStream, ending, extras, json_response, new_id, sse
 from outpace.serve.messages_body import (
     CountTokens,
     Messages,
@@ -48,10 +48,10 @@ async def messages(service: Service, body: Messages, salt: str | None) -> Respon
         )
 
     run = await service.start(1, parse)
-    writer = _Writer(service, body, run)
+    writer = _MessagesWriter(service, body, run)
     if body.stream:
         return writer.box.named(
-            Stream(run, writer.events(), lambda refused: sse(refused.anthropic(), "error"))
+            EventStream(run, writer.events(), lambda refused: sse(refused.anthropic(), "error"))
         )
     (one,) = await run.finish()
     return writer.box.named(json_response(await asyncio.to_thread(writer.whole, one)))
@@ -77,7 +77,7 @@ async def _prompt(service: Service, body: Prompted, box: Toolbox) -> Prompt:
     return await continued(service, turns, options)
 
 
-class _Writer:
+class _MessagesWriter:
     """Writer of the events of one run in the format of Anthropic's messages.
 
     Attributes:

@@ -22,7 +22,7 @@ from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned
-from outpace.policy.plan import Plan
+from outpace.policy.plan import DraftPlan
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.batch import Batch
@@ -363,8 +363,8 @@ class Timed(Pinned):
 
     measured: bool = True
 
-    def plan(self, batch: int) -> Plan:
-        return Plan(self.nodes, 0.01, plain_seconds=float(batch) if self.measured else None)
+    def plan(self, batch: int) -> DraftPlan:
+        return DraftPlan(self.nodes, 0.01, plain_seconds=float(batch) if self.measured else None)
 
 
 @pytest.mark.parametrize(

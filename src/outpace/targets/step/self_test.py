@@ -21,13 +21,15 @@ from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.step.layer_test import compare_layers, compare_replaced
-from outpace.targets.step.reference import Imprecise, Stock, shape_of
+from outpace.targets.step.reference import Imprecise, StockModel, shape_of
 from outpace.targets.step.tree_test import compare_tree
 
 _log = logging.getLogger(__name__)
 
 
-def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel], model: Any = None) -> None:
+def tested(
+    target: TargetModel, stock: StockModel, make: Callable[..., TargetModel], model: Any = None
+) -> None:
     """Run the self-test.
 
     Args:
@@ -81,7 +83,7 @@ def _others(
 
 
 @torch.inference_mode()
-def self_test(target: TargetModel, stock: Stock) -> None:
+def self_test(target: TargetModel, stock: StockModel) -> None:
     """Answer the two questions for a target.
 
     Raises:

@@ -16,7 +16,7 @@ from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked
-from outpace.targets.step.reference import Stock
+from outpace.targets.step.reference import StockModel
 from outpace.targets.step.self_test import self_test
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -37,7 +37,7 @@ def give_trees(asked: Asked, modules: Modules, never: str | None) -> str | None:
     return reason
 
 
-def why_disproved(target: TargetModel, stock: Stock) -> str | None:
+def why_disproved(target: TargetModel, stock: StockModel) -> str | None:
     """The reason why a target fails the self-test; None if it passes."""
     try:
         self_test(target, stock)

@@ -30,7 +30,7 @@ from outpace.targets.cpu.trials import settled_threads
 from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, width_of
 from outpace.targets.gpu.graphs import NotCaptured, runner_for
 from outpace.targets.gpu.tree_attention import with_trees
-from outpace.targets.inputs.changes import Addresses, Structure, Weights
+from outpace.targets.inputs.changes import Addresses, Structure, WatchedWeights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
 from outpace.targets.inputs.forward import CacheAdapter, device_of
 from outpace.targets.inputs.line import apart
@@ -46,7 +46,7 @@ from outpace.targets.step.layer_test import compare_all
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked, choose
 from outpace.targets.step.record import Record, answer
-from outpace.targets.step.reference import Stock
+from outpace.targets.step.reference import StockModel
 from outpace.targets.step.replay import shown
 from outpace.targets.step.self_test import tested
 from outpace.targets.step.trees import give_trees, why_disproved
@@ -101,7 +101,7 @@ class CausalTarget(FixedSteps):
     _no_graphs: str
     _needs_weights = ""  # why the model's own weights cannot be freed
     not_rounded = ""  # why it has no rounded self
-    _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
+    _others: WatchedWeights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
     _rounded_costs: tuple[float, float] | None = None  # once they were asked for
 
@@ -192,7 +192,7 @@ class CausalTarget(FixedSteps):
         part = self._stand_in()
         tested(part, part.reference(), make, self.model)
         if part is not self:
-            compare_all(self, Stock(self.model, _run, self._unchecked, self._embedded, (self.model,)))
+            compare_all(self, StockModel(self.model, _run, self._unchecked, self._embedded, (self.model,)))
 
     def _stand_in(self) -> CausalTarget:
         """The target that is tested: of the layers that stand for all, so that a test costs no more for more.
@@ -278,7 +278,7 @@ class CausalTarget(FixedSteps):
     def revision(self) -> int:
         self.follow(begins=True)
         if self._others is None or self._others.changed(thorough=True):
-            self._others = Weights(self._modules.live())
+            self._others = WatchedWeights(self._modules.live())
             self._revision += 1
         return self._revision
 
@@ -479,7 +479,7 @@ class CausalTarget(FixedSteps):
         states[past] = self._table.to(states)[ids[past] - self.vocabulary]
         return dict(zip(batch.slots, states.split(batch.widths.tolist()), strict=True))
 
-    def reference(self) -> Stock:
+    def reference(self) -> StockModel:
         """The model that the self-test compares with."""
         step = self._modules.step
         model: Any = self.model
@@ -491,7 +491,7 @@ class CausalTarget(FixedSteps):
         same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.native)
         unreplaced = self._runs_model or bool(self.quantised)
         parts, own = (self.model, step), None if unreplaced else same
-        return Stock(model, _run, bare, self._embedded, parts, own, wider=self._modules.trees is None)
+        return StockModel(model, _run, bare, self._embedded, parts, own, wider=self._modules.trees is None)
 
     def _unchecked(self, model: Any, **options: Any) -> CausalTarget:
         """A target of another model, not tested."""

@@ -16,7 +16,7 @@ from outpace.targets.around import AroundTarget
 from outpace.targets.batch import Batch
 from outpace.targets.cpu.trials import clock, products_of_a_row
 from outpace.targets.hardware import free_bytes
-from outpace.targets.inputs.changes import Weights
+from outpace.targets.inputs.changes import WatchedWeights
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.rows import Output
@@ -68,7 +68,7 @@ class RoundedTarget(AroundTarget):
         vars(self).pop("_part", None)  # its memory is needed
         self._made_of = self.inner._modules
         rounding = self._made_of.rounding(self.bits)
-        self._live, self.stale = Weights(rounding.live), False
+        self._live, self.stale = WatchedWeights(rounding.live), False
         began = time.perf_counter()
         self._part = self.inner.on_modules(self._made_of.rounded(rounding))
         seconds = time.perf_counter() - began

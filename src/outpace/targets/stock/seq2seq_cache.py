@@ -55,7 +55,7 @@ class Seq2SeqCache(KVCache):
 class CrossRows(ModelCache):
     """Views of cross-attention keys and values as a filled transformers cache."""
 
-    class Layer:
+    class Seq2SeqLayer:
         def __init__(self, keys: Tensor, values: Tensor) -> None:
             self.keys, self.values = keys, values
 

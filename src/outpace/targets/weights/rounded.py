@@ -26,7 +26,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.native.layers import functions
 from outpace.targets.cpu.kernels import QUANTISED, Blocks
-from outpace.targets.cpu.linear import Rounded
+from outpace.targets.cpu.linear import RoundedLinear
 from outpace.targets.weights.groups import Layout, layout_of
 
 _METHOD = "outpace"
@@ -118,7 +118,7 @@ class _Quantiser(HfQuantizer):
                     raise self._refused(model, str(error)) from error
                 self._bits[name] = bits
                 parent, _, own = name.rpartition(".")
-                setattr(model.get_submodule(parent), own, Rounded(module, QUANTISED[f"int{bits}"]))
+                setattr(model.get_submodule(parent), own, RoundedLinear(module, QUANTISED[f"int{bits}"]))
         if not self._bits:
             raise self._refused(model, f"none of its tensors is a {layout.marks}")
 
