@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -206,7 +206,7 @@ def hosted_drafter(config: Any) -> Drafter[Any]:
         return drafter
     if re.search(r"\bbranches\s*=", spec):
         raise OutpaceError(f"{drafter.name}: vLLM verifies chains, not trees; leave out branches")
-    return dataclasses.replace(drafter, branches=1)
+    return cast("Drafter[Any]", dataclasses.replace(cast(Any, drafter), branches=1))
 
 
 def _reason(drafter: Drafter[Any]) -> str:

@@ -139,7 +139,7 @@ class Cascade(Drafter[CascadeState]):
             more = state.sequence.within_reach(length + self.tail) - length
             if text.finish_reason == "length" and more > 0:
                 # One more than is drafted, as for a target's bonus.
-                text.limit, text.finish_reason = text.output_length + more + 1, None
+                text.limit, text.stopped_by = text.output_length + more + 1, None
                 lengths.append((state, more))
         proposed = self.inner.propose([state.inner for state, _ in lengths]) if lengths else []
         return {

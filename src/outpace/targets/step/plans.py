@@ -252,6 +252,7 @@ def choose(
         UnsupportedModel: no plan serves the options that are set to True; the message has the reason.
     """
     passed: list[PassedOver] = []
+    reason: str | None
     for plan in plans:
         step, tried = None, False
         if missing := asked.demands.difference(plan.serves):

@@ -61,7 +61,7 @@ class CrossRows(ModelCache):
 
     def __init__(self, views: list[tuple[Tensor, Tensor]]) -> None:
         super().__init__(layers=[])
-        self.layers: list[Any] = [CrossRows.Layer(keys, values) for keys, values in views]
+        self.layers: list[Any] = [CrossRows.Seq2SeqLayer(keys, values) for keys, values in views]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self.layers[layer_idx].keys.shape[2])
