@@ -159,7 +159,7 @@ def test_the_verdict_on_unequal_outputs(model: Loaded) -> None:
     both = lanes(model, tokens=8)
     for _ in race.race(both):
         pass
-    job = race.Job(0, race.Prompt(PROMPT), model.encode(PROMPT))
+    job = race.Job(0, race.PromptLine(PROMPT), model.encode(PROMPT))
     line, equal = race.verdict(model, job, both)
     assert equal and line.startswith("equal: yes, 8 tokens in ") and " instead of 8, " in line
     both[1].sequence.tokens[-3] ^= 1
