@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from dataclasses import dataclass
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
