@@ -11,7 +11,7 @@ from typing import Any
 from outpace.core import OutpaceError, TargetOptions, dtype_name
 from outpace.hub import local
 from outpace.loading.loaded import Loaded, load_here
-from outpace.loading.placement import Place, Shared, Spread, check_needs
+from outpace.loading.placement import Place, SharedModel, Spread, check_needs
 from outpace.loading.shared import load_shared
 from outpace.loading.weights import Encoders, needs_of_name
 from outpace.names import Backend, check_backend, check_llamacpp, check_model, is_gguf
@@ -76,15 +76,15 @@ def load(
         name = str(name)
     check_backend(name, backend, llamacpp)
     if name is not None and is_gguf(name):
-        asked = _Asked(name, dtype, device, trust_remote_code, seq2seq, chosen)
+        asked = _GgufArguments(name, dtype, device, trust_remote_code, seq2seq, chosen)
         if llamacpp or backend == "llamacpp":
             return _by_llamacpp(asked, llamacpp)
         return _of_file(asked, others=backend == "auto")
-    if not isinstance(device, Shared):  # of several processes the first one has looked
+    if not isinstance(device, SharedModel):  # of several processes the first one has looked
         check_model(name)
     check_llamacpp(name, llamacpp)
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code, seq2seq), device)
-    if isinstance(device, Shared):
+    if isinstance(device, SharedModel):
         if chosen.stock:
             raise OutpaceError("several processes divide the model's steps; leave --stock or --parallel out")
         if names := [one for one in chosen.named if one != "quantise"]:
@@ -94,7 +94,7 @@ def load(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _GgufArguments:
     """What was asked for a GGUF file: arguments of ``load``."""
 
     name: str
@@ -129,7 +129,7 @@ class _Asked:
                 )
 
 
-def _of_file(asked: _Asked, others: bool) -> Loaded:
+def _of_file(asked: _GgufArguments, others: bool) -> Loaded:
     """A GGUF file by compiled functions.
 
     Args:
@@ -147,7 +147,7 @@ def _of_file(asked: _Asked, others: bool) -> Loaded:
     return Loaded(asked.name, target, target.tokenizer, dtype, "cpu", str(path))
 
 
-def _by_llamacpp(asked: _Asked, llamacpp: str) -> Loaded:
+def _by_llamacpp(asked: _GgufArguments, llamacpp: str) -> Loaded:
     """A GGUF file by llama.cpp, with the tokenizer and the chat template in it."""
     asked.check(
         [

@@ -21,7 +21,7 @@ from outpace.native.forward import MARKED, ProductStruct, QuantPartStruct, Quant
 from outpace.native.layers import DTYPES, functions
 from outpace.native.pointers import check, pointer, pointer_or_null, struct_pointer
 from outpace.targets.cpu.kernels import multiply
-from outpace.targets.cpu.linear import Rounded
+from outpace.targets.cpu.linear import RoundedLinear
 from outpace.targets.kernel import Kernel
 
 # ggml's names of types -> its numbers, which ``native/quants.h`` has too.
@@ -194,7 +194,7 @@ class Quantised(Kernel):
 KERNELS = {number: Quantised(name) for name, number in TYPES.items()}
 
 
-class QuantLinear(Rounded):
+class QuantLinear(RoundedLinear):
     """A linear layer whose weights are those of a GGUF file."""
 
     def __init__(self, linear: nn.Linear, part: QuantPart, dtype: torch.dtype) -> None:
