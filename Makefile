@@ -165,7 +165,7 @@ docs: $(VENV_DOCS)/.installed
 
 reference: $(TEST)
 	$(BIN)/python tools/reference.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_documents.py tests/test_figures.py tests/test_pages.py tests/test_release.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_documents.py tests/test_pages.py tests/test_release.py
 
 # The generator of the site alone, as the extra docs has it: it needs Python 3.11, and neither outpace nor torch.
 $(VENV_DOCS)/.installed: pyproject.toml

@@ -52,7 +52,9 @@ class Ours:
         self._target.forward(self._cache, Batch.of({self._slot: list(tokens)}, first))
 
 
-def turns(ways: dict[str, Callable[[], None]], clock: Callable[[], float], times: int, rounds: int) -> dict[str, float]:
+def turns(
+    ways: dict[str, Callable[[], None]], clock: Callable[[], float], times: int, rounds: int
+) -> dict[str, float]:
     """Seconds of each way, medians; before each is timed it runs once."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):

@@ -135,7 +135,8 @@ def test_drafters_that_read_states_read_those_of_a_file(drafter: str) -> None:
     """They were trained for the embedded model, whose states in 8 bits are about the same."""
     nano = of_file(gguf_file("q8_0"), others=False)
     found, right = (
-        Engine(nano, name, adaptive=False, slots=AT_ONCE).generate(PROMPTS, PARAMS) for name in (drafter, None)
+        Engine(nano, name, adaptive=False, slots=AT_ONCE).generate(PROMPTS, PARAMS)
+        for name in (drafter, None)
     )
     assert [one.tokens for one in found] == [one.tokens for one in right]
     assert sum(one.stats.accepted for one in found) > 10

@@ -11,7 +11,7 @@ from typing import Any
 from outpace.core import OutpaceError, TargetOptions, dtype_name
 from outpace.hub import local
 from outpace.loading.loaded import Loaded, load_here
-from outpace.loading.placement import Place, Shared, Spread, check_needs
+from outpace.loading.placement import Place, SharedModel, Spread, check_needs
 from outpace.loading.shared import load_shared
 from outpace.loading.weights import Encoders, needs_of_name, updated
 from outpace.names import Backend, check_backend, check_llamacpp, check_model, is_gguf
@@ -78,14 +78,14 @@ def load(
     check_llamacpp(name, llamacpp)
     base = updated(name) or name
     if base is not None and is_gguf(base):
-        asked = _Asked(name, dtype, device, trust_remote_code, seq2seq, chosen)
+        asked = _GgufArguments(name, dtype, device, trust_remote_code, seq2seq, chosen)
         if llamacpp or backend == "llamacpp":
             return _by_llamacpp(asked, llamacpp)
         return _of_file(asked, base, others=backend == "auto")
-    if not isinstance(device, Shared):  # of several processes the first one has looked
+    if not isinstance(device, SharedModel):  # of several processes the first one has looked
         check_model(name)
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code, seq2seq), device)
-    if isinstance(device, Shared):
+    if isinstance(device, SharedModel):
         if chosen.stock:
             raise OutpaceError("several processes divide the model's steps; leave --stock or --parallel out")
         if names := [one for one in chosen.named if one != "quantise"]:
@@ -95,7 +95,7 @@ def load(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _GgufArguments:
     """What was asked for a GGUF file: arguments of ``load``."""
 
     name: str
@@ -130,7 +130,7 @@ class _Asked:
                 )
 
 
-def _of_file(asked: _Asked, base: str, others: bool) -> Loaded:
+def _of_file(asked: _GgufArguments, base: str, others: bool) -> Loaded:
     """A GGUF file by compiled functions.
 
     Args:
@@ -150,7 +150,7 @@ def _of_file(asked: _Asked, base: str, others: bool) -> Loaded:
     return Loaded(asked.name, target, target.tokenizer, dtype, "cpu", str(updates or path))
 
 
-def _by_llamacpp(asked: _Asked, llamacpp: str) -> Loaded:
+def _by_llamacpp(asked: _GgufArguments, llamacpp: str) -> Loaded:
     """A GGUF file by llama.cpp, with the tokenizer and the chat template in it."""
     asked.check(
         [

@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import (
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line
 from outpace.hub import unreachable
-from outpace.loading.placement import Place, Shared, Spread, devices_of, dtype_of
+from outpace.loading.placement import Place, SharedModel, Spread, devices_of, dtype_of
 from outpace.names import ADAPTER, SMOLLM2, is_gguf, shown_name, source_of
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.inputs.unloaded import refuse_unloaded
@@ -56,7 +56,9 @@ def needs_of_name(
         if not is_large(config):
             return None
         own = getattr(config, "dtype", None) or torch.float32
-        divided = isinstance(device, Spread) or (isinstance(device, Shared) and device.parallel == "tensor")
+        divided = isinstance(device, Spread) or (
+            isinstance(device, SharedModel) and device.parallel == "tensor"
+        )
         chosen = dtype_of(dtype, devices_of(device)[0], None if divided else own)
         return needs_of(config, chosen if isinstance(chosen, torch.dtype) else own, trust_remote_code)
     except OutpaceError:

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reaso
 
 
 def updated(base: Any, folder: Path, file: Path, modules: list[str]) -> Any:
-    """Write updates of some modules of a model; returns the model with them, whose own weights are changed."""
+    """Write updates of some modules of a model; returns the model with them, in place."""
     config = peft.LoraConfig(target_modules=modules, r=4, lora_alpha=8)
     made = peft.get_peft_model(base, config)
     generator = torch.Generator().manual_seed(1)
@@ -94,5 +94,5 @@ def test_a_folder_is_loaded_with_its_file(tmp_path: Path) -> None:
     with torch.inference_mode():
         wanted = right(torch.tensor([ids])).logits[0]
     assert (logits(loaded.target, ids) - wanted).abs().max() < 1e-3 * wanted.abs().max()
-    with pytest.raises(OutpaceError, match="is for .gguf files"):
+    with pytest.raises(OutpaceError, match=r"is for \.gguf files"):
         outpace.load(tmp_path / "updates", llamacpp="threads=1")

@@ -7,9 +7,7 @@ A file's blocks are repacked, and no number in them changes: ``QuantPart.unpack`
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
@@ -17,11 +15,12 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from outpace.native import memory
 from outpace.native.forward import MARKED, ProductStruct, QuantPartStruct, QuantsStruct
 from outpace.native.layers import DTYPES, functions
 from outpace.native.pointers import check, pointer, pointer_or_null, struct_pointer
 from outpace.targets.cpu.kernels import multiply
-from outpace.targets.cpu.linear import Rounded, Table
+from outpace.targets.cpu.linear import RoundedLinear, Table
 from outpace.targets.kernel import Kernel
 
 # ggml's names of types -> its numbers, which ``native/quants.h`` has too.
@@ -29,32 +28,11 @@ TYPES: Mapping[str, int] = {
     "f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "q2_k": 10, "q3_k": 11,
     "q4_k": 12, "q5_k": 13, "q6_k": 14, "iq4_nl": 20, "iq4_xs": 23, "bf16": 30, "mxfp4": 39,
 }  # fmt: skip
-_LINE = 64  # bytes of a cache line
 
 
 def compiled() -> Any:
     """The compiled functions, which are the same for any dtype of rows; or why there are none."""
     return functions(torch.float32)
-
-
-class Room:
-    """Memory for the panels of a model, in large pages where the system has them: a step reads all of it.
-
-    Args:
-        size: bytes at most; those that are never written to take no memory.
-    """
-
-    def __init__(self, size: int) -> None:
-        whole = mmap.mmap(-1, size + _LINE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        with suppress(OSError):  # the system may have none
-            whole.madvise(mmap.MADV_HUGEPAGE)
-        self._whole, self._taken = torch.frombuffer(whole, dtype=torch.uint8), 0
-
-    def take(self, panels: int, size: int) -> Tensor:
-        """Zeros, bytes [panels, size of one]."""
-        first = self._taken
-        self._taken += -(-panels * size // _LINE) * _LINE
-        return self._whole[first : first + panels * size].view(panels, size)
 
 
 class QuantPart(NamedTuple):
@@ -71,19 +49,16 @@ class QuantPart(NamedTuple):
     weights: Tensor
 
     @classmethod
-    def pack(
-        cls, type_: int, blocks: Tensor, inputs: int, order: Tensor | None = None, room: Room | None = None
-    ) -> QuantPart:
+    def pack(cls, type_: int, blocks: Tensor, inputs: int, order: Tensor | None = None) -> QuantPart:
         """A matrix from a file.
 
         Args:
             blocks: bytes, [outputs, bytes of a row].
             order: the file's row of each output, int32; None for the file's own order.
-            room: where the panels go; None for memory of their own.
         """
         library, outputs = compiled(), len(blocks)
-        panels, size = -(-outputs // library.rounded_outputs()), library.quant_panel(type_, inputs)
-        weights = torch.zeros(panels, size, dtype=torch.uint8) if room is None else room.take(panels, size)
+        panels = -(-outputs // library.rounded_outputs())
+        weights = memory.zeros(panels, library.quant_panel(type_, inputs), dtype=torch.uint8)
         if order is not None:
             check(0 <= int(order.min()) <= int(order.max()) < outputs, "rows of the matrix")
         library.quant_pack(
@@ -218,7 +193,7 @@ class Quantised(Kernel):
 KERNELS = {number: Quantised(name) for name, number in TYPES.items()}
 
 
-class QuantLinear(Rounded):
+class QuantLinear(RoundedLinear):
     """A linear layer whose weights are those of a GGUF file."""
 
     def __init__(self, linear: nn.Linear, part: QuantPart, dtype: torch.dtype) -> None:
@@ -274,12 +249,3 @@ class QuantEmbedding(Table):
         if self.embed_scale is not None:
             found = found * self.embed_scale
         return found.view(*tokens.shape, size)
-
-
-def panels_bytes(type_: int, shape: Sequence[int]) -> int:
-    """Bytes of a tensor's panels, up to a whole line; 0 for one that is no matrix."""
-    if len(shape) != 2:
-        return 0
-    library, (outputs, inputs) = compiled(), shape
-    size = -(-outputs // library.rounded_outputs()) * library.quant_panel(type_, inputs)
-    return int(-(-size // _LINE) * _LINE)

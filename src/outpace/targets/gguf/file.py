@@ -24,9 +24,7 @@ from outpace.targets.cpu.quants import (
     QuantEmbedding,
     QuantLinear,
     QuantPart,
-    Room,
     compiled,
-    panels_bytes,
     row_bytes,
 )
 from outpace.targets.gguf.settings import settle
@@ -152,7 +150,6 @@ class GgufFile:
         processor = made(config=self.config.to_dict())
         names = get_gguf_hf_weights_map(model, processor, self.architecture)
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-        self._room = Room(sum(panels_bytes(place.type, place.shape) for place in self._places.values()))
         tied = self.config.tie_word_embeddings
         left = [name for name in self._places if name not in names and name != _FREQUENCIES]
         if left:
@@ -188,7 +185,7 @@ class GgufFile:
                 f"{name} is {list(place.shape)}, and its layer {[module.out_features, module.in_features]}"
             )
         # Mapped anew for each: pages that were read are then not resident beside the panels.
-        part = QuantPart.pack(place.type, self._bytes(place), place.shape[1], order, self._room)
+        part = QuantPart.pack(place.type, self._bytes(place), place.shape[1], order)
         return QuantLinear(module, part, dtype)
 
     def _fill(
@@ -222,9 +219,7 @@ class GgufFile:
         return part.view(-1, row_bytes(place.type, place.shape[-1]))
 
 
-def _described(
-    copy: Path, ends: dict[str, int], vocabulary: int
-) -> tuple[Any, str, Mapping[str, _Place]]:
+def _described(copy: Path, ends: dict[str, int], vocabulary: int) -> tuple[Any, str, Mapping[str, _Place]]:
     """Config, architecture and tensors of a file; their places are those in this copy of its header.
 
     Args:

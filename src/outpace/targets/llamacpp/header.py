@@ -66,7 +66,7 @@ def check_header(path: Path) -> None:
 
 
 class Joined(NamedTuple):
-    """The header of a file, or of all parts of a split one, without lists of texts, as those of a vocabulary are.
+    """The header of a file, or of all parts of a split one, without lists of texts, as of a vocabulary.
 
     Attributes:
         head: the header, filled up to where tensors begin.
@@ -100,7 +100,9 @@ def joined(paths: Sequence[Path]) -> Joined:
         places.append((end, own.begin))
         end += -(-(path.stat().st_size - own.begin) // alignment) * alignment
     if len(paths) > 1 and tensors != wanted:
-        raise OutpaceError(f"the parts of {paths[0]} have {tensors} tensors, and it has {wanted}; fetch them again")
+        raise OutpaceError(
+            f"the parts of {paths[0]} have {tensors} tensors, and it has {wanted}; fetch them again"
+        )
     head = struct.pack("<4sIQQ", b"GGUF", version, tensors, count) + values + b"".join(infos)
     head += bytes(-len(head) % alignment)
     return Joined(head, len(head) + end, [(len(head) + start, begin) for start, begin in places], vocabulary)
