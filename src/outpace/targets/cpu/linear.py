@@ -81,6 +81,10 @@ class Linear(nn.Module):
         return f"{self.in_features}, {self.out_features}, kernel={self.kernel.name}"
 
 
+class Table(nn.Module):
+    """Embeddings that are no weights in floats; it looks up, as torch's do."""
+
+
 class RoundedLinear(Linear):
     """A linear layer of a model whose weights are rounded already, as in its checkpoint.
 
@@ -326,7 +330,7 @@ def why_unproven(step: nn.Module) -> str | None:
     """
     known = {*linears_of(step), *convolutions_of(step)}
     for name, module in _stepped(step):
-        if not isinstance(module, Linear | nn.Embedding) and module not in known:
+        if not isinstance(module, Linear | nn.Embedding | Table) and module not in known:
             # What a recurrent layer has as a buffer are factors of single numbers (Falcon-H1).
             buffers = () if is_adapted(module) else module.buffers(recurse=False)
             weights = [*module.parameters(recurse=False), *buffers]
