@@ -48,9 +48,9 @@ class TargetOptions:
             ``bit_exact``. On a CPU all linear layers then use compiled products, unless ``pack`` is False.
             On a GPU linear layers, norms and attention then run on Triton kernels (``gpu/invariant.py``).
         pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
-            model or a machine that does not support it; "auto" packs if it is faster, or makes the target
-            bit-exact, and memory allows. A kernel's name ("compiled", "oneDNN", "FBGEMM float16") takes that
-            one instead of the fastest, so that all processes have the same bits.
+            model or a machine that does not support it; "auto" packs where layers gain from it, or where
+            it makes the target bit-exact, and memory allows. A kernel's name ("compiled", "FBGEMM float16")
+            takes that one.
         fuse: compute forwards by one function in C (``native/forward.h``), for the families with a recipe
             (``targets/native/recipe.py``), in float32 or bfloat16 on a CPU. True refuses a model or a machine
             that does not support it; "auto" does it where it is supported, unless ``pack`` is False.

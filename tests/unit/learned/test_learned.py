@@ -21,7 +21,6 @@ from outpace.targets import Target
 from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import Compiled
 from outpace.targets.cpu.linear import Linear
-from outpace.targets.cpu.trials import Trial
 from outpace.targets.kernel import StockKernel
 from outpace.testing import ToyTarget
 
@@ -184,9 +183,9 @@ class Copying(StockKernel):
 
 @pytest.fixture
 def copying(monkeypatch: pytest.MonkeyPatch) -> Copying:
-    """The kernel that is the fastest here."""
+    """The kernel of packed weights here."""
     kernel = Copying()
-    monkeypatch.setattr("outpace.targets.cpu.linear.best_kernel", lambda *_: Trial(kernel, False, 1, {}))
+    monkeypatch.setattr("outpace.targets.cpu.linear.chosen_kernel", lambda _: kernel)
     return kernel
 
 
@@ -208,8 +207,7 @@ def test_compiled_weights_are_rounded_for_drafting_in_bfloat16(
 ) -> None:
     if isinstance(why := functions(dtype), str):
         pytest.skip(why)
-    trial = Trial(Compiled(), False, 1, {})
-    monkeypatch.setattr("outpace.targets.cpu.linear.best_kernel", lambda *_: trial)
+    monkeypatch.setattr("outpace.targets.cpu.linear.chosen_kernel", lambda _: Compiled())
     monkeypatch.setattr(Compiled, "least", {})
     target = Target(tiny_llama().to(dtype))
     Heads.new(Options(), target).save(tmp_path)

@@ -177,8 +177,8 @@ def test_a_row_that_is_not_finite_spoils_no_other(kernel: Compiled, dtype: torch
 
 def test_without_compiled_functions_it_is_not_available(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
-    found = trials.best_kernel.__wrapped__(torch.float32, 1).outcomes
-    assert found["compiled"] == "not available here: there is no C compiler"
+    assert trials.why_unavailable(Compiled(), torch.float32) == "there is no C compiler"
+    assert isinstance(trials.chosen_kernel.__wrapped__(torch.float32), StockKernel)
 
 
 @pytest.mark.parametrize("rounds", [True, False])
@@ -186,8 +186,7 @@ def test_without_compiled_functions_it_is_not_available(monkeypatch: pytest.Monk
 def test_a_packed_drafter_is_nearly_the_drafter(
     size: int, rounds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = trials.Trial(Compiled() if rounds else StockKernel(), single=False, rows=1, outcomes={})
-    monkeypatch.setattr(linear, "best_kernel", lambda dtype, threads: trial)
+    monkeypatch.setattr(linear, "chosen_kernel", lambda _: Compiled() if rounds else StockKernel())
     torch.manual_seed(0)
     drafter = nn.ModuleDict(
         {

@@ -26,9 +26,9 @@ from outpace.targets.batch import Batch
 from outpace.targets.cpu import exact_attention as attention
 from outpace.targets.cpu import kernels, trials
 from outpace.targets.cpu.exact_attention import exact_attention
-from outpace.targets.cpu.kernels import KERNELS, QUANTISED, HalfFBGEMM
+from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, HalfFBGEMM
 from outpace.targets.cpu.linear import Linear, Packer, piecewise
-from outpace.targets.cpu.trials import Trial, best_kernel, row_step, using_threads, why_unavailable
+from outpace.targets.cpu.trials import chosen_kernel, row_step, using_threads, why_unavailable
 from outpace.targets.kernel import StockKernel
 from parts import first
 from paths import random_tree
@@ -230,7 +230,7 @@ def test_a_single_row_goes_to_the_stock_layer_where_that_is_faster(
     exact: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Not in a bit-exact target, whose rows have one kernel's bits."""
-    monkeypatch.setattr("outpace.targets.cpu.linear.best_kernel", lambda *_: Trial(Doubled(), True, 1, {}))
+    monkeypatch.setattr("outpace.targets.cpu.linear.chosen_kernel", lambda _: Doubled())
     monkeypatch.setattr("outpace.targets.cpu.linear.COMPILED", Doubled())
     model = nn.Sequential(nn.Linear(32, 32)).requires_grad_(False)
     packed = Packer(model, pack=True, exact=exact)(model[0])
@@ -275,7 +275,7 @@ def test_a_kernel_whose_rows_see_each_other_is_found_out() -> None:
 
 
 def test_a_single_row_whose_sum_is_split_is_found_out_in_a_half_dtype() -> None:
-    """Rounding hides the order of most sums: oneDNN splits those of a single row with many inputs."""
+    """Rounding hides the order of most sums: libraries split those of a single row with many inputs."""
 
     class Split(Exactly):
         def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
@@ -314,11 +314,9 @@ def test_outputs_beyond_whole_tiles_are_tried() -> None:
 
 
 def test_without_compiled_products_a_kernel_that_is_exact_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whichever is the fastest."""
     model = nn.Sequential(nn.Linear(96, 40)).to(torch.bfloat16).requires_grad_(False)
     leaky, exactly = Leaky(), Exactly()
     monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
-    monkeypatch.setattr("outpace.targets.cpu.linear.best_kernel", lambda *_: Trial(leaky, False, 1, {}))
     monkeypatch.setattr("outpace.targets.cpu.linear.KERNELS", (exactly,))
     packed = Packer(model, pack=True, exact=True)(model[0])
     assert isinstance(packed, Linear) and packed.kernel is exactly
@@ -327,17 +325,21 @@ def test_without_compiled_products_a_kernel_that_is_exact_is_taken(monkeypatch: 
         Packer(model, pack=True, exact=True)(model[0])
 
 
-def test_of_two_kernels_that_are_about_as_fast_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock, first, second = three = StockKernel(), Exactly(), Exactly()
-    seconds = dict(zip(three, (1.0, 0.6, 0.5), strict=True))
-    monkeypatch.setattr(trials, "KERNELS", three)
-    monkeypatch.setattr(trials, "_race", lambda calls, _: {one: [seconds[one]] * 3 for one in calls})
-    trial = best_kernel.__wrapped__  # not what was found before
-    assert trial(torch.bfloat16, 1).kernel is first
-    seconds[second] = 0.3
-    assert trial(torch.bfloat16, 1).kernel is second
-    seconds[first] = seconds[second] = 0.95
-    assert trial(torch.bfloat16, 1).kernel is stock
+@pytest.mark.parametrize("compiled", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_the_compiled_kernel_comes_before_others(
+    dtype: torch.dtype, compiled: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = COMPILED in available(dtype)
+    if not compiled:
+        monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
+    taken = chosen_kernel.__wrapped__(dtype)
+    if compiled and known:
+        assert taken is COMPILED
+    elif dtype != torch.float32 and half_is_here():
+        assert isinstance(taken, HalfFBGEMM)
+    else:
+        assert taken is STOCK
 
 
 @pytest.mark.skipif(not half_is_here(), reason="this processor has no FBGEMM")

@@ -271,22 +271,6 @@ class Compiled(Kernel):
         return product
 
 
-class OneDNN(Kernel):
-    """oneDNN's layout for a few rows. In bfloat16 for processors with instructions for it."""
-
-    name = "oneDNN"
-    dtypes = frozenset((torch.float32, torch.bfloat16))
-    # A call costs about 20 us more than the stock layer's in float32, and as much in bfloat16.
-    least: ClassVar = {torch.float32: 1 << 17, torch.bfloat16: 1 << 14}
-
-    def pack(self, weight: Tensor) -> Any:
-        return torch.ops.mkldnn._reorder_linear_weight.default(weight, 8)
-
-    def multiply(self, rows: Tensor, packed: Any, bias: Tensor | None) -> Tensor:
-        product: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, packed, bias, "none", [], "")
-        return product
-
-
 class HalfFBGEMM(Kernel):
     """FBGEMM's float16 weights with rows in float32: exact products, and half the bytes of float32.
 
@@ -411,5 +395,5 @@ class Int4(Rounded):
 
 
 STOCK, COMPILED = StockKernel(), Compiled()
-KERNELS: tuple[Kernel, ...] = (STOCK, COMPILED, OneDNN(), HalfFBGEMM())
+KERNELS: tuple[Kernel, ...] = (STOCK, COMPILED, HalfFBGEMM())
 QUANTISED: dict[str, Rounded] = {kernel.name: kernel for kernel in (Int8(), Int4())}

@@ -28,7 +28,7 @@ from outpace.native.forward import NORMS, NormStruct
 from outpace.native.layers import LANES, byref, functions
 from outpace.native.pointers import check, pointer
 from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Compiled
-from outpace.targets.cpu.trials import UNAVAILABLE, best_kernel, row_step
+from outpace.targets.cpu.trials import UNAVAILABLE, chosen_kernel, row_step
 from outpace.targets.inputs.config import is_multimodal
 from outpace.targets.inputs.states import convolutions_of, is_adapted, reads_step_weight
 from outpace.targets.kernel import Kernel
@@ -160,7 +160,7 @@ class Packer:
     """Replacement of a model's linear layers by packed ones.
 
     Args:
-        pack: pack weights if this is faster on this machine, or needed for ``exact``.
+        pack: pack weights of layers that gain from it, or where ``exact`` needs it.
         exact: give a row the same bits among any rows and with any number of threads, in layers that are not
             packed too.
         quantise: round the weights of all layers; to int8 those of the head, and of shapes that int4 does not
@@ -238,9 +238,10 @@ class Packer:
         if self._exact:
             return self._exactly(weight)
         if self._pack:
-            best = best_kernel(weight.dtype, torch.get_num_threads())
-            if best.kernel.takes(weight) and (packed := best.kernel.pack(weight)) is not None:
-                return best.kernel, packed, best.single, 1
+            kernel = chosen_kernel(weight.dtype)
+            if kernel.takes(weight) and (packed := kernel.pack(weight)) is not None:
+                # MKL reads the weights of a single row in float32 faster.
+                return kernel, packed, weight.dtype == torch.float32, 1
         return STOCK, weight, False, 1
 
     def _step(self, kernel: Kernel, weight: Tensor) -> int:
@@ -255,8 +256,7 @@ class Packer:
         """
         kernels: dict[Kernel, None] = {STOCK: None}
         if self._pack:
-            best = best_kernel(weight.dtype, torch.get_num_threads())
-            kernels = dict.fromkeys([COMPILED, best.kernel, *reversed(KERNELS)])
+            kernels = dict.fromkeys([COMPILED, *reversed(KERNELS)])
         refused = []
         for kernel in kernels:
             if weight.dtype not in kernel.dtypes:
@@ -274,13 +274,13 @@ class Packer:
 
 
 def pack_drafter(module: nn.Module) -> None:
-    """Replace the linear layers of a frozen drafter on a CPU by packed ones where these are faster.
+    """Replace the linear layers of a frozen drafter on a CPU by packed ones.
 
-    Where the compiled kernel is the fastest for bfloat16, weights in bfloat16 are rounded to int8: reading
+    Where there are compiled products in bfloat16, weights in bfloat16 are rounded to int8: reading
     them is most of a drafter's time, and the target verifies its drafts. Its norms are then compiled too.
     """
     half = {layer.weight.dtype for layer in linears_of(module)} == {torch.bfloat16}
-    rounds = half and isinstance(best_kernel(torch.bfloat16, torch.get_num_threads()).kernel, Compiled)
+    rounds = half and isinstance(chosen_kernel(torch.bfloat16), Compiled)
     packer = Packer(module, pack=True, exact=False, kernel=QUANTISED["int8"] if rounds else None)
     for parent in list(module.modules()):
         for name, child in parent.named_children():

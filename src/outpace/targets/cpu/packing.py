@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.cpu.kernels import KERNELS, QUANTISED
 from outpace.targets.cpu.linear import has_hooks, linears_of
-from outpace.targets.cpu.trials import best_kernel, why_unavailable
+from outpace.targets.cpu.trials import chosen_kernel, why_unavailable
 from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.config import family, is_multimodal
 from outpace.targets.inputs.refusals import why_untouchable
@@ -113,10 +113,8 @@ def _why_none_packed(model: Any, exact: bool) -> str | None:
     if exact:
         return None
     largest = max((layer.weight for layer in layers), key=Tensor.numel)
-    dtype = largest.dtype
-    if not any(kernel.takes(largest) for kernel in KERNELS if kernel.copies and dtype in kernel.dtypes):
-        return "its layers are too small to gain from it"
-    trial = best_kernel(dtype, torch.get_num_threads())
-    if trial.kernel.takes(largest) and trial.kernel.copies:
-        return None
-    return "; ".join(f"{name}: {what}" for name, what in trial.outcomes.items())
+    kernel, dtype = chosen_kernel(largest.dtype), largest.dtype
+    if kernel.copies:
+        return None if kernel.takes(largest) else "its layers are too small to gain from it"
+    others = [one for one in KERNELS if one.copies and dtype in one.dtypes]
+    return "; ".join(f"{one.name} is not available here: {why_unavailable(one, dtype)}" for one in others)

@@ -16,7 +16,7 @@ from outpace.core import UnsupportedModel, first_line
 from outpace.native.layers import SHARE, functions
 from outpace.native.pool import Pool, follow_torch, pool
 from outpace.native.processors import Threads, usual_threads
-from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, Blocks, Compiled, Rounded
+from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Blocks, Compiled, Rounded
 from outpace.targets.kernel import Kernel
 
 # Outputs of the layers that rows are tried on: of kernels that sum all outputs alike, and of the others.
@@ -28,13 +28,8 @@ K = TypeVar("K")
 _CPU = torch.device("cpu")
 _TRIED = (2048, 1024)  # outputs and inputs of the layers of a trial: larger than a processor's nearest cache
 _LAYERS = 4
-_ROWS = (1, 4, 8)
 _ROUNDS = 5
 _LOSES = 1.2  # a number of threads is not taken if it needs this share of the time that fewer need
-_WINS = 0.9  # a kernel is chosen if it needs at most this share of the stock layer's time
-# The same against an earlier one of KERNELS: the choice between two similarly fast ones must not depend on
-# chance, since their bits differ.
-_WINS_CLEARLY = 0.7
 
 
 def row_step(
@@ -184,48 +179,15 @@ def _cancelling(inputs: int, outputs: int, share: int = 1) -> tuple[Tensor, Tens
     )
 
 
-class Trial(NamedTuple):
-    """The fastest kernel for a dtype on this machine.
+@cache
+def chosen_kernel(dtype: torch.dtype) -> Kernel:
+    """The kernel of packed weights in a dtype that this machine has, the compiled one before others.
 
-    Attributes:
-        kernel: the fastest one by the total time of forwards of few rows.
-        single: the stock layer is faster than it for a single row.
-        rows: 4 if it is faster for 4 rows than for one, otherwise 1.
-        outcomes: kernel's name -> its time relative to the stock layer's, or why it is not available.
+    The stock layer's, without packing, where there is none. Nothing is timed, so a model has the same bits in
+    every process: wherever both ran, the compiled products took less time (docs/measurements/steps.md).
     """
-
-    kernel: Kernel
-    single: bool
-    rows: int
-    outcomes: dict[str, str]
-
-
-@lru_cache(maxsize=8)
-def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
-    """Find the fastest kernel for a dtype on this machine by a short trial, whose result is cached.
-
-    Args:
-        threads: torch's number of threads, part of the cache's key.
-    """
-    generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(*_TRIED, generator=generator).to(dtype) for _ in range(_LAYERS)]
-    inputs = [torch.randn(rows, _TRIED[1], generator=generator).to(dtype) for rows in _ROWS]
-    outcomes: dict[str, str] = {}
-    calls: dict[Kernel, Callable[[Tensor], Any]] = {}
-    for kernel in KERNELS:
-        if why := why_unavailable(kernel, dtype):
-            outcomes[kernel.name] = f"not available here: {why}"
-        elif dtype in kernel.dtypes:
-            calls[kernel] = _call(kernel, weights)
-    seconds = _race(calls, inputs)
-    total = {kernel: sum(each) for kernel, each in seconds.items()}
-    stock = best = KERNELS[0]
-    for kernel, time_taken in total.items():
-        if time_taken <= total[best] * (_WINS if best is stock else _WINS_CLEARLY):
-            best = kernel
-        outcomes[kernel.name] = f"{time_taken / total[stock]:.2f} of the stock layer's time"
-    single, four, _ = seconds[best]
-    return Trial(best, seconds[stock][0] < single, 4 if four <= single * _WINS else 1, outcomes)
+    packing = (one for one in KERNELS if one.copies and dtype in one.dtypes)
+    return next((one for one in packing if why_unavailable(one, dtype) is None), STOCK)
 
 
 class Products(NamedTuple):
@@ -245,7 +207,7 @@ def products_of_a_row(dtype: torch.dtype, threads: int) -> Products:
     """Measure compiled products of a row in a dtype that has them; the result is cached.
 
     Args:
-        threads: as for ``best_kernel``.
+        threads: torch's number of threads, part of the cache's key.
     """
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(*_TRIED, generator=generator).to(dtype) for _ in range(_LAYERS)]

@@ -65,7 +65,7 @@ def check_header(path: Path) -> None:
         raise OutpaceError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-class Joined(NamedTuple):
+class JoinedHeader(NamedTuple):
     """The header of a file, or of all parts of a split one, without lists of texts, as of a vocabulary.
 
     Attributes:
@@ -81,7 +81,7 @@ class Joined(NamedTuple):
     vocabulary: int
 
 
-def joined(paths: Sequence[Path]) -> Joined:
+def joined(paths: Sequence[Path]) -> JoinedHeader:
     """The header of a checked file, or of the parts of a split one, of which the first has the values.
 
     Raises:
@@ -105,7 +105,9 @@ def joined(paths: Sequence[Path]) -> Joined:
         )
     head = struct.pack("<4sIQQ", b"GGUF", version, tensors, count) + values + b"".join(infos)
     head += bytes(-len(head) % alignment)
-    return Joined(head, len(head) + end, [(len(head) + start, begin) for start, begin in places], vocabulary)
+    return JoinedHeader(
+        head, len(head) + end, [(len(head) + start, begin) for start, begin in places], vocabulary
+    )
 
 
 class _Value(NamedTuple):
