@@ -265,7 +265,8 @@ def _described(copy: Path, ends: dict[str, int], vocabulary: int) -> tuple[Any, 
 def _config(copy: Path, architecture: str, vocabulary: int) -> Any:
     """transformers' config. It has two ways to read one, and the newer one counts the texts."""
     from transformers import AutoConfig
-    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, get_gguf_config, read_gguf_metadata
+    from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS, get_gguf_config
+    from transformers.integrations.gguf.reader import read_gguf_metadata
 
     if architecture not in GGUF_CONFIG_ARCHS:
         return AutoConfig.from_pretrained(str(copy.parent), gguf_file=copy.name)

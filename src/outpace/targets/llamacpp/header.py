@@ -65,7 +65,7 @@ def check_header(path: Path) -> None:
         raise OutpaceError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-class Joined(NamedTuple):
+class JoinedHeader(NamedTuple):
     """The header of a file, or of all parts of a split one, without lists of texts, as of a vocabulary.
 
     Attributes:
@@ -81,7 +81,7 @@ class Joined(NamedTuple):
     vocabulary: int
 
 
-def joined(paths: Sequence[Path]) -> Joined:
+def joined(paths: Sequence[Path]) -> JoinedHeader:
     """The header of a checked file, or of the parts of a split one, of which the first has the values.
 
     Raises:
@@ -93,7 +93,7 @@ def joined(paths: Sequence[Path]) -> Joined:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             own = _Header(data).parts(end)
         if not places:
-            version, count, values, vocabulary = own.version, own.count, own.values, own.vocabulary
+            version, count, values, vocabulary = own.version, own.kept, own.values, own.vocabulary
             alignment, wanted = own.alignment, own.wanted
         infos.append(own.infos)
         tensors += own.tensors
@@ -105,7 +105,9 @@ def joined(paths: Sequence[Path]) -> Joined:
         )
     head = struct.pack("<4sIQQ", b"GGUF", version, tensors, count) + values + b"".join(infos)
     head += bytes(-len(head) % alignment)
-    return Joined(head, len(head) + end, [(len(head) + start, begin) for start, begin in places], vocabulary)
+    return JoinedHeader(
+        head, len(head) + end, [(len(head) + start, begin) for start, begin in places], vocabulary
+    )
 
 
 class _Value(NamedTuple):
@@ -127,7 +129,7 @@ class _Parts(NamedTuple):
     """Pieces of a header, as ``joined`` puts them together.
 
     Attributes:
-        count: of the values.
+        kept: number of the values.
         tensors: their number, in this file.
         infos: what is said of tensors.
         begin: where tensors begin.
@@ -136,7 +138,7 @@ class _Parts(NamedTuple):
     """
 
     version: int
-    count: int
+    kept: int
     tensors: int
     values: bytes
     infos: bytes
