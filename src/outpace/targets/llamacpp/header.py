@@ -66,13 +66,13 @@ def check_header(path: Path) -> None:
 
 
 class JoinedHeader(NamedTuple):
-    """The header of a file, or of all parts of a split one, without lists of texts, as of a vocabulary.
+    """The header of a file, or of all parts of a split one, without the lists of its vocabulary.
 
     Attributes:
         head: the header, filled up to where tensors begin.
         size: of a file with it and the tensors of all parts, one part after the other.
         places: of each part, where its tensors begin in that file, and in its own.
-        vocabulary: tokens, whose texts are left out.
+        vocabulary: its tokens.
     """
 
     head: bytes
@@ -134,7 +134,7 @@ class _Parts(NamedTuple):
         infos: what is said of tensors.
         begin: where tensors begin.
         wanted: number of the tensors of all parts of a split file, if it says one.
-        vocabulary: tokens, whose texts are left out.
+        vocabulary: tokens of the lists that are left out.
     """
 
     version: int
@@ -181,7 +181,7 @@ class _Header:
         self._check_places([self._tensor(alignment) for _ in range(tensors)], alignment)
 
     def parts(self, moved: int) -> _Parts:
-        """The header in pieces, without texts; tensors are moved by some bytes."""
+        """The header in pieces, without the vocabulary; tensors are moved by some bytes."""
         version = self._number("<I")
         tensors, values = self._number("<Q"), self._number("<Q")
         kept, found, wanted = list[bytes](), dict[bytes, _Value](), 0
@@ -189,7 +189,7 @@ class _Header:
             begin = self._at
             key, value = self._value()
             found[key] = value
-            if value.inner != _STRING:
+            if value.inner is None or not key.startswith(_VOCABULARY):
                 kept.append(bytes(self._data[begin : self._at]))
             if key == _SPLIT_TENSORS and _SIZES.get(value.kind) == 4:
                 wanted = int.from_bytes(self._data[self._at - 4 : self._at], "little")
