@@ -49,6 +49,10 @@ TOOL: Fragment = {"type": "function", "name": "weather", "parameters": PERSON}
 CALLED: Fragment = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a": 1}'}
 USER: Fragment = {"role": "user", "content": "a"}
 LAST: Fragment = {"type": "message", **USER}
+BOTH: list[Fragment] = [
+    {"type": "function", "function": {**FUNCTION, "name": name}} for name in ("weather", "other")
+]
+FIRST, SECOND = ({"type": "function", "function": {"name": name}} for name in ("weather", "other"))
 TOKENS: Fragment = {"max_tokens": 2, "temperature": 0, "return_token_ids": True}
 SHORT: Fragment = {"max_tokens": 2, "temperature": 0}
 OUT: Fragment = {"max_output_tokens": 2, "temperature": 0}
@@ -106,6 +110,16 @@ PLACES: dict[str, tuple[str, Callable[[Fragment], Fragment], Fragment]] = {
             tool_choice={"type": "function", "function": one},
         ),
         {"name": "weather"},
+    ),
+    "Allowed": (
+        CHAT,
+        lambda one: chat(tools=BOTH, tool_choice=one),
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [FIRST]}},
+    ),
+    "AllowedTools": (
+        CHAT,
+        lambda one: chat(tools=BOTH, tool_choice={"type": "allowed_tools", "allowed_tools": one}),
+        {"mode": "auto", "tools": [FIRST]},
     ),
     "Format": (CHAT, lambda one: chat(response_format=one), {"type": "json_object"}),
     "JsonSchema": (
@@ -213,6 +227,11 @@ PLACES: dict[str, tuple[str, Callable[[Fragment], Fragment], Fragment]] = {
         RESPONSES,
         lambda one: responses(tools=[TOOL, {**TOOL, "name": "other"}], tool_choice=one),
         {"type": "function", "name": "weather"},
+    ),
+    "AllowedChoice": (
+        RESPONSES,
+        lambda one: responses(tools=[TOOL, {**TOOL, "name": "other"}], tool_choice=one),
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
     ),
     "ResponseText": (RESPONSES, lambda one: responses(text=one), {}),
     "ResponseFormat": (
@@ -324,6 +343,8 @@ VALUES: dict[str, Any] = {
     "ImagePart.image_url": {"url": url_of(picture(1))}, "ImageUrl.url": url_of(picture(1)),
     "InputImage.image_url": url_of(picture(1)), "file_id": "a", "source": OTHER, "data": OTHER["data"],
     "ImageSource.type": "url", "ImageSource.url": "http://localhost/a.png",
+    "Allowed.allowed_tools": {"mode": "required", "tools": [FIRST]}, "mode": "required",
+    "AllowedTools.tools": [SECOND], "AllowedChoice.tools": [{"type": "function", "name": "other"}],
     "FunctionChoice.name": "other", "FunctionChoice.type": "custom",
     "OutputItem.type": "custom_tool_call_output", "ReasoningText.type": "text", "TextPart.type": "input_text",
 }  # fmt: skip

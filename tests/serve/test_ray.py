@@ -210,6 +210,9 @@ def test_several_models(module: Any) -> None:
             found = ask(app, (BODY | {"model": model}) if path == "/v1/completions" else None, path)
             assert "error" not in await found.json() and found.status == 200
         assert [call[1] for call in handle.calls] == ["b", "a", "b"] and handle.multiplexed == "b"
+        (turns,) = {one.service.texts.pool._turns for one in replica.kept.values()}
+        assert turns.total.most == 1  # jobs at once, of all models: a replica's own cores may be fewer
+
         missing = ask(app, BODY | {"model": "c"})
         assert "there is 'a', 'b'" in await missing.text() and missing.status == 404
 

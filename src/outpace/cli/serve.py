@@ -25,6 +25,7 @@ from outpace.cli.place import place_of
 from outpace.cli.several import MOST, Several, chosen
 from outpace.core import OutpaceError, need
 from outpace.names import read_device_map
+from outpace.serve.listening import listen
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -232,14 +233,14 @@ def serve(
     single |= {"--observer": observer, "--served-model-name": served_model_name}
     keys = _checked(source, several, single, [drafter, *others.values()], otlp_endpoint, api_keys)
     watching = observer_of(observer, parallel)
-    from outpace.serve.server import Server, listen
-
     place = place_of(device, device_map, parallel, parallel_timeout, source.model, dtype, trust_remote_code)
-    limits = _bounds(max_running, max_waiting, max_wait, max_body, not refuse_long_answers, lenient)
-    named = served_model_name, drain, cors_origin
-    options, listener = _options(named, otlp_endpoint, keys, limits, prefix_store), listen(host, port)
-    ready = partial(_banner, host=host, listener=listener, keys=len(options.keys), began=began)
-    with ExitStack() as learners:
+    with listen(host, port) as listener, ExitStack() as learners:  # before torch is imported
+        from outpace.serve.server import Server
+
+        limits = _bounds(max_running, max_waiting, max_wait, max_body, not refuse_long_answers, lenient)
+        named = served_model_name, drain, cors_origin
+        options = _options(named, otlp_endpoint, keys, limits, prefix_store)
+        ready = partial(_banner, host=host, listener=listener, keys=len(options.keys), began=began)
         more = source, place, drafter, profile, watching, learners, limits, others, adaptive
         load: Callable[[], Any] = partial(_one, *more, memory, prefix_cache)
         if several is not None:
