@@ -171,7 +171,7 @@ def _kind(value: Any) -> str:
         return "null" if value is None else "boolean"
     if isinstance(value, int | float):
         return "number"
-    return {str: "string", list: "array"}.get(type(value), "object")
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
 
 
 def _equal(one: Any, other: Any) -> bool:
