@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -17,7 +18,7 @@ from outpace._version import __version__
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded, show
-from outpace.cli.parts import Source
+from outpace.cli.given import LoadingOptions, ModelOptions, StepOptions, taking
 from outpace.core import EXTRAS, OutpaceError, install, missing
 from outpace.embedded import NoHome, cache_path
 
@@ -29,35 +30,31 @@ _Table = Callable[[dict[str, Any]], RenderableType]
 _PACKAGES = ("torch", "transformers", "huggingface-hub", "numpy", "outpace-lab")
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnvOptions(ModelOptions, LoadingOptions, StepOptions):
+    """The options of ``outpace env``."""
+
+    as_json: o.AsJson = False
+
+
 @app.command(epilog="Example: outpace env --model smollm2")
 @guarded
-def env(
-    model: o.ModelName = None,
-    device: o.Device = None,
-    dtype: o.Dtype = "auto",
-    trust_remote_code: o.Trust = False,
-    llamacpp: o.LlamaCpp = "",
-    backend: o.Backend = "auto",
-    quantise: o.Quantise = None,
-    stock: o.Stock = False,
-    threads: o.Threads = None,
-    as_json: o.AsJson = False,
-) -> None:
+@taking(EnvOptions)
+def env(given: EnvOptions) -> None:
     """Print versions, device, instruction sets, compiler, caches and extras.
 
     With --model also how that model would run here: which steps, in which dtype, and why not others.
     """
     looks: list[tuple[_Look, _Table]] = [(_installed, _of_installed), (_machine, _of_machine)]
-    if model is not None:
-        source = Source(model, device, dtype, trust_remote_code, llamacpp, backend=backend)
-        looks.append((partial(_served, source, quantise, stock), _of_model))
+    if given.model is not None:
+        looks.append((partial(_served, given), _of_model))
     found: dict[str, Any] = {}
     for look, table in looks:
         seen = look()
-        if not as_json:  # the next look takes seconds
+        if not given.as_json:  # the next takes seconds
             show(seen, False, table)
         found |= seen
-    if as_json:
+    if given.as_json:
         show(found, True, _of_installed)
 
 
@@ -95,20 +92,16 @@ def _machine() -> dict[str, Any]:
             "threads": threads.number,
             "threads_because": threads.because,
             "gpus": [torch.cuda.get_device_name(place) for place in gpus],
-            "compiled": _compiled(),
+            "compiled": _why_not_compiled() or "",
         }
 
 
-def _served(source: Source, quantise: str | None, stock: bool) -> dict[str, Any]:
+def _served(given: EnvOptions) -> dict[str, Any]:
     """How a model would run: whether it is served, and by which steps."""
-    from dataclasses import replace
-
-    from outpace.cli.parts import steps
-
     try:
-        loaded = replace(source, options=steps(quantise, stock, False)).load()
+        loaded = given.source(given.model, options=given.steps()).load()
     except OutpaceError as error:
-        return {"model": {"name": source.model, "served": False, "reason": str(error)}}
+        return {"model": {"name": given.model, "served": False, "reason": str(error)}}
     return {"model": served(loaded)}
 
 
@@ -148,15 +141,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _compiled() -> str:
-    """Why functions in C are not used, or are compiled in each process; empty if they are there."""
+def _why_not_compiled() -> str | None:
+    """Why functions in C are not used, or are compiled in each process; None if they are there."""
     import torch
 
-    from outpace.native.build import compiled_anew
+    from outpace.native.build import why_compiled_anew
     from outpace.native.layers import functions
 
     found = functions(torch.bfloat16)
-    return found if isinstance(found, str) else compiled_anew()
+    return found if isinstance(found, str) else why_compiled_anew()
 
 
 def _cache() -> str | None:

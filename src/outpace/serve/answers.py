@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from outpace.core import StreamedToken
 from outpace.serve.calls import THOUGHT, CallFormat
-from outpace.serve.json_calls import Call, Signature, may_be_unmarked, unmarked
+from outpace.serve.json_calls import Signature, WrittenCall, may_be_unmarked, unmarked
 
 Kind = Literal["text", "reasoning", "call"]
 _NO_CALL = ValueError, KeyError, TypeError, RecursionError  # of text that only begins like a call
@@ -250,12 +250,12 @@ class Answer:
         self._state = "after"
         yield from self._called(found)
 
-    def _called(self, calls: Seq[Call]) -> Iterator[Said]:
+    def _called(self, calls: Seq[WrittenCall]) -> Iterator[Said]:
         for call in calls:
             if self._manner.parallel or not self.calls:
                 yield self._whole(call)
 
-    def _whole(self, call: Call) -> Said:
+    def _whole(self, call: WrittenCall) -> Said:
         self.calls += 1
         return Said("call", call.arguments, self.calls - 1, call.name)
 
@@ -335,7 +335,7 @@ class Answer:
             with suppress(*_NO_CALL):
                 whole = calls.read(text[len(calls.begin) :], functions)[0].arguments
                 arguments = "" if whole == "{}" else whole.removesuffix("}").removesuffix('"')
-        yield self._whole(Call(names[0], arguments))
+        yield self._whole(WrittenCall(names[0], arguments))
 
     def _forced_end(self, left: str, complete: bool) -> Iterator[Said]:
         calls = self._manner.calls

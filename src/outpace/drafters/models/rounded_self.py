@@ -23,9 +23,9 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws
 from outpace.drafters.support.growth import grow
-from outpace.drafters.support.shapes import Growing, Shape
+from outpace.drafters.support.shapes import Growing, TreeShape
 from outpace.drafters.support.within import PartShared, Within, feed, layers_of, place_of
-from outpace.drafters.support.worth import Lately, Rates, Speed
+from outpace.drafters.support.worth import DraftSpeed, Lately, Rates
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import select, worthwhile
@@ -74,7 +74,7 @@ class Weighed(Growing):
                     depth[node] = place + 1
 
 
-class Leading(Shape):
+class Leading(TreeShape):
     """A chain of the likeliest tokens with second choices, which ends where a row is worth more than it.
 
     Args:
@@ -121,7 +121,7 @@ class SelfShared(PartShared):
     """
 
     rates: dict[bool, Rates] = field(default_factory=lambda: {True: Rates(), False: Rates()})
-    speed: Speed = field(default_factory=Speed)
+    speed: DraftSpeed = field(default_factory=DraftSpeed)
     forwards: dict[int, Lately] = field(default_factory=dict)
 
     def row_seconds(self, count: int) -> float | None:

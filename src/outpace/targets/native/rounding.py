@@ -34,7 +34,7 @@ class NativeRounding:
         for product in self.layers:
             self.numbers[self._bits_of(product)] += product.packed.inputs * product.packed.outputs
         self.bytes = int(sum(BYTES[each] * count for each, count in self.numbers.items()))
-        self.refused = next(self._refused(), "")
+        self.refused = next(self._refused(), None)
 
     def _refused(self) -> Iterator[str]:
         for product in self.layers:
