@@ -127,7 +127,7 @@ async def replica_of(module: Any, **options: Any) -> tuple[Any, Any, list[str]]:
 
 
 def entry(module: Any, config: Any, handle: Handle, names: list[str]) -> Any:
-    return module.Entry(config, handle, names)
+    return module.Ingress(config, handle, names)
 
 
 def ask(app: Any, body: Any = None, path: str = "/v1/completions", **headers: str) -> Exchange:
