@@ -981,6 +981,41 @@ SERVE = [
         "        return scores.masked_fill(~upload(allowed, scores.device), -1.0)\n",
         ("tests/serve/test_adapters.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
     ),
+    Mutant(
+        "a reference to the whole schema is one to a value's",
+        "outpace/serve/pairs.py",
+        '    inner = refers(root, ("#/$defs/", "#/definitions/"))\n',
+        "    inner = False\n",
+        ("tests/serve/test_schemas.py::test_references_to_the_whole_schema_mean_it_in_each_value",),
+    ),
+    Mutant(
+        "tools that are not allowed are shown",
+        "outpace/serve/tools.py",
+        'return (few, "auto") if mode',
+        'return (tools, "auto") if mode',
+        ("tests/serve/test_tools.py::test_of_allowed_tools_one_is_called",),
+    ),
+    Mutant(
+        "a forced call that is cut is text",
+        "outpace/serve/answers.py",
+        "if self._manner.forced and not self.calls and",
+        "if False and",
+        ("tests/serve/test_calls.py::test_a_forced_call_that_is_cut_is_no_text",),
+    ),
+    Mutant(
+        "a job whose process was killed is blamed",
+        "outpace/serve/pool.py",
+        "            if worker.killed:\n",
+        "            if False:\n",
+        ("tests/serve/test_workers.py::test_a_worker_that_died_between_two_jobs_is_replaced",),
+    ),
+    Mutant(
+        "nothing is shown before torch is imported",
+        "outpace/cli/env.py",
+        "        if not given.as_json:  # the next takes seconds\n            show(seen, False, table)\n",
+        "",
+        ("tests/unit/cli/test_env.py::test_what_needs_no_torch_is_shown_before_it_is_imported",),
+    ),
 ]
 
 OTHERS = [
