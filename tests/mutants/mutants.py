@@ -2577,7 +2577,7 @@ OTHERS = [
     Mutant(
         "a caller does not wait for the chunks of other threads",
         "outpace/native/pool.c",
-        "    if (own < chunks && join(",
+        "    if (own < (uint64_t)chunks && join(",
         "    if (!chunks && join(",
         ("tests/unit/native/test_pool.py::test_the_pool",),
     ),
@@ -2594,6 +2594,20 @@ OTHERS = [
         " || atomic_exchange(&pool.taken, 1)) {",
         ") {",
         ("tests/unit/native/test_pool.py::test_the_pool",),
+    ),
+    Mutant(
+        "memory of weights is handed out twice",
+        "outpace/native/memory.py",
+        "self._rest[:size], self._rest[whole:]",
+        "self._rest[:size], self._rest[whole // 2 :]",
+        ("tests/unit/native/test_memory.py::test_no_two_tensors_share_a_byte",),
+    ),
+    Mutant(
+        "logits in float32 are shifted into another half",
+        "outpace/native/draw.c",
+        "(uint32_t)job->given[i] << 16;",
+        "(uint32_t)job->given[i] << 15;",
+        ("tests/unit/native/test_draw.py::test_rows_in_float32",),
     ),
     Mutant(
         "a thread leaves out the last panel of a chunk",

@@ -21,6 +21,7 @@ from outpace.core import Draft, SamplingParams
 from outpace.draws.many_rows import NO_TOKEN, put, sample
 from outpace.draws.noise import Key
 from outpace.draws.sampling import Processor, best_tokens, penalised
+from outpace.native.draw import as_float32
 from outpace.transfer import gather, upload
 from outpace.tree import children, path_to
 
@@ -196,7 +197,7 @@ def guess(rows: Tensor, indices: Seq[int], params: SamplingParams, key: Key) -> 
     if params.greedy:
         tokens = best_tokens(rows)
     else:
-        tokens = sample(rows.float(), [params] * len(indices), [key.target(index) for index in indices])
+        tokens = sample(as_float32(rows), [params] * len(indices), [key.target(index) for index in indices])
     return [max(token, 0) for token in tokens]  # any guess will do for NO_TOKEN
 
 
@@ -204,7 +205,7 @@ def guess(rows: Tensor, indices: Seq[int], params: SamplingParams, key: Key) -> 
 def _adjusted(rows: Tensor, asks: Seq[Ask]) -> Tensor:
     """Scores, float32 [n, vocabulary], from rows of logits: with bias and penalties."""
     if not any(ask.processor.penalises or len(ask.processor.bias[0]) for ask in asks):
-        return rows.float()
+        return as_float32(rows)
     scores = rows.to(torch.float32, copy=True)
     flat, vocabulary = scores.view(-1), scores.shape[-1]
 

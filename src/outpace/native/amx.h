@@ -4,7 +4,7 @@
 
 #include "tiles.h"
 
-#ifdef SQUARED
+#if defined(SQUARED) || defined(SQUARED_WHOLE)
 #define SIDE 16            /* rows, outputs or pairs of inputs of a square */
 #define DEPTH (SIDE * PAIR) /* inputs of a square */
 
@@ -15,6 +15,14 @@ static int squared(void) {
     return known == 2;
 }
 
+/* gcc's intrinsics do not say that they read memory. */
+#define SQUARE(register, from, stride)                                                                       \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #register ::"r"(from), "r"((long)(stride)) : "memory")
+#define SQUARE_OUT(register, to, stride)                                                                     \
+    __asm__ volatile("tilestored %%tmm" #register ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
+#endif
+
+#ifdef SQUARED
 /* Set the rows of the registers: 0, 1 (sums) and 4 (rows) have ``first``, 2, 3 and 5 ``second``; 6 and 7 are weights.
    Other code has other shapes, and the system keeps these for a thread until ``tilerelease``. */
 static void shape(int first, int second) {
@@ -27,11 +35,6 @@ static void shape(int first, int second) {
     __asm__ volatile("ldtilecfg %0" ::"m"(sizes));
 }
 
-/* gcc's intrinsics do not say that they read memory. */
-#define SQUARE(register, from, stride)                                                                       \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #register ::"r"(from), "r"((long)(stride)) : "memory")
-#define SQUARE_OUT(register, to, stride)                                                                     \
-    __asm__ volatile("tilestored %%tmm" #register ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
 #define SQUARE_ADD(sum, rows, weights)                                                                       \
     __asm__ volatile("tdpbf16ps %%tmm" #weights ", %%tmm" #rows ", %%tmm" #sum ::)
 #define SQUARE_SUM(register, from, stride)                                                                   \

@@ -240,3 +240,21 @@ void draw_rows(long rows, long size, const float *scores, const uint64_t *words,
     struct drawing job = {size, scores, words, draws};
     share(rows, draw_row, &job);
 }
+
+struct widening {
+    long count, each;
+    const uint16_t *given;
+    uint32_t *out;
+};
+
+static void widen_some(void *given, long chunk) {
+    const struct widening *const job = given;
+    const long end = (chunk + 1) * job->each < job->count ? (chunk + 1) * job->each : job->count;
+    for (long i = chunk * job->each; i < end; i++) job->out[i] = (uint32_t)job->given[i] << 16;
+}
+
+/* Bfloat16 numbers as float32: they are its upper halves. */
+void widen(long count, const uint16_t *given, uint32_t *out) {
+    struct widening job = {count, items_of_chunk(count, 1), given, out};
+    share(chunks_of(count, job.each), widen_some, &job);
+}

@@ -10,6 +10,11 @@
 
 #if defined(REAL16) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define SQUARED /* products of squares of numbers (AMX), where the system allows them */
+#endif
+#if defined(__AMX_INT8__) && defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#define SQUARED_WHOLE /* of integers */
+#endif
+#if defined(SQUARED) || defined(SQUARED_WHOLE)
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif

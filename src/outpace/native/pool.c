@@ -1,8 +1,10 @@
 /* The threads of this process that share work: one pool, which the libraries of functions are handed (pool.h).
 
-   The calling thread publishes a job, takes chunks of it as the others do, and returns when every chunk is done. It
-   counts finished chunks, not threads: one that is not running, or was never started, delays nobody, unless it
-   holds a chunk. A thread touches a job only while it holds a chunk, so one that comes late touches nothing.
+   The calling thread publishes a job, takes chunks of it as the others do, and returns when every chunk is done. Each
+   thread begins with a range of its own, so that it reads memory in order and shares no counter with others, and then
+   takes what is left of theirs. Finished chunks are counted, not threads: one that is not running, or was never
+   started, delays nobody, unless it holds a chunk. A thread touches a job only while it holds a chunk, so one that
+   comes late touches nothing.
 
    One job at a time: who calls meanwhile, also from within a chunk, does its chunks alone. Which thread does a chunk
    never changes a result. Threads that wait spin for a while, then sleep. Where other programs need the
@@ -27,14 +29,20 @@
 
 struct worker {
     APART atomic_int asleep;
-    int place;
+    int place;     /* of its range; the caller's is 0 */
+    uint64_t seen; /* the last job that it looked at */
     lock_t lock;
     signal_t woken;
     thread_t thread;
 };
 
+/* Chunks of a job that a thread begins with: the end, and in the lower half the next one. */
+struct range {
+    APART _Atomic uint64_t ticket;
+};
+
 static struct {
-    APART _Atomic uint64_t ticket;   /* chunks of the job, and in the lower half the next one */
+    APART _Atomic uint64_t number;   /* of the job */
     APART _Atomic uint64_t finished; /* chunks that workers have done */
     atomic_int waiting;              /* the caller sleeps until they are done */
     lock_t lock;
@@ -47,6 +55,7 @@ static struct {
     int less;             /* threads that are done without */
     uint64_t until, rest; /* when there is one more again; for how long there was not */
     uint64_t stalls;
+    struct range ranges[MOST_THREADS];
     struct worker workers[MOST_THREADS - 1];
 } pool;
 
@@ -55,16 +64,25 @@ static _Thread_local int wish; /* of this thread, or 0 */
 
 static inline int open_chunks(uint64_t ticket) { return (uint32_t)ticket < ticket >> 32; }
 
-/* The next chunk, which must be done then; -1 if there is none. */
-static inline long take(void) {
-    if (!open_chunks(atomic_load_explicit(&pool.ticket, memory_order_relaxed))) return -1;
-    const uint64_t ticket = atomic_fetch_add_explicit(&pool.ticket, 1, memory_order_acq_rel);
+/* The next chunk of a range, which must be done then; -1 if there is none. */
+static inline long take(struct range *range) {
+    if (!open_chunks(atomic_load_explicit(&range->ticket, memory_order_relaxed))) return -1;
+    const uint64_t ticket = atomic_fetch_add_explicit(&range->ticket, 1, memory_order_acq_rel);
     return open_chunks(ticket) ? (long)(uint32_t)ticket : -1;
+}
+
+/* Do chunks until all are taken, of the range ``place`` first; returns how many. */
+static uint64_t do_chunks(int place) {
+    uint64_t done = 0;
+    const int team = atomic_load(&pool.team);
+    for (int other = 0; other < team; other++)
+        for (long chunk; (chunk = take(pool.ranges + (place + other) % team)) >= 0; done++) pool.run(pool.job, chunk);
+    return done;
 }
 
 static inline int called(const struct worker *own) {
     return atomic_load_explicit(&pool.closing, memory_order_relaxed) ||
-           (own->place < atomic_load(&pool.team) && open_chunks(atomic_load(&pool.ticket)));
+           (atomic_load(&pool.number) != own->seen && own->place < atomic_load(&pool.team));
 }
 
 /* Wait for work: awake at first, then asleep. */
@@ -101,8 +119,8 @@ static THREAD_RESULT work(void *given) {
     for (;;) {
         idle(own);
         if (atomic_load(&pool.closing)) return 0;
-        uint64_t done = 0;
-        for (long chunk; (chunk = take()) >= 0; done++) pool.run(pool.job, chunk);
+        own->seen = atomic_load(&pool.number);
+        const uint64_t done = do_chunks(own->place);
         if (!done) continue;
         atomic_fetch_add(&pool.finished, done);
         if (!atomic_load(&pool.waiting)) continue;
@@ -117,6 +135,7 @@ static void start(int workers) {
     for (int place = atomic_load(&pool.started); place < workers; place++) {
         struct worker *own = pool.workers + place;
         own->place = place + 1;
+        own->seen = atomic_load(&pool.number);
         atomic_store(&own->asleep, 0);
         prepare(&own->lock, &own->woken);
         if (begin(&own->thread, work, own)) return;
@@ -187,12 +206,15 @@ void pool_share(long chunks, chunk_of *run, void *job) {
     pool.job = job;
     atomic_store_explicit(&pool.finished, 0, memory_order_relaxed);
     atomic_store(&pool.team, team);
-    atomic_store(&pool.ticket, (uint64_t)chunks << 32);
+    for (int place = 0; place < team; place++) {
+        const uint64_t first = (uint64_t)chunks * place / team, end = (uint64_t)chunks * (place + 1) / team;
+        atomic_store(&pool.ranges[place].ticket, end << 32 | first);
+    }
+    atomic_fetch_add(&pool.number, 1);
     const int workers = atomic_load(&pool.started);
     for (int place = 0; place < workers && place < team - 1 && place < chunks - 1; place++) wake(pool.workers + place);
-    long own = 0;
-    for (long chunk; (chunk = take()) >= 0; own++) run(job, chunk);
-    if (own < chunks && join((uint64_t)(chunks - own), own ? (nanoseconds() - from) / (uint64_t)own : PATIENCE))
+    const uint64_t own = do_chunks(0);
+    if (own < (uint64_t)chunks && join((uint64_t)chunks - own, own ? (nanoseconds() - from) / own : PATIENCE))
         stalled(team);
     atomic_store(&pool.taken, 0);
 }

@@ -4,7 +4,7 @@
 
 #include <stdint.h>
 
-#define CHUNK 65536 /* numbers of a chunk, at least: a few microseconds of work */
+#define CHUNK 16384 /* numbers of a chunk, at least: a few microseconds of work */
 #define CHUNKS 512  /* of a job, about: enough for each of many threads to have several */
 
 typedef void chunk_of(void *job, long chunk);

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "amx.h"
+#include "block_products.h"
 #include "quant_products.h"
 #include "tiles.h"
 

@@ -159,13 +159,13 @@ static void a_worker_that_does_not_run_holds_one_chunk(void) {
         pool_share(100, hold, &job);
         MUST(atomic_load(&job.done) == 100 && pool_stalls() == (uint64_t)i);
         MUST(pool.less == 1 && pool.until > nanoseconds() - LONGEST && pool.rest >= REST);
-        const uint64_t before = atomic_load(&pool.ticket);
+        const uint64_t before = atomic_load(&pool.number);
         pool.until = UINT64_MAX;
         check_job(50); /* without it */
-        MUST(atomic_load(&pool.ticket) == before);
+        MUST(atomic_load(&pool.number) == before);
         pool.until = 0; /* with it again, and no rest is remembered */
         check_job(50);
-        MUST(atomic_load(&pool.ticket) != before && pool.less == 0);
+        MUST(atomic_load(&pool.number) != before && pool.less == 0);
         pool.rest = pool.until = 0;
     }
 }

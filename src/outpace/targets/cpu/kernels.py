@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel
+from outpace.native import memory
 from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, byref, functions
 from outpace.native.pointers import address, check, pointer, pointer_or_null, row_addresses
@@ -38,7 +39,7 @@ class Panels(NamedTuple):
         dtype, inputs, outputs = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
         library: Any = functions(dtype)
         panel, pair = int(library.panel_outputs()), int(library.pair_inputs())
-        room = torch.empty(-(-outputs // panel), -(-inputs // pair), panel, pair, dtype=dtype)
+        room = memory.zeros(-(-outputs // panel), -(-inputs // pair), panel, pair, dtype=dtype)
         found = cls(inputs, outputs, panel, pair, room)
         _fill(found, weights, order)
         return found
@@ -88,7 +89,7 @@ class Blocks(NamedTuple):
         """Weights, [outputs, inputs] each, in any dtype of floats; see ``_fill``."""
         inputs, outputs, panel = weights[0].shape[1], sum(map(len, weights)), rounded_panel()
         size = _bytes_of_block(bits, panel)
-        room = torch.empty(-(-outputs // panel), -(-inputs // SHARE), size, dtype=torch.uint8)
+        room = memory.zeros(-(-outputs // panel), -(-inputs // SHARE), size, dtype=torch.uint8)
         found = cls(inputs, outputs, bits, panel, room)
         _fill(found, weights, order)
         return found

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from outpace.native import memory
 from outpace.native.forward import MARKED, ProductStruct, QuantPartStruct, QuantsStruct
 from outpace.native.layers import DTYPES, functions
 from outpace.native.pointers import check, pointer, pointer_or_null, struct_pointer
@@ -58,7 +59,7 @@ class QuantPart(NamedTuple):
         """
         library, outputs = compiled(), len(blocks)
         panels = -(-outputs // library.rounded_outputs())
-        weights = torch.zeros(panels, library.quant_panel(type_, inputs), dtype=torch.uint8)
+        weights = memory.zeros(panels, library.quant_panel(type_, inputs), dtype=torch.uint8)
         if order is not None:
             check(0 <= int(order.min()) <= int(order.max()) < outputs, "rows of the matrix")
         library.quant_pack(

@@ -1,0 +1,67 @@
+"""Memory for packed weights, in huge pages where the system gives them to who asks.
+
+A step reads all weights once. In pages of 4 KiB a core of a virtual machine waits for translations of
+addresses for up to a third of that time (docs/measurements/steps.md). Most distributions of Linux give huge
+pages to memory that asks for them (``/sys/kernel/mm/transparent_hugepage/enabled``).
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+from contextlib import suppress
+from functools import lru_cache
+from threading import Lock
+
+import torch
+from torch import Tensor
+
+from outpace.native.pointers import pointer
+
+HUGE = 2 << 20  # bytes of a huge page of x86; others are multiples, or are not given
+_SLAB = 16 * HUGE
+_LINE = 64  # of a cache
+
+
+def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
+    """A tensor of zeros, which begins at a cache line.
+
+    It shares huge pages with others: matrices of a small model are smaller than one. They live until the last
+    of their tensors is dropped.
+    """
+    if not hasattr(mmap, "MADV_HUGEPAGE"):
+        return torch.zeros(shape, dtype=dtype)
+    size = math.prod(shape) * dtype.itemsize
+    return _slabs().take(size).view(dtype).view(shape)
+
+
+class _Slabs:
+    """Memory that is handed out front to back, and never twice."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._rest = torch.empty(0, dtype=torch.uint8)
+
+    def take(self, size: int) -> Tensor:
+        """Bytes, [size], all zero."""
+        whole = -(-size // _LINE) * _LINE
+        with self._lock:
+            if whole > len(self._rest):
+                self._rest = _mapped(max(_SLAB, -(-whole // HUGE) * HUGE))
+            taken, self._rest = self._rest[:size], self._rest[whole:]
+        return taken
+
+
+@lru_cache(maxsize=1)
+def _slabs() -> _Slabs:
+    return _Slabs()
+
+
+def _mapped(size: int) -> Tensor:
+    """Bytes of the system, [size], from the beginning of a huge page."""
+    room = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    bytes_ = torch.frombuffer(room, dtype=torch.uint8)
+    start = -pointer(bytes_, torch.uint8, size + HUGE) % HUGE
+    with suppress(OSError):  # a kernel without huge pages: it is memory like other
+        room.madvise(mmap.MADV_HUGEPAGE, start, size)
+    return bytes_[start : start + size]
