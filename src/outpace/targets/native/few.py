@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor
 
+from outpace.native import memory
 from outpace.native.forward import ProductStruct
 from outpace.targets.cpu.kernels import Blocks
 from outpace.targets.native.weights import Product
@@ -32,7 +33,8 @@ class FewOutputs:
         size = self._whole.panel
         self._first, self._last = first // size, self._whole.outputs // size  # the last may not be whole
         room = min(self._first + _MORE, self._last)
-        self._weights = self._whole.weights[:room].clone()
+        weights = self._whole.weights[:room]
+        self._weights = memory.zeros(*weights.shape, dtype=weights.dtype).copy_(weights)
         self._ids = torch.arange(room * size)
         self._own_bias = None if self._bias is None else self._bias[: room * size].clone()
         self._places: dict[int, int] = {}  # number of a panel -> its place, in the order of coming
