@@ -199,6 +199,12 @@ class SelfState(Within):
                 chances.append(draft.chances[node])
         return tokens[: worthwhile(chances, price)]
 
+    @property
+    def chooses(self) -> bool:
+        """True if its tokens are point masses."""
+        assert isinstance(self.tree, Weighed)
+        return self.tree.chooses
+
     def count(self, text: Seq[int]) -> None:
         """Count the draft's tokens as right or wrong, by the text emitted after the root."""
         assert isinstance(self.tree, Weighed)
@@ -336,7 +342,7 @@ def _cuts(active: Seq[SelfState]) -> bool:
     shared, sequence = active[0].shared, active[0].sequence
     plain, seconds, speed = sequence.plain_seconds, shared.row_seconds(len(active)), shared.speed
     # A distribution that is verified is over all tokens.
-    if shared.few is None or plain is None or seconds is None or not all(s.tree.chooses for s in active):
+    if shared.few is None or plain is None or seconds is None or not all(s.chooses for s in active):
         return False
     return shared.missed.pays(seconds / plain * shared.part.head_share * speed.tokens, speed.a_step)
 
