@@ -16,6 +16,7 @@
 # make test-mutants  run the deliberate bugs alone: each must make the tests fail that guard its place
 # make real          fetch a real model, SmolLM2-135M-Instruct, into the user's cache, for --model smollm2
 # make test-real     run the tests on that model; test-llamacpp-real on its GGUF files of every type
+# make real-gguf     run the tests on GGUF files of your own: make real-gguf GGUF="MODEL.gguf ..."
 # make exactness     write the table of exactness from runs on the embedded model, SmolLM2 and GGUF files
 # make gpu           on a CUDA device, in half an hour: tests, figures, and the page of GPU measurements
 # make lint          ruff and mypy
@@ -49,7 +50,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo gpu test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
+.PHONY: demo gpu real-gguf test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -73,6 +74,9 @@ real: $(TEST)
 
 test-real: $(TEST)
 	$(BIN)/python -m pytest -m real --durations 25 tests lab/tests
+
+real-gguf: $(TEST)
+	GGUF="$(GGUF)" OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m real --durations 10 tests/lossless/test_real_gguf.py
 
 # GPU="--emulate --out build/gpu" is a dry run without a device.
 gpu: $(TEST)
@@ -161,7 +165,7 @@ docs: $(VENV_DOCS)/.installed
 
 reference: $(TEST)
 	$(BIN)/python tools/reference.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_documents.py tests/test_figures.py tests/test_pages.py tests/test_release.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/test_documents.py tests/test_pages.py tests/test_release.py
 
 # The generator of the site alone, as the extra docs has it: it needs Python 3.11, and neither outpace nor torch.
 $(VENV_DOCS)/.installed: pyproject.toml

@@ -7,7 +7,7 @@ from typing import Any
 
 from outpace.core import StreamedToken
 from outpace.serve.answers import Answer, Said
-from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Tagged
+from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, NamedCalls, Tagged
 from outpace.serve.dialogue import format_of
 from outpace.serve.json_calls import Signature
 from outpace.serve.marked import Coder, Dsml, Gemma, Glm
@@ -49,7 +49,7 @@ WRITTEN: list[tuple[CallFormat, str, str]] = [
     (Bare(), f'{{"name": "read", "parameters": {JSON}}}', "Environment: ipython"),
     (Bare("arguments"), f'{{"name": "read", "arguments": {JSON}}}', "{{ tools }}"),
     (Listed(), f'[TOOL_CALLS][{{"name": "read", "arguments": {JSON}}}]', "[TOOL_CALLS]"),
-    (Named(), f"[TOOL_CALLS]read[ARGS]{JSON}", "[TOOL_CALLS] [ARGS]"),
+    (NamedCalls(), f"[TOOL_CALLS]read[ARGS]{JSON}", "[TOOL_CALLS] [ARGS]"),
     (
         DeepSeek(),
         f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>read<｜tool▁sep｜>{JSON}"

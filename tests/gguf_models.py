@@ -58,6 +58,7 @@ def write_file(
     more: dict[str, Any] | None = None,
     tensors: dict[str, torch.Tensor] | None = None,
     without: str = "",
+    split: int = 0,
 ) -> Path:
     """Write a model.
 
@@ -66,17 +67,23 @@ def write_file(
         more: other values of the family, by names without its own.
         tensors: others, or in place of the model's, in float32.
         without: a tensor that is left out.
+        split: tensors of a part of a split file, whose first part is returned; 0 for one file.
     """
     family = model.config.model_type
     architecture = ARCHITECTURES.get(family, family)
-    writer = gguf.GGUFWriter(path, architecture)
+    writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     if family == "mistral":
         writer.add_name("mistral")  # by which transformers knows it
     mapping = GGUF_CONFIG_MAPPING.get(family) or GGUF_CONFIG_MAPPING[architecture]
     values = {name: setting_of(model.config, own) for name, own in mapping.items() if own is not None}
     for name, value in {**values, **(more or {})}.items():
         if value is not None:
-            add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}[type(value)]
+            add = {
+                int: writer.add_uint32,
+                float: writer.add_float32,
+                str: writer.add_string,
+                list: writer.add_array,
+            }[type(value)]
             add(f"{architecture}.{name}", value)
     writer.add_tokenizer_model("no_vocab")
     weights = model.state_dict()
@@ -101,7 +108,7 @@ def write_file(
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return min(path.parent.glob(f"{path.stem}-00001-of-*.gguf")) if split else path
 
 
 def setting_of(config: Any, name: str) -> Any:
@@ -117,6 +124,8 @@ def as_written(config: Any, architecture: str, name: str, weight: torch.Tensor) 
         return interleaved(weight, config.num_attention_heads)
     if architecture == "llama" and ".attn_k." in name:
         return interleaved(weight, config.num_key_value_heads)
-    if architecture in ("gemma2", "gemma3") and "norm.weight" in name:
+    if architecture in ("gemma2", "gemma3", "nemotron") and "norm.weight" in name:
         return weight + 1
+    if ".shortconv.conv." in name:
+        return weight.squeeze(1)
     return weight

@@ -27,7 +27,7 @@ from outpace.bench.methods import split_drafters
 from outpace.cli.app import KNOWN_AS, app
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, load_drafter
-from outpace.plugins import moved
+from outpace.plugins import why_absent
 from outpace.verify import VERIFIERS, load_verifier
 
 ROOT = Path(__file__).parent.parent
@@ -107,7 +107,7 @@ def what_is_wrong(words: list[str]) -> str | None:
     while len(words) > len(path) and (*path, words[len(path)]) in commands():
         path = (*path, words[len(path)])
     kind = {(): "command", ("bench",): "benchmark"}.get(path, "")
-    if len(words) > len(path) and moved(kind, words[len(path)]):
+    if len(words) > len(path) and why_absent(kind, words[len(path)]):
         return None
     if not path and words and re.fullmatch("[a-z]+", words[0]):
         return f"there is no command {words[0]}"
@@ -184,6 +184,10 @@ def read_to_change_decoding(text: str) -> list[str]:
     table = text[text.index("## What to read") :].partition("\n\nTo change")[0]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([\w/]+\.py)`", row)]
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 80
 
 
 def test_the_reading_order_is_short() -> None:
@@ -367,7 +371,7 @@ def test_a_promise_within_the_page_is_allowed(text: str) -> None:
     [
         "outpace bensh --suite gsm8k",
         "outpace bench --suites gsm8k",
-        "outpace datastore info a --suite gsm8k",
+        "outpace pull a --suite gsm8k",
         "outpace generate --drafter lookahead:windows=3",
     ],
 )

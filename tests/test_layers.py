@@ -11,7 +11,7 @@ import ast
 import contextlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -27,7 +27,7 @@ LAYERS: list[set[str]] = [
     {"core"},
     {"plugins", "spec_text"},
     {"embedded", "tree", "text", "spec", "files", "hub", "outline"},
-    {"datastores", "native", "reading", "names", "transfer"},
+    {"native", "reading", "names", "transfer"},
     {"cache", "draws"},
     {"sequence", "grammars"},
     {"verify", "targets", "policy"},
@@ -61,7 +61,7 @@ HEIGHT = {unit: height for height, layer in enumerate(LAYERS) for unit in layer}
 # What drafters may know, where the layers alone would allow more. Of targets the contract, and what a
 # drafter with a model of its own is read by.
 DRAFTERS_MAY_IMPORT = {
-    "core", "datastores", "plugins", "tree", "draws", "native", "sequence", "spec", "text", "cache",
+    "core", "plugins", "tree", "draws", "native", "sequence", "spec", "text", "cache",
     "embedded", "files", "learned", "targets", "transfer",
 }  # fmt: skip
 VERIFY_MAY_NOT_IMPORT = {"targets", "cache"}
@@ -88,7 +88,6 @@ OPTIONAL: dict[str, set[str]] = {
     "llama_cpp": set(),
     "opentelemetry": set(),
     "peft": set(),
-    "pydivsufsort": set(),
     "triton": {"draws", "native", "targets"},
 }
 
@@ -345,6 +344,26 @@ def test_outpaces_tests_do_not_import_the_laboratory() -> None:
 
 def test_data_go_to_a_device_by_one_way() -> None:
     assert not offences(check_uploads)
+
+
+def classes(sources: Iterable[str]) -> list[str]:
+    """The names of all classes."""
+    return [
+        node.name
+        for source in sources
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.ClassDef)
+    ]
+
+
+def test_a_name_of_a_class_has_one_meaning() -> None:
+    found = Counter(classes(file.read_text("utf-8") for file in PACKAGE.rglob("*.py")))
+    assert len(found) > 300
+    assert [name for name, count in found.items() if count > 1] == []
+
+
+def test_classes_of_one_name_are_found() -> None:
+    assert classes(["class A:\n    class B: ...\n", "def f():\n    class A: ...\n"]) == ["A", "B", "A"]
 
 
 def test_size_budget() -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 import outpace
 from outpace.bench.methods import split_drafters
 from outpace.bench.ours import Ours
-from outpace.bench.runs import Method, Request
-from outpace.bench.stock import Stock
+from outpace.bench.runs import Method, PromptBatch
+from outpace.bench.stock import StockMethod
 from outpace.loading import Loaded
 from outpace.text import TextStream
 
@@ -40,7 +40,7 @@ text{fill:#d6deeb;white-space:pre}
 
 def race(loaded: Loaded, method: Method, prompt: list[int], new: int) -> list[Piece]:
     """Decode a prompt, and return its tokens with their times."""
-    request = Request([prompt], [[]], new, ends=True, temperature=0.0, seeds=[0])
+    request = PromptBatch([prompt], [[]], new, ends=True, temperature=0.0, seeds=[0])
     method.begin()  # forgets the outputs of earlier runs
     run = method.run(request)
     stream, pieces = TextStream(loaded.tokenizer), list[Piece]()
@@ -128,7 +128,7 @@ def main() -> None:
     time.perf_counter = time.process_time
     loaded = outpace.load(given.model, dtype=given.dtype)
     prompt = loaded.encode(given.prompt, chat=True)
-    methods: dict[str, Method] = {"transformers' generate()": Stock(loaded.target.model, "plain")}
+    methods: dict[str, Method] = {"transformers' generate()": StockMethod(loaded.target.model, "plain")}
     for spec in ("none", *split_drafters(given.drafters)):
         methods[f"outpace: {spec.partition(':')[0]}".replace("none", "plain")] = Ours(loaded.target, spec)
     lanes: dict[str, list[Piece]] = {}

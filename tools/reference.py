@@ -24,7 +24,7 @@ from outpace.cli import drafters as listing
 from outpace.cli.app import app
 from outpace.core import SamplingParams, Speculation
 from outpace.drafters import DRAFTERS
-from outpace.learned.formats import FORMATS, UNTOLD, Format
+from outpace.learned.formats import FORMATS, UNTOLD, DrafterFormat
 from outpace.targets.native.recipe import RECIPES
 from outpace.targets.stock.causal import CausalTarget
 from outpace.verify import VERIFIERS
@@ -162,7 +162,7 @@ def _reads(drafter: str) -> str:
     return f"`{drafter}`" if drafter in DRAFTERS else drafter or "no"
 
 
-def _why(one: Format) -> str:
+def _why(one: DrafterFormat) -> str:
     return f"{one.reason}; use {one.remedy}" if one.remedy else one.reason
 
 

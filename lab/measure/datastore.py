@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 
 from outpace.bench.machine import machine
 from outpace.core import SamplingParams
-from outpace.datastores.datastore import Datastore
-from outpace.datastores.writer import DatastoreWriter
-from outpace.drafters.retrieval.retrieval import Retrieval, RetrievalState
 from outpace.draws.noise import Key
 from outpace.sequence import Sequence
+from outpace_lab.datastores.datastore import Datastore
+from outpace_lab.datastores.writer import DatastoreWriter
+from outpace_lab.drafters.retrieval.retrieval import Retrieval, RetrievalState
 
 DOCUMENT = 1000  # tokens
 PASSAGE = 40

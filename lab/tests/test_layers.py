@@ -19,6 +19,7 @@ INTERFACE = {
     "outpace.drafters",
     "outpace.drafters.base", "outpace.drafters.models.draft_model", "outpace.drafters.support.draws",
     "outpace.drafters.support.growth", "outpace.drafters.support.layer_cache",
+    "outpace.drafters.support.best_first", "outpace.drafters.support.memories",
     "outpace.drafters.support.pieces", "outpace.drafters.support.runner", "outpace.drafters.support.shapes",
     "outpace.drafters.support.vocabulary", "outpace.drafters.support.within",
     "outpace.draws.logits", "outpace.draws.noise",

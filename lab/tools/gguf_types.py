@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
@@ -46,23 +47,59 @@ def how(target: Any) -> str:
 
 
 class Own:
-    """llama.cpp's own greedy loop, with its own defaults."""
+    """llama.cpp's own greedy loop, with its own defaults.
 
-    def __init__(self, path: Path) -> None:
+    Args:
+        length: of its context.
+        text: rows that it begins with.
+    """
+
+    def __init__(self, path: Path, threads: int = 1, length: int = 512, text: int = 0) -> None:
         lib = library()
-        self._lib, self._model = lib, LlamaModel(path, 0)
+        self._lib, self._model, self._text = lib, LlamaModel(path, 0), text
         params = lib.llama_context_default_params()
-        params.n_ctx, params.n_threads, params.n_threads_batch = 512, 1, 1
+        params.n_ctx, params.n_threads, params.n_threads_batch = length, threads, threads
         self._context = lib.llama_init_from_model(self._model.pointer, params)
         self._size = int(lib.llama_vocab_n_tokens(self._model.vocabulary))
         self.token = 1
+        if text:
+            self._decode(range(10, 10 + text))
 
     def step(self) -> None:
-        batch = self._lib.llama_batch_get_one((ctypes.c_int32 * 1)(self.token), 1)
-        if self._lib.llama_decode(self._context, batch):
-            raise RuntimeError("llama.cpp fails to decode")
+        self._decode([self.token])
         logits = self._lib.llama_get_logits(self._context)
         self.token = int(np.ctypeslib.as_array(logits, (self._size,)).argmax())
+
+    def rows(self, count: int) -> None:
+        """Decode rows after the text, with all their logits, and forget them."""
+        batch = self._lib.llama_batch_init(count, 0, 1)
+        batch.n_tokens = count
+        for i in range(count):
+            batch.token[i], batch.pos[i], batch.logits[i] = 500 + i, self._text + i, True
+            batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+        self._run(batch)
+        self._lib.llama_get_logits(self._context)
+        self._lib.llama_batch_free(batch)
+        self._cut(self._text)
+
+    def prompt(self, count: int) -> None:
+        """Decode a prompt, with the logits of its last row; the text is then there again."""
+        self._cut(0)
+        for first in range(0, count, 512):
+            self._decode(range(100 + first, 100 + min(first + 512, count)))
+        self._lib.llama_get_logits(self._context)
+        self._cut(self._text)
+
+    def _decode(self, tokens: Sequence[int]) -> None:
+        given = (ctypes.c_int32 * len(tokens))(*tokens)
+        self._run(self._lib.llama_batch_get_one(given, len(tokens)))
+
+    def _run(self, batch: Any) -> None:
+        if self._lib.llama_decode(self._context, batch):
+            raise RuntimeError("llama.cpp fails to decode")
+
+    def _cut(self, rows: int) -> None:
+        self._lib.llama_memory_seq_rm(self._lib.llama_get_memory(self._context), 0, rows, -1)
 
 
 class Ours:

@@ -105,16 +105,16 @@ def check_text(text: str) -> None:
         ) from None
 
 
-def foreign(status: os.stat_result) -> str:
-    """The reason not to trust what is in a file or a folder; empty if only this user may have written it.
+def why_foreign(status: os.stat_result) -> str | None:
+    """The reason not to trust what is in a file or a folder; None if only this user may have written it.
 
     Root, who may write everywhere, counts as this user. There are no owners on Windows.
     """
     if not hasattr(os, "geteuid"):
-        return ""
+        return None
     if status.st_uid not in (0, os.geteuid()):
         return f"user {status.st_uid} owns it"
-    return "others may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else ""
+    return "others may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
 
 
 def beside(path: Path) -> Path:

@@ -9,6 +9,7 @@ import logging
 import re
 import ssl
 from collections.abc import Collection, Iterable
+from contextlib import suppress
 from functools import lru_cache
 from http.client import HTTPException
 from pathlib import Path
@@ -31,15 +32,9 @@ _WEIGHTS = ".safetensors"
 _PATTERNS = [f"*{_WEIGHTS}", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoken", "*.py"]
 
 
-def cached(repository: str) -> bool:
-    """True if files of a model are in the hub's cache on this machine."""
-    return any(_snapshots(repository))
-
-
 def cached_names() -> list[str]:
     """The names of the models in the hub's cache."""
-    folders = _cache().glob("models--*")
-    return sorted(folder.name.removeprefix("models--").replace("--", "/") for folder in folders)
+    return sorted(_revisions())
 
 
 def here(name: str) -> Path | None:
@@ -47,7 +42,7 @@ def here(name: str) -> Path | None:
     if is_quantised(name):
         repository, quant = name.split(":")
         return _here(repository, quant)
-    return _current(name)
+    return _folder(name)
 
 
 @lru_cache(maxsize=64)
@@ -56,7 +51,7 @@ def source(repository: str) -> str:
 
     transformers asks the hub about each file of a name, and waits for minutes if none of that is answered.
     """
-    folder = _current(repository)
+    folder = _folder(repository)
     if folder is None or _offline() or _answers():
         return repository
     _log.warning("the Hugging Face hub cannot be reached; %s is loaded from the cache", repository)
@@ -72,7 +67,7 @@ def check(repository: str, known: Iterable[str] = ()) -> None:
     Raises:
         OutpaceError: it is not there, or the hub cannot be reached.
     """
-    if not cached(repository):
+    if _folder(repository) is None:
         _files(repository, known)
 
 
@@ -138,7 +133,7 @@ def check_drafter(given: str | Path, method: str) -> None:
         OutpaceError: there is none.
     """
     named = _DRAFTER.fullmatch(str(given))
-    if not Path(given).exists() and (named is None or not (cached(named[1]) or _reached())):
+    if not Path(given).exists() and (named is None or not (_folder(*named.groups()) or _reached())):
         raise _no_drafter(given, method, "" if named is None else "it cannot be reached")
 
 
@@ -202,8 +197,8 @@ def local(name: str | Path) -> str | Path:
 
 def _here(repository: str, quant: str) -> Path | None:
     """The file in the cache, its first part if it has several; None if one is missing."""
-    for folder in _snapshots(repository):
-        names = [path.relative_to(folder).as_posix() for path in folder.rglob("*.gguf")]
+    for folder, files in _revisions().get(repository, {}).items():
+        names = [path.relative_to(folder).as_posix() for path in files]
         try:
             found = _chosen(repository, quant, names)
         except OutpaceError:
@@ -321,21 +316,32 @@ def _refused(name: str, error: Exception, known: Iterable[str] = ()) -> OutpaceE
     return OutpaceError(unreachable(name, known))
 
 
-def _cache() -> Path:
+def _folder(repository: str, revision: str | None = None) -> Path | None:
+    """The folder of a model's files in the cache."""
+    from huggingface_hub import errors, try_to_load_from_cache
+
+    with suppress(errors.HFValidationError):
+        found = try_to_load_from_cache(repository, "config.json", _cache(), revision)
+        return Path(found).parent if isinstance(found, str) else None
+    return None
+
+
+def _revisions() -> dict[str, dict[Path, list[Path]]]:
+    """The folders of each model's revisions in the cache, with the files in them."""
+    from huggingface_hub import CacheNotFound, scan_cache_dir
+
+    try:
+        repositories = scan_cache_dir(_cache()).repos
+    except CacheNotFound:
+        return {}
+    return {
+        one.repo_id: {own.snapshot_path: [file.file_path for file in own.files] for own in one.revisions}
+        for one in repositories
+        if one.repo_type == "model"
+    }
+
+
+def _cache() -> str:
     from huggingface_hub import constants
 
-    return Path(constants.HF_HUB_CACHE)
-
-
-def _current(repository: str) -> Path | None:
-    """The folder of a model's files in the cache: its main branch's, or the only one."""
-    main = _cache() / f"models--{repository.replace('/', '--')}" / "refs" / "main"
-    folders = _snapshots(repository)
-    named = main.read_text("utf-8").strip() if main.is_file() else ""
-    return next((one for one in folders if one.name == named or len(folders) == 1), None)
-
-
-def _snapshots(repository: str) -> list[Path]:
-    """The folders of a model's files in the cache."""
-    folder = _cache() / f"models--{repository.replace('/', '--')}" / "snapshots"
-    return sorted(folder.iterdir()) if folder.is_dir() else []
+    return constants.HF_HUB_CACHE

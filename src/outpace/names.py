@@ -17,7 +17,7 @@ from outpace.core import DTYPES, OutpaceError, near, need
 from outpace.embedded import nano_path, smollm2_path
 from outpace.files import check_plain
 from outpace.outline import Outline, Outlines, outline_of
-from outpace.plugins import installed, moved
+from outpace.plugins import installed, why_absent
 from outpace.spec import check as check_spec
 
 ADAPTER = "adapter_config.json"  # as peft names it
@@ -98,11 +98,11 @@ def _check_places(drafter: Outline | None) -> None:
                 _check_places(one)
         if option == "model" and isinstance(value, str):
             check_model(value)
-        if option == "path" and isinstance(value, str) and drafter.called == "retrieval":
-            if value and not Path(value).exists():
-                raise OutpaceError(f"no such file: {value}; `outpace datastore build` writes datastores")
-        elif option == "path" and isinstance(value, str):
-            hub.check_drafter(value, drafter.called)
+        if option == "path" and isinstance(value, str):
+            if "Path" not in drafter.types[option]:
+                hub.check_drafter(value, drafter.called)
+            elif not Path(value).exists():  # a file that only its drafter knows
+                raise OutpaceError(f"no such file: {value}")
 
 
 def check_dtype(dtype: str) -> None:
@@ -142,7 +142,7 @@ def check_suite(name: str) -> None:
     if name not in (*SUITES, *others):
         known = (*SUITES, *others, f"{FILE}PATH")
         message = f"there is no suite {name!r}.{near(name, known)} There are: {', '.join(known)}"
-        raise OutpaceError(moved("suite", name) or message)
+        raise OutpaceError(why_absent("suite", name) or message)
 
 
 def check_peers(text: str) -> None:
@@ -158,7 +158,7 @@ def check_peers(text: str) -> None:
             continue
         if library not in known:
             message = f"there is no peer {library!r}.{near(library, known)} There are: {', '.join(known)}"
-            raise OutpaceError(moved("peer", library) or message)
+            raise OutpaceError(why_absent("peer", library) or message)
         if kind and library == TRANSFORMERS:
             check_method(library, kind, STOCK)
 

@@ -27,22 +27,22 @@ T = TypeVar("T")
 # Names that are in outpace-lab, and what they are.
 _LAB = {
     "drafter": (
-        "blockwise", "cascade", "early_exit", "parallel_tokens", "self_speculative", "spec_drafter",
-        "windowed",
+        "blockwise", "cascade", "early_exit", "parallel_tokens", "retrieval", "self_speculative",
+        "spec_drafter", "token_recycling", "windowed",
     ),
-    "verifier": ("bild", "lenient", "spectr", "top_beta", "typical"),
+    "verifier": ("bild", "block", "lenient", "spectr", "top_beta", "traversal", "typical"),
     "benchmark": ("compare", "lab", "scaling"),
-    "command": ("drift", "gguf", "grow", "search", "train", "tune"),
+    "command": ("datastore", "drift", "gguf", "grow", "search", "train", "tune"),
     "observer": ("online", "topics"),
     "peer": ("llama-server", "llama.cpp", "vllm"),
     "suite": ("gsm8k", "humaneval", "mt_bench", "spec_bench", "speed_bench"),
 }  # fmt: skip
 
 
-def moved(kind: str, name: str) -> str:
-    """How to get a name that is in outpace-lab; the empty string for any other."""
+def why_absent(kind: str, name: str) -> str | None:
+    """How to get a name that is in outpace-lab; None for any other."""
     known = name in _LAB.get(kind, ())
-    return f"{name} is in outpace-lab: {install(package='outpace-lab')}" if known else ""
+    return f"{name} is in outpace-lab: {install(package='outpace-lab')}" if known else None
 
 
 def installed(group: str) -> dict[str, EntryPoint]:

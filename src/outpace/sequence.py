@@ -22,6 +22,7 @@ from outpace.core import (
     SamplingParams,
     Source,
     Stats,
+    StoppedBy,
     TokenLogprobs,
 )
 from outpace.draws.logits import Logits, Told
@@ -103,12 +104,12 @@ class Sequence:
         self.steps: list[int] = [0] * len(output)
         # Every token that ends the sequence: drafting beyond one is useless.
         self.stop_tokens = eos_token_ids.union(params.stop_token_ids)
-        self.finish_reason: FinishReason | None = "length" if self.room <= 0 else None
-        self.error: Exception | None = None  # set if finish_reason is "error"
+        self.stopped_by = StoppedBy("limit") if self.room <= 0 else None
+        self.error: Exception | None = None  # set if it is what ended the sequence
         for token in output:
             self.processor.observe(token)
             if text is not None and text.push(token):
-                self.finish_reason = "stop"
+                self.stopped_by = StoppedBy("stop string", text.stopped_by)
 
     @property
     def prompt(self) -> list[int]:
@@ -121,6 +122,11 @@ class Sequence:
     @property
     def output_length(self) -> int:
         return len(self.tokens) - self.prompt_length
+
+    @property
+    def finish_reason(self) -> FinishReason | None:
+        """What ended it, in a word; None while it is decoded."""
+        return None if self.stopped_by is None else self.stopped_by.reason
 
     @property
     def room(self) -> int:
@@ -137,20 +143,24 @@ class Sequence:
         self.tokens.append(token)
         self.steps.append(self.stats.steps + 1)
         self.processor.observe(token)
+        self.stopped_by = self._ended_by(token)
+        return self.stopped_by is None
+
+    def _ended_by(self, token: int) -> StoppedBy | None:
         if token in self.eos_token_ids:  # which is not in the text, nor is a stop token
-            self.finish_reason = "eos"
-        elif token in self.params.stop_token_ids or (self.text is not None and self.text.push(token)):
-            self.finish_reason = "stop"
-        elif self.criteria is not None and self.criteria(self.tokens):
-            self.finish_reason = "stop"
-        elif self.room <= 0:
-            self.finish_reason = "length"
-        return self.finish_reason is None
+            return StoppedBy("end token")
+        if token in self.params.stop_token_ids:
+            return StoppedBy("stop token")
+        if self.text is not None and self.text.push(token):
+            return StoppedBy("stop string", self.text.stopped_by)
+        if self.criteria is not None and self.criteria(self.tokens):
+            return StoppedBy("criterion")
+        return StoppedBy("limit") if self.room <= 0 else None
 
     def fail(self, error: Exception) -> None:
         """End the sequence with an error. Of several errors the first is kept."""
         if self.error is None:
-            self.error, self.finish_reason = error, "error"
+            self.error, self.stopped_by = error, StoppedBy("error")
 
     def check(self) -> None:
         """Raise the error that ended the sequence, if there is one."""
@@ -172,13 +182,13 @@ class Sequence:
         Raises:
             OutpaceError: it has not ended.
         """
-        if self.finish_reason is None:
+        if self.stopped_by is None:
             raise OutpaceError("the sequence is still being decoded: step the engine, or remove it")
         if self.text is not None and self.error is None:  # the error may be the tokenizer's
             self.text.release(final=True)
         return Generation(
             tokens=self.output,
-            finish_reason=self.finish_reason,
+            stopped_by=self.stopped_by,
             seed=self.key.seed,
             stats=self.stats,
             text=None if self.text is None else self.text.text,

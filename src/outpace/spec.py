@@ -32,7 +32,7 @@ from importlib.util import find_spec
 from typing import Any, Generic, Literal, TypeVar
 
 from outpace.core import OutpaceError, near
-from outpace.plugins import checked_class, installed, load_class, moved
+from outpace.plugins import checked_class, installed, load_class, why_absent
 from outpace.spec_text import balanced, plain, split
 
 T = TypeVar("T")
@@ -193,7 +193,7 @@ class _Loader(Generic[T]):
         others = self._others()
         if name in others or (others is not _NONE and _is_module(name, options)):
             return self._foreign(name, options, others)
-        if advice := moved(self.kind, name):
+        if advice := why_absent(self.kind, name):
             raise OutpaceError(advice)
         names = [*self.table, *others]
         known = ", ".join(names) or "none"

@@ -39,7 +39,7 @@ class TextStream:
         self._seen = 0  # number of tokens at the last decoding
         self._shown = 0  # characters that `release` has returned
         self._text = ""
-        self.stopped = False
+        self.stopped_by: str | None = None  # the stop string that is complete
 
     def _decode(self, end: int) -> str:
         return self._tokenizer.decode(self._tokens[self._start : end], skip_special_tokens=True)
@@ -50,6 +50,11 @@ class TextStream:
         if self._stops:
             self._take()
         return self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        """True if a stop string is complete."""
+        return self.stopped_by is not None
 
     @property
     def text(self) -> str:
@@ -84,13 +89,13 @@ class TextStream:
         Of several that end there, at the longest: the text then contains no part of any.
         """
         found = [
-            (place + len(stop), place)
+            (place + len(stop), place, stop)
             for stop in self._stops
             if (place := self._text.find(stop, max(0, searched - len(stop) + 1))) >= 0
         ]
         if found:
-            self._text = self._text[: min(found)[1]]
-            self.stopped = True
+            _, place, self.stopped_by = min(found)
+            self._text = self._text[:place]
 
     def release(self, final: bool = False) -> str:
         """Return new text, except what could still become a stop string; with ``final``, all of it."""

@@ -20,7 +20,7 @@ pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llama
 import outpace
 from gguf_files import gguf_file
 from outpace.cli import app
-from outpace.cli.chat import Chat
+from outpace.cli.chat import ChatSession
 from outpace.cli.interrupt import Interrupt
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
@@ -40,7 +40,7 @@ def loaded() -> Any:
 def test_a_chat_of_two_turns_is_that_of_plain_decoding(loaded: Any) -> None:
     said: dict[str | None, list[dict[str, str]]] = {}
     for drafter in (None, "suffix"):
-        chat = Chat(
+        chat = ChatSession(
             loaded,
             Engine(loaded.target, drafter, tokenizer=loaded.tokenizer),
             {"max_new_tokens": 24, "ignore_eos": True},

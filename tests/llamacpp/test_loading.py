@@ -26,7 +26,7 @@ from outpace.drafters.models.draft_model import DraftModel
 from outpace.embedded import nano_path
 from outpace.engine.engine import Engine
 from outpace.loading.placement import Spread
-from outpace.serve.pool import Share
+from outpace.serve.pool import JobLimit
 from outpace.serve.texts import Texts
 from outpace.serve.totals import Turns
 from outpace.targets import Rows, Target
@@ -88,7 +88,7 @@ def test_long_texts_are_read_in_a_process_that_reads_the_vocabulary_again(loaded
     assert again.chat_template == spread.chat_template and again(TEXT).input_ids == loaded.tokens(TEXT)
 
     async def read() -> Any:
-        texts = Texts(loaded, Share(60, 2**30), Turns(1))
+        texts = Texts(loaded, JobLimit(60, 2**30), Turns(1))
         found = await texts.tokens(text, True, None)
         assert texts._threads is None
         await texts.close()

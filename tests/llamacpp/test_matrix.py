@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("llama_cpp", reason="needs llama-cpp-python: make test-llamacpp")
 
+
 import outpace
 from gguf_files import gguf_file
 from outpace.cache import Slot
 from outpace.core import SamplingParams
-from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.drafters.retrieval.retrieval import Retrieval
 from outpace.engine.engine import Engine
 from outpace.targets import Rows, Target
 from outpace.targets.batch import Batch
@@ -44,7 +42,6 @@ DRAFTERS = {
     "token_recycling": "token_recycling",
     "combined": "combined:(token_recycling)+(prompt_lookup)",
     "reference": "reference",
-    "retrieval": lambda dtype: Retrieval(datastore(dtype)),
     "cascade": "cascade:draft=(draft_model:num_speculative_tokens=4),inner=(prompt_lookup)",
     "draft_model": "draft_model",
     "draft_model, a tree": "draft_model:branching=2x2",
@@ -72,17 +69,6 @@ def plain(dtype: str, sampling: str) -> list[list[int]]:
     """Each prompt decoded alone, without a draft."""
     params = SAMPLINGS[sampling]
     return [Engine(target(dtype)).generate([prompt], params)[0].tokens for prompt in prompts()]
-
-
-@lru_cache(maxsize=len(FILES))
-def datastore(dtype: str) -> Path:
-    """A datastore of the outputs of plain decoding."""
-    file = gguf_file(dtype).with_suffix(".datastore")
-    with DatastoreWriter(file, target(dtype).vocabulary) as writer:
-        for sampling in SAMPLINGS:
-            for text in plain(dtype, sampling):
-                writer.add(text)
-    return file
 
 
 def together(engine: Engine, params: SamplingParams, references: Sequence[list[int]] = ()) -> list[Any]:

@@ -52,18 +52,6 @@ BUDGETS: dict[str, list[Budget]] = {
         Budget(7.7, 1, 2.5, 0),
     ],
     "suffix": [Budget(0, 0, 0, 0), Budget(0, 0, 0, 0), Budget(0, 0, 0, 0), Budget(0, 0, 0, 0)],
-    "retrieval": [
-        Budget(317.6, 1, 4, 0),
-        Budget(308.4, 1, 4.7, 0),
-        Budget(7.8, 1, 1.4, 0),
-        Budget(6.7, 1, 2.2, 0),
-    ],
-    "token_recycling": [
-        Budget(325.5, 2.5, 5.5, 0),
-        Budget(307.7, 2.4, 6, 0),
-        Budget(328, 2.5, 3.5, 0),
-        Budget(117.4, 2.4, 4, 0),
-    ],
     "combined": [
         Budget(326.4, 2.7, 6.4, 0),
         Budget(317.5, 3.5, 8, 0),

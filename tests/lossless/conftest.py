@@ -10,7 +10,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
-from lossless.datastore import with_datastore
 from lossless.prompts import PROMPTS
 from lossless.trained import with_trained
 from outpace.testing.matrix import Matrix
@@ -23,7 +22,7 @@ def embedded(dtype: torch.dtype, device: str = "cpu") -> Any:
 class Lab(Matrix):
     """The embedded model in one dtype on one device, its prompts, and plain decoding of them.
 
-    In a spec ``{datastore}`` is a datastore of the prompts, ``{trained}`` the folder of a learned drafter.
+    In a spec ``{trained}`` is the folder of a learned drafter.
 
     Args:
         model: the embedded one, or one that was made of it.
@@ -32,7 +31,7 @@ class Lab(Matrix):
     def __init__(self, model: Any) -> None:
         self.tokenizer = AutoTokenizer.from_pretrained(outpace.nano_path())
         prompts = [self.tokenizer(text).input_ids for text in PROMPTS]
-        super().__init__(outpace.Target(model), prompts, lambda spec: with_trained(with_datastore(spec)))
+        super().__init__(outpace.Target(model), prompts, with_trained)
 
 
 @lru_cache

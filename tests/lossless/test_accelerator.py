@@ -15,7 +15,6 @@ import torch
 from accelerator import Accelerator, Counts
 from lossless.accelerator_budgets import BUDGETS, Budget
 from lossless.conftest import embedded, lab_on
-from lossless.datastore import with_datastore
 from lossless.test_matrix import SPECS
 from lossless.trained import with_trained
 from outpace.core import SamplingParams
@@ -84,7 +83,7 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
     """
     lab, on = lab_on(dtype_on(kind)), accelerator(kind)
     with on:
-        spec = with_trained(with_datastore(DRAFTERS[drafter]))
+        spec = with_trained(DRAFTERS[drafter])
         engine = Engine(target_on(kind, static), spec, adaptive=False, slots=PROMPTS, length=256)
         for _ in range(2):
             sequences = [engine.add(prompt, SAMPLINGS[sampling]) for prompt in lab.prompts[:PROMPTS]]

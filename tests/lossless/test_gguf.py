@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from outpace.core import SamplingParams
+from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
 from outpace.native.layers import functions
 from outpace.targets import TargetModel, of_file
@@ -20,7 +20,9 @@ from outpace.targets.gguf import GgufFile
 from zoo.test_families import RandomTrees
 
 pytest.importorskip("gguf", reason="needs outpace[gguf]")
+from gguf_files import gguf_file
 from gguf_models import write_file
+from mtp_folders import write_beside
 
 pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reason="nothing is compiled here")
 
@@ -103,17 +105,51 @@ def test_steps_are_native_and_bit_exact(mix: str) -> None:
         ("bf16", "trees", AT_ONCE, 6),
         ("q4_k_m", "early_exit:layers=2", 1, 512),
         ("q8_0", "self", 1, 512),
+        ("q3_k", "mtp", AT_ONCE, 512),
     ],
 )
 def test_tokens_are_those_of_plain_decoding(mix: str, drafter: str, slots: int, chunk: int) -> None:
     assert all(len(set(tokens)) > 5 for tokens in plain(mix)), "the random model loops"
     trees = RandomTrees(dict(zip(map(tuple, PROMPTS), plain(mix), strict=True)))
-    assert decode(mix, trees if drafter == "trees" else drafter, slots, chunk) == plain(mix)
+    predicting = f"mtp:path={predicting_of(mix)},num_speculative_tokens=3" if drafter == "mtp" else drafter
+    assert decode(mix, trees if drafter == "trees" else predicting, slots, chunk) == plain(mix)
     assert drafter != "trees" or len(trees.scattered) > 10
 
 
-@pytest.mark.parametrize("mix", MIXES)
-def test_losses_are_those_of_the_dequantised_model(mix: str) -> None:
+@cache
+def predicting_of(mix: str) -> Path:
+    """A prediction layer for the model of a file."""
+    return write_beside(folder() / f"{mix}-mtp", dequantised(mix), plain(mix))
+
+
+def test_rows_of_prompts_that_begin_alike_are_computed_once() -> None:
+    engine = Engine(target("q4_k_m"), "suffix", adaptive=False, prefix_cache=2**24)
+    for _ in range(2):
+        found = engine.generate([PROMPTS[3] * 3], PARAMS[3:])[0]
+        assert found.tokens == Engine(target("q4_k_m")).generate([PROMPTS[3] * 3], PARAMS[3:])[0].tokens
+    assert found.stats.cached_tokens >= 32
+
+
+@pytest.mark.parametrize("drafter", ["eagle:num_speculative_tokens=3,expand=3,max_nodes=8", "medusa"])
+def test_drafters_that_read_states_read_those_of_a_file(drafter: str) -> None:
+    """They were trained for the embedded model, whose states in 8 bits are about the same."""
+    nano = of_file(gguf_file("q8_0"), others=False)
+    found, right = (
+        Engine(nano, name, adaptive=False, slots=AT_ONCE).generate(PROMPTS, PARAMS)
+        for name in (drafter, None)
+    )
+    assert [one.tokens for one in found] == [one.tokens for one in right]
+    assert sum(one.stats.accepted for one in found) > 10
+
+
+def test_a_file_of_few_bits_has_no_rounded_self() -> None:
+    with pytest.raises(UnsupportedModel, match=r"its file has \d\.\d bits a weight, rounded to fewer"):
+        Engine(target("q4_k_m"), "self")
+
+
+@cache
+def dequantised(mix: str) -> Any:
+    """The model of a file with its matrices in float32."""
     own = GgufFile(file_of(mix)).model("float32")
     weights = {
         f"{name}.weight": module.packed.unpack()
@@ -124,6 +160,12 @@ def test_losses_are_those_of_the_dequantised_model(mix: str) -> None:
     weights["model.embed_tokens.weight"] = own.model.embed_tokens(torch.arange(128))
     model = LlamaForCausalLM(own.config).eval()
     model.load_state_dict(weights)
+    return model
+
+
+@pytest.mark.parametrize("mix", MIXES)
+def test_losses_are_those_of_the_dequantised_model(mix: str) -> None:
+    model = dequantised(mix)
     text = torch.randint(128, (1, 300), generator=torch.Generator().manual_seed(3))
     with torch.inference_mode():
         right, found = (one(text, labels=text).loss for one in (model, of_file_model(mix)))

@@ -21,9 +21,7 @@ _SMALL = {
     "prompt_lookup": "prompt_lookup",
     "reference": "reference:num_speculative_tokens=16",
     "suffix": "suffix:num_speculative_tokens=16",
-    "retrieval": "retrieval:path={datastore},min_ngram=1,max_nodes=8",
-    "token_recycling": "token_recycling:max_nodes=16,top_k=4",
-    "combined": "combined:(token_recycling:max_nodes=16)+(prompt_lookup)+(jacobi:num_speculative_tokens=4),"
+    "combined": "combined:(lookahead:window=3,ngram=3)+(prompt_lookup)+(jacobi:num_speculative_tokens=4),"
     "max_nodes=12,row_cost=0",
     "either": "either:(suffix:num_speculative_tokens=16)+(self:num_speculative_tokens=3)",
     "self": "self:num_speculative_tokens=4",

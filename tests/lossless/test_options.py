@@ -20,7 +20,6 @@ from typing import Any, Literal
 import pytest
 
 from lossless.conftest import Lab
-from lossless.datastore import with_datastore
 from lossless.trained import with_trained
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import DRAFTERS, load_drafter
@@ -34,7 +33,6 @@ NEEDED = {
     "either": "parts=(suffix)+(prompt_lookup)",
     "hydra": "path={trained}",
     "mtp": "path={trained}",
-    "retrieval": "path={datastore}",
 }
 TRIED = [name for name in DRAFTERS if name != "assistant"]  # which drafts for a Gemma 4 alone
 # Options that name what is drafted with, not how.
@@ -206,7 +204,7 @@ def check(lab: Lab, spec: str) -> bool:
 def engines(lab: Lab, spec: str) -> list[Engine] | None:
     """Engines with and without a policy; None if the drafter is refused, with a reason."""
     try:
-        drafter = load_drafter(with_trained(with_datastore(spec)))
+        drafter = load_drafter(with_trained(spec))
         return [Engine(lab.target, drafter, adaptive=policy) for policy in (False, Budgets(cycle(_BUDGETS)))]
     except OutpaceError as error:
         assert len(str(error)) > 20

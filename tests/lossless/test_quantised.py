@@ -7,7 +7,6 @@ from functools import cache
 
 import pytest
 
-from lossless.datastore import with_datastore
 from lossless.prompts import PROMPTS
 from lossless.test_matrix import SPECS
 from lossless.trained import with_trained
@@ -66,7 +65,7 @@ def test_tokens_are_those_of_plain_decoding_with_the_same_weights(
     drafter: str, quantise: str, new: int, slots: int
 ) -> None:
     assert model(quantise).target.bit_exact
-    spec = with_trained(with_datastore(CLASSES[drafter]))
+    spec = with_trained(CLASSES[drafter])
     assert decode(quantise, spec, slots, new) == plain(quantise, new)
 
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from outpace.datastores.writer import DatastoreWriter
 
 from outpace import Engine, Generation, SamplingParams
-from outpace.datastores.writer import DatastoreWriter
 from outpace.embedded import smollm2_path
 from outpace.loading import Loaded, load
 from outpace.targets import CausalTarget
@@ -45,9 +45,7 @@ SPECS = [
     "prompt_lookup",
     "reference:num_speculative_tokens=8",
     "suffix",
-    "retrieval:path={datastore},min_ngram=1,max_nodes=8",
-    "token_recycling:max_nodes=16,top_k=4",
-    "combined:(lookahead:window=3,ngram=3,guesses=3)+(prompt_lookup)+(token_recycling),row_cost=0",
+    "combined:(lookahead:window=3,ngram=3,guesses=3)+(prompt_lookup),row_cost=0",
 ]
 # Where the command of lab/docs/smollm2-drafters.md writes them.
 TRAINED = Path(__file__).parents[2] / "drafters"

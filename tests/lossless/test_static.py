@@ -71,7 +71,6 @@ DRAFTERS: dict[str, Callable[[str], Any]] = {
     "jacobi": lambda _: "jacobi",
     "lookahead": lambda _: "lookahead:window=4,ngram=3,guesses=4",
     "suffix": lambda _: "suffix",
-    "token_recycling": lambda _: "token_recycling",
     "draft_model": lambda device: DraftModel(CausalTarget(llama(device, 1), check=False), 3),
 }
 

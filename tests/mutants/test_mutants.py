@@ -72,7 +72,7 @@ def mutated(mutant: Mutant, folder: Path) -> dict[str, str]:
         variables["OUTPACE_CACHE"] = str(folder / "cache")
     if mutant.untested:
         file, begin = _SELF_TEST
-        texts[file] = changed(file, begin, f'    return ""\n{begin}')
+        texts[file] = changed(file, begin, f"    return\n{begin}")
     paths = {}
     for number, (file, text) in enumerate(texts.items()):
         module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -11,7 +11,7 @@ import pytest
 from calling import ARGUMENTS, CALLED, FUNCTIONS, IDS, JSON, READ, WRITTEN, nothing, pieces, read
 from outpace.core import StreamedToken
 from outpace.serve.answers import Answer, Manner
-from outpace.serve.calls import CallFormat, Named, Tagged, closed, literal
+from outpace.serve.calls import CallFormat, NamedCalls, Tagged, closed, literal
 from outpace.serve.dialogue import format_of
 from outpace.serve.harmony import Harmony, HarmonyAnswer, one_call_each
 from outpace.serve.marked import Dsml
@@ -102,7 +102,7 @@ def test_a_text_ends_at_a_mark_that_is_a_token() -> None:
 def test_special_tokens_are_marks_where_they_stand() -> None:
     """Marks that are special tokens have no text; a step may emit several tokens, and text with them."""
     texts = {1: "", 2: "Well.", 3: "read", 4: "", 5: '{"path": "a"}', 6: " More"}
-    manner = Manner(Named(), FUNCTIONS, marks={1: "[TOOL_CALLS]", 4: "[ARGS]"})
+    manner = Manner(NamedCalls(), FUNCTIONS, marks={1: "[TOOL_CALLS]", 4: "[ARGS]"})
     tokens = [2, 1, 3, 4, 5]
     for cut in range(len(tokens) + 1):
         answer = Answer(manner, lambda ids: "".join(texts[one] for one in ids))

@@ -113,7 +113,7 @@ PLACES: dict[str, tuple[str, Callable[[Fragment], Fragment], Fragment]] = {
         lambda one: chat(response_format={"type": "json_schema", "json_schema": one}),
         {"name": "x", "schema": PERSON},
     ),
-    "StructuredOutputs": (CHAT, lambda one: chat(structured_outputs=one), {"regex": "[0-9]{9}"}),
+    "StructuredOutputsParams": (CHAT, lambda one: chat(structured_outputs=one), {"regex": "[0-9]{9}"}),
     "Prediction": (CHAT, lambda one: chat(prediction=one), {"type": "content", "content": "a"}),
     "TextPart": (
         CHAT,
@@ -262,10 +262,10 @@ WITH: dict[str, Fragment] = {
     "Tokenize.add_generation_prompt": {"messages": STORY, "prompt": None},
     "Tokenize.messages": {"prompt": None},
     "Format.json_schema": {"type": "json_schema"},
-    "StructuredOutputs.json": {"regex": None},
-    "StructuredOutputs.json_object": {"regex": None},
-    "StructuredOutputs.choice": {"regex": None},
-    "StructuredOutputs.grammar": {"regex": None},
+    "StructuredOutputsParams.json": {"regex": None},
+    "StructuredOutputsParams.json_object": {"regex": None},
+    "StructuredOutputsParams.choice": {"regex": None},
+    "StructuredOutputsParams.grammar": {"regex": None},
 }
 VALUES: dict[str, Any] = {
     "model": "other name", "stream": True, "temperature": 1, "top_p": 0.1, "top_k": 1, "speculation": "off",

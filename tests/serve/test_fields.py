@@ -300,3 +300,16 @@ def test_the_stop_sequence_that_was_complete_first_is_named() -> None:
             assert stopped["content"][0]["text"] == text[:place]
 
     run(main)
+
+
+def test_a_stop_sequence_inside_a_text_with_a_schema_is_named() -> None:
+    async def main() -> None:
+        form = {"format": {"type": "json_schema", "schema": {"const": "text"}}}
+        async with serving() as client:
+            for word, text, found in (("x", '"te', "stop_sequence"), ("z", '"text"', "end_turn")):
+                asked = {"messages": STORY, "max_tokens": 20, "output_config": form, "stop_sequences": [word]}
+                one = await client.send(MESSAGES, asked).json()
+                told = (one["stop_reason"], one["stop_sequence"], one["content"][0]["text"])
+                assert told == (found, word if found == "stop_sequence" else None, text)
+
+    run(main)

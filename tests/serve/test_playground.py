@@ -189,13 +189,13 @@ def test_every_drafter_that_needs_nothing_can_be_chosen(page: Page) -> None:
     box = page.get_by_label("Drafter")
     offered = box.locator("option").all_inner_texts()
     assert offered[0] == "the server's own: combined" and {*offered[1:]} == {"off", *ready}
-    box.select_option("token_recycling")
+    box.select_option("lookahead")
     page.get_by_role("spinbutton", name="Tokens").fill("24")
     with page.expect_response(STREAM) as caught:
         page.get_by_role("button", name="Generate").click()
     finish(page)
     steps = steps_of(caught.value.text())
-    assert {name for step in steps for name in step["drafters"]} == {"token_recycling"}
+    assert {name for step in steps for name in step["drafters"]} == {"lookahead"}
     page.get_by_text(re.compile("τ is the number of tokens per step")).wait_for()
 
 

@@ -9,7 +9,6 @@ import pytest
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, load_drafter
 from outpace.drafters.copying.suffix import Suffix
-from outpace.drafters.copying.token_recycling import TokenRecycling
 from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine, ready_drafters
@@ -24,7 +23,7 @@ def test_they_are_those_that_need_nothing_and_remember_no_outputs() -> None:
         "none",
         "lookahead",
     }
-    assert found["suffix"] == Suffix(memory=0) and found["token_recycling"] == TokenRecycling(share=False)
+    assert found["suffix"] == Suffix(memory=0)
 
 
 def test_a_name_that_the_user_gives_is_the_users() -> None:
@@ -43,7 +42,7 @@ def test_what_the_target_refuses_or_would_cut_is_left_out(monkeypatch: pytest.Mo
     assert "jacobi" not in ready_drafters(load_drafter("none"), target)
     monkeypatch.setattr(target, "chains_only", "it is said", raising=False)
     found = ready_drafters(load_drafter("none"), target)
-    assert {*found} - {"self"} == {"lookahead", "prompt_lookup", "suffix", "token_recycling"}
+    assert {*found} - {"self"} == {"lookahead", "prompt_lookup", "suffix"}
     assert not any(one.trees for one in found.values())
 
 

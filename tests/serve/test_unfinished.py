@@ -9,7 +9,7 @@ import pytest
 
 from calling import ARGUMENTS, WRITTEN, nothing, pieces, read
 from outpace.serve.answers import Answer, Manner, Said
-from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, Named, Tagged
+from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, NamedCalls, Tagged
 from outpace.serve.harmony import Harmony, HarmonyAnswer
 from outpace.serve.json_calls import Signature
 from outpace.serve.marked import Coder, Dsml, Gemma, Glm
@@ -63,7 +63,7 @@ QUOTED = [
         "<｜tool▁calls▁end｜>",
         "<｜tool▁calls▁end｜><｜tool▁call▁end｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>```json",
     ),
-    (Named(), '[TOOL_CALLS]read[ARGS]{"path": "MARK"}', "[TOOL_CALLS]x[ARGS]{}"),
+    (NamedCalls(), '[TOOL_CALLS]read[ARGS]{"path": "MARK"}', "[TOOL_CALLS]x[ARGS]{}"),
     (Listed(), '[TOOL_CALLS][{"name": "read", "arguments": {"path": "MARK"}}]', "[TOOL_CALLS][]"),
     (
         Harmony(),
@@ -168,9 +168,9 @@ UNFINISHED = [
     (Coder(), TOOL.format('{"name": "now", "arguments": {}}'), NOW),
     (Glm(), TOOL.format('{"name": "now", "arguments": {}}'), NOW),
     (Gemma(), '<start_function_call>call:read{"path":"x"}<end_function_call>', X),
-    (Named(), "[TOOL_CALLS]now", NOW),
-    (Named(), "[TOOL_CALLS]now[ARGS]", NOW),
-    (Named(), '[TOOL_CALLS][{"name": "now", "arguments": {}}]', NOW),
+    (NamedCalls(), "[TOOL_CALLS]now", NOW),
+    (NamedCalls(), "[TOOL_CALLS]now[ARGS]", NOW),
+    (NamedCalls(), '[TOOL_CALLS][{"name": "now", "arguments": {}}]', NOW),
     (DeepSeek(), "<｜tool▁call▁begin｜>now<｜tool▁sep｜>{}<｜tool▁call▁end｜>", NOW),
     (DeepSeek(), "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>now<｜tool▁sep｜>", NOW),
     (Dsml(), '<｜DSML｜invoke name="now">\n</｜DSML｜invoke>', NOW),
@@ -186,7 +186,7 @@ def test_a_call_that_is_not_quite_complete(form: CallFormat, text: str, calls: A
     assert read(said_of(form, text)) == ("", calls)
 
 
-@pytest.mark.parametrize("form", [Listed(), Named()])
+@pytest.mark.parametrize("form", [Listed(), NamedCalls()])
 def test_text_after_a_call_that_no_mark_ends(form: CallFormat) -> None:
     call = next(text for one, text, _ in WRITTEN if one == form)
     for after in ('"Now" I wait.', "It's done."):

@@ -19,7 +19,7 @@ import pytest
 from outpace.loading import Loaded
 from outpace.serve import texts
 from outpace.serve.errors import Refused
-from outpace.serve.pool import Pool, Share, spare
+from outpace.serve.pool import JobLimit, WorkerPool, spare
 from outpace.serve.schemas import is_plain
 from outpace.serve.texts import Texts
 from outpace.serve.totals import CLIENT, Turns
@@ -62,11 +62,11 @@ def ticks(pid: int) -> int:
     return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11])
 
 
-def with_seconds(pool: Pool, seconds: float) -> None:
+def with_seconds(pool: WorkerPool, seconds: float) -> None:
     pool.share = replace(pool.share, seconds=seconds)
 
 
-async def until_working(pool: Pool, count: int) -> None:
+async def until_working(pool: WorkerPool, count: int) -> None:
     """Wait until this number of workers are at work on a job."""
     while len(pool.pids) - len(pool._idle) < count or pool._starting:
         await asyncio.sleep(0.01)
@@ -192,7 +192,7 @@ def test_a_template_past_its_share_is_refused() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is limited on Linux")
 def test_a_job_past_its_memory_is_refused() -> None:
     async def main() -> None:
-        reader = Texts(with_template("{{ 'a' * n }}"), Share(seconds=100, memory=2**26), Turns(1))
+        reader = Texts(with_template("{{ 'a' * n }}"), JobLimit(seconds=100, memory=2**26), Turns(1))
         with pytest.raises(Refused, match="takes more than 64 MiB of memory"):
             await reader.tokens("ab " * 2**20, False, None)
         with pytest.raises(Refused, match="takes more than 64 MiB of memory"):
@@ -209,7 +209,7 @@ def test_workers_read_as_the_server_does(monkeypatch: pytest.MonkeyPatch) -> Non
     talk = [*STORY, {"role": "assistant", "content": "é\n"}, {"role": "user", "content": "{{ 1 }}"}]
 
     async def main() -> None:
-        reader = Texts(model(), Share(100, 2**30), Turns(1))
+        reader = Texts(model(), JobLimit(100, 2**30), Turns(1))
         near = [await reader.tokens(text, special, None) for text in said for special in (True, False)]
         options: list[dict[str, Any]] = [{}, {"add_generation_prompt": False}]
         near += [await reader.conversation(talk, one, None) for one in options]
@@ -236,7 +236,7 @@ def test_a_tokenizer_that_cannot_be_sent_reads_in_threads(
     served = replace(model(), tokenizer=tokenizer)
 
     async def main() -> None:
-        reader = Texts(served, Share(100, 2**30), Turns(1))
+        reader = Texts(served, JobLimit(100, 2**30), Turns(1))
         for _ in range(2):
             assert await reader.tokens("The dog", True, None) == model().tokens("The dog")
             assert await reader.conversation(STORY, {}, None) == model().encode_chat(STORY)

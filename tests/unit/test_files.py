@@ -1,4 +1,4 @@
-"""Odd files: a model, a drafter, a datastore or a profile loads or is refused, at once and in one line.
+"""Odd files: a model, a drafter or a profile loads or is refused, at once and in one line.
 
 The sweeps draw odd values for every entry of a config, an index, a header and a table. The small ones end
 where the files are checked; the large ones (marker ``slow``) load, and decode with what loads.
@@ -12,14 +12,12 @@ import os
 import random
 import shutil
 import struct
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -32,9 +30,6 @@ from limits import linux, within_limits
 from models import tiny_llama
 from outpace import reading
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
-from outpace.datastores.datastore import Datastore
-from outpace.datastores.header import MAGIC, SIZE
-from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters import load_drafter
 from outpace.drafters.blocks.dflash import DFlashConfig, DFlashModule
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
@@ -422,95 +417,7 @@ def test_a_large_sweep_of_drafters(data: st.DataObject, drafters: Path, tmp_path
     survives(decode)
 
 
-# -- datastores and profiles -----------------------------------------------------------------------------
-
-FRONT = struct.Struct("<8sIII")
-
-
-@pytest.fixture(scope="module")
-def datastore(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    file = tmp_path_factory.mktemp("datastores") / "own"
-    with DatastoreWriter(file, 97, tokenizer="t") as writer:
-        writer.add([1, 2, 3, 1, 2, 3, 4])
-        writer.add([5, 6])
-    return file.read_bytes()
-
-
-def header_of(raw: bytes) -> dict[str, Any]:
-    size = FRONT.unpack_from(raw)[2]
-    found: dict[str, Any] = json.loads(raw[FRONT.size : FRONT.size + size])
-    return found
-
-
-def with_header(raw: bytes, text: bytes) -> bytes:
-    """A datastore's bytes with another header, of a right checksum."""
-    front = FRONT.pack(MAGIC, 1, len(text), zlib.crc32(text))
-    return (front + text)[:SIZE].ljust(SIZE, b"\0") + raw[SIZE:]
-
-
-SHARDS: list[Any] = [
-    [[7, HUGE, 1]],
-    [[HUGE, 7, 1]],
-    [[11, 7, "x"]],
-    [[11, 7]],
-    [[-4, 3, 1]],
-    [[11, 11, 1]] * 2,
-]
-
-
-# Most fit the file's size: no other check refuses them.
-HEADERS: list[dict[str, Any]] = [
-    {"width": 2, "shards": [[8, 6, 0]]},
-    {"vocabulary": HUGE},
-    {"vocabulary": 0},
-    {"tokens": -1},
-    {"tokens": 1 << 60},
-    {"tokens": 1.5},
-    {"documents": True},
-    {"tokenizer": 5},
-    {"shards": [[11, 7, 0], [0, 0, 0]]},
-    {"shards": [[4, 9, 0]]},
-    {"shards": [[11, 7, "x"]]},
-    {"shards": []},
-    {"shards": [[1, 1, 0]] * 1025},
-]
-
-
-@pytest.mark.parametrize("entries", HEADERS)
-def test_a_header_that_describes_no_datastore(
-    entries: dict[str, Any], datastore: bytes, tmp_path: Path
-) -> None:
-    header = header_of(datastore)
-    assert header["shards"][0][:2] == [11, 7] and header["width"] == 1
-    (tmp_path / "odd").write_bytes(with_header(datastore, in_file(header | entries)))
-    with pytest.raises(OutpaceError, match="its header describes no datastore"):
-        Datastore(tmp_path / "odd")
-
-
-def look_up(file: Path) -> None:
-    with patch("outpace.datastores.datastore._WHOLE", 0):  # as of a file too large to be read whole
-        found = Datastore(file).look_up([1, 2, 3, 1])
-    assert found.continuations.max(initial=-1) < 97
-
-
-@sweep(max_examples=50)
-@given(data=st.data())
-def test_a_sweep_of_datastores(data: st.DataObject, datastore: bytes, tmp_path: Path) -> None:
-    header = header_of(datastore)
-    what = data.draw(st.sampled_from(["header", "shards", "broken", "byte"]))
-    if what == "byte":
-        place = data.draw(st.integers(SIZE, len(datastore) - 1))
-        raw = datastore[:place] + bytes([data.draw(st.integers(0, 255))]) + datastore[place + 1 :]
-    else:
-        texts = {
-            "header": odd(header),
-            "shards": st.sampled_from([header | {"shards": one} for one in SHARDS]),
-            "broken": st.sampled_from([one[: SIZE - FRONT.size] for one in BROKEN]),
-        }
-        raw = with_header(datastore, in_file(data.draw(texts[what])))
-    (tmp_path / "odd").write_bytes(raw)
-    survives(lambda: look_up(tmp_path / "odd"))
-
+# -- profiles --------------------------------------------------------------------------------------------
 
 FIELDS = {
     "drafter": '"lookahead"', "objective": '"throughput"', "batch": "1", "tokens_per_second": "1.0",

@@ -16,7 +16,7 @@ from folders import byte_tokenizer, save_llama
 from outpace.core import ContextOverflow, OutpaceError, UnsupportedModel
 from outpace.loading import Loaded, load
 from outpace.loading import loaded as loaded_module
-from outpace.loading.placement import Shared
+from outpace.loading.placement import SharedModel
 
 
 @pytest.fixture(scope="module")
@@ -120,7 +120,7 @@ def test_weights_are_not_rounded_in_several_processes() -> None:
 
     ranks: Any = Ranks()
     with pytest.raises(OutpaceError, match="leave --quantise or --parallel out"):
-        load(None, "bfloat16", Shared(ranks, "draft"), quantise="int8")
+        load(None, "bfloat16", SharedModel(ranks, "draft"), quantise="int8")
 
 
 def test_weights_with_a_gap_are_refused(copy: Path) -> None:
@@ -173,4 +173,4 @@ def test_weights_of_which_there_is_one_copy_are_not_released(folder: Path) -> No
     with pytest.raises(OutpaceError, match=r"release is for transformers models, .* one copy of its weights"):
         load("a.gguf", release=True)
     with pytest.raises(OutpaceError, match="release is for a model in one process, not in several"):
-        load(str(folder), device=Shared(ranks, "draft"), release=True)
+        load(str(folder), device=SharedModel(ranks, "draft"), release=True)

@@ -13,7 +13,7 @@ import outpace
 from outpace.cli.place import place_of, spread_of
 from outpace.core import OutpaceError, SamplingParams
 from outpace.loading import load, placement
-from outpace.loading.placement import Shared, Spread, check_needs
+from outpace.loading.placement import SharedModel, Spread, check_needs
 from outpace.loading.weights import needs_of_name
 from outpace.targets.weights.needs import needs_of
 
@@ -93,10 +93,10 @@ def test_a_model_that_does_not_fit_is_refused_before_it_is_loaded(
     needs = needs_of_name(str(tmp_path), "bfloat16", "cpu")
     monkeypatch.setattr(placement, "total_bytes", lambda device: 140 * 2**30)
     check_needs("big", needs, "cpu")
-    check_needs("big", needs, Shared(_Eight(), "tensor"))  # type: ignore[arg-type]
+    check_needs("big", needs, SharedModel(_Eight(), "tensor"))  # type: ignore[arg-type]
     if not torch.cuda.is_available():  # whose processes share one memory
         with pytest.raises(OutpaceError, match="does not fit"):
-            check_needs("big", needs, Shared(_Eight(), "draft"))  # type: ignore[arg-type]
+            check_needs("big", needs, SharedModel(_Eight(), "draft"))  # type: ignore[arg-type]
 
 
 def test_small_models_are_not_told_of() -> None:

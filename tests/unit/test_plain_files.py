@@ -11,10 +11,9 @@ import pytest
 
 from limits import linux, unless_it_waits
 from outpace.bench.items import read_values
-from outpace.cli import corpus, prompts
+from outpace.cli import prompts
 from outpace.cli.encoder_decoder import read_wav
 from outpace.core import OutpaceError, first_line
-from outpace.datastores.datastore import Datastore
 from outpace.engine.profile import read_profiles
 from outpace.files import read_json
 from outpace.learned.folder import read_weights
@@ -44,7 +43,6 @@ READERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "prompts": ("a.jsonl", lambda path: prompts.read(None, path)),
     "values": ("a.jsonl", read_values),
     "compressed values": ("a.jsonl.gz", read_values),
-    "a datastore": ("a", Datastore),
     "profiles": ("a.toml", read_profiles),
     "weights": (WEIGHTS, header),
     "a drafter's weights": (WEIGHTS, lambda path: read_weights(path.parent)),
@@ -63,14 +61,6 @@ def test_what_is_not_a_file_is_refused_and_never_waited_for(kind: str, reader: s
     make(tmp_path / name)
     with pytest.raises(OutpaceError, match=reason):
         unless_it_waits(lambda: read(tmp_path / name))
-
-
-@pytest.mark.parametrize("kind", ["pipe", "socket", "device"])
-def test_a_corpus_of_what_is_not_a_file(kind: str, tmp_path: Path) -> None:
-    make, reason = PLACES[kind]
-    make(tmp_path / "a.txt")
-    with pytest.raises(OutpaceError, match=reason):
-        unless_it_waits(lambda: corpus.find([tmp_path / "a.txt"]))
 
 
 def test_the_message_of_a_missing_entry() -> None:

@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 from outpace.cli.app import add_plugins, app, benchmarks
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, Drafter, load_drafter
-from outpace.plugins import defined, moved
+from outpace.plugins import defined, why_absent
 from outpace.verify import load_verifier
 
 Install = Callable[[str, str], None]
@@ -91,7 +91,7 @@ def test_a_name_in_the_laboratory_is_answered_with_its_package(
     bare = name.partition(":")[0]
     with pytest.raises(OutpaceError, match=f"^{bare} is in outpace-lab: pip install "):
         load(name)
-    assert moved(kind, "lookahead") == ""
+    assert why_absent(kind, "lookahead") is None
 
 
 def test_a_command_in_the_laboratory_is_answered_with_its_package() -> None:

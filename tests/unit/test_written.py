@@ -19,10 +19,8 @@ import torch
 
 from models import tiny_llama
 from outpace import Engine, SamplingParams, Target
-from outpace.cli.writer import Writer, write_json
+from outpace.cli.writer import ResultWriter, write_json
 from outpace.core import OutpaceError
-from outpace.datastores.datastore import Datastore
-from outpace.datastores.writer import DatastoreWriter
 from outpace.engine.prefix import BLOCK
 from outpace.engine.profile import Profile, load_profile, save_profile
 from outpace.learned.folder import read_config, read_weights, write_folder
@@ -91,18 +89,6 @@ def write_profile(folder: Path) -> Any:
     return PROFILE
 
 
-def write_datastore(folder: Path) -> Any:
-    with DatastoreWriter(folder / "store", 300) as writer:
-        writer.add(TEXT)
-        writer.add(TEXT[::-1])
-    return read_datastore(folder)
-
-
-def read_datastore(folder: Path) -> Any:
-    store = Datastore(folder / "store")
-    return store.header, [store.look_up(TEXT[:end]).continuations.tolist() for end in range(1, 9)]
-
-
 TENSORS = {"head.weight": torch.arange(64.0).reshape(8, 8), "head.bias": torch.ones(8)}
 CONFIG = {"method": "medusa", "format": 2, "target": {"layers": 2}, "config": {"heads": 4, "scale": 0.5}}
 
@@ -131,7 +117,6 @@ KINDS = {
     "prefixes": Kind(write_prefixes, read_prefixes),
     "record": Kind(write_record, lambda folder: recorded().find(**KEY)),
     "profile": Kind(write_profile, lambda folder: load_profile(folder / "profile.toml", engine().target)),
-    "datastore": Kind(write_datastore, read_datastore),
     "drafter": Kind(write_drafter, read_drafter),
     "library": Kind(write_library, read_library),
 }
@@ -251,7 +236,7 @@ def test_results_of_a_command_on_a_full_disk(tmp_path: Path) -> None:
     with full_disk(2), pytest.raises(OutpaceError, match=f"cannot write {path}: File too large"):
         write_json('{"a": 1}', str(path))
     assert path.read_text() == "before" and list(tmp_path.iterdir()) == [path]
-    writer = Writer(path, overwrite=True)
+    writer = ResultWriter(path, overwrite=True)
     with full_disk(2), pytest.raises(OutpaceError, match=f"cannot write {path}: File too large"):
         writer.write("a longer text")
     writer.close()

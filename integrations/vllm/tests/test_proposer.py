@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.copying.suffix import Suffix
 from outpace.draws.noise import Key
 from outpace.sequence import Sequence as Text
 from outpace.testing import ToyTarget
+from outpace_lab.datastores.writer import DatastoreWriter
 from outpace_vllm import Proposer
 from outpace_vllm.proposer import best_path
 

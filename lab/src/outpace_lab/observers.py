@@ -11,7 +11,7 @@ from pathlib import Path
 
 from outpace.cli import screen
 from outpace.cli.observing import Attachment
-from outpace.cli.prompts import Prompt, read
+from outpace.cli.prompts import PromptLine, read
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 from outpace_lab import train
@@ -75,7 +75,7 @@ class LearningTopics(LearningOnline):
             raise OutpaceError("topics needs files, as in topics:files=maths.jsonl+code.jsonl")
 
     @cached_property
-    def topics(self) -> Mapping[Path, Sequence[Prompt]]:
+    def topics(self) -> Mapping[Path, Sequence[PromptLine]]:
         """The example prompts of each topic by their file."""
         return read_topics([Path(name) for name in self.files.split("+") if name])
 
@@ -100,13 +100,13 @@ def summary(online: Online) -> str:
     return line + (f", {last['first']:.2f} with the first weights" if "first" in last else "")
 
 
-def read_topics(files: Sequence[Path]) -> dict[Path, list[Prompt]]:
+def read_topics(files: Sequence[Path]) -> dict[Path, list[PromptLine]]:
     """Read the example prompts of topics.
 
     Raises:
         OutpaceError: one is given twice, cannot be read, has no prompts, or has references.
     """
-    found: dict[Path, list[Prompt]] = {}
+    found: dict[Path, list[PromptLine]] = {}
     for file in files:
         if file in found:
             raise OutpaceError(f"the topic {file} is given twice; give each topic once")

@@ -11,10 +11,13 @@ import pytest
 from lossless.conftest import Lab
 from outpace.plugins import installed
 from outpace.testing.matrix import SAMPLINGS, pairs
+from stored import with_datastore
 from taught import with_trained
 
 # Small trees, so that the matrix is quick. Every drafter of the laboratory must be here.
 SPECS = {
+    "retrieval": "retrieval:path={datastore},min_ngram=1,max_nodes=8",
+    "token_recycling": "token_recycling:max_nodes=16,top_k=4",
     "cascade": "cascade:draft=(draft_model:num_speculative_tokens=4),inner=(prompt_lookup)",
     "blockwise": "blockwise:path={trained}",
     "spec_drafter": "spec_drafter:path={trained},num_speculative_tokens=3",
@@ -37,6 +40,10 @@ PAIRS = [
 ]
 
 
+def ready(drafter: str) -> str:
+    return with_trained(with_datastore(SPECS[drafter]))
+
+
 def test_every_drafter_is_in_the_matrix() -> None:
     own = {name for name, entry in installed("drafters").items() if entry.value.startswith("outpace_lab.")}
     assert {name.partition(",")[0] for name in SPECS} == own
@@ -44,24 +51,24 @@ def test_every_drafter_is_in_the_matrix() -> None:
 
 @pytest.mark.parametrize("drafter", SPECS)
 def test_all_samplings_in_a_batch_that_sequences_join(exact: Lab, drafter: str) -> None:
-    exact.check_joining(with_trained(SPECS[drafter]))
+    exact.check_joining(ready(drafter))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize("drafter", SPECS)
 def test_float64_tokens_are_those_of_plain_decoding(exact: Lab, drafter: str, sampling: str) -> None:
-    exact.check_equal(with_trained(SPECS[drafter]), sampling, ALL)
+    exact.check_equal(ready(drafter), sampling, ALL)
 
 
 @pytest.mark.parametrize(("drafter", "sampling", "first"), PAIRS)
 def test_float32_tokens_differ_at_near_ties_only(
     single: Lab, drafter: str, sampling: str, first: int
 ) -> None:
-    single.check_near(with_trained(SPECS[drafter]), sampling, first)
+    single.check_near(ready(drafter), sampling, first)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("drafter", SPECS)
 def test_tokens_of_a_batch_are_those_of_each_prompt_alone(single: Lab, drafter: str) -> None:
-    single.check_batch(with_trained(SPECS[drafter]), 16)
+    single.check_batch(ready(drafter), 16)

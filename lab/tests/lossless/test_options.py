@@ -9,6 +9,7 @@ import pytest
 from lossless import test_options
 from lossless.conftest import Lab
 from lossless.test_options import check, check_every, some
+from stored import with_datastore
 from taught import with_trained
 
 # What drafters need besides their options.
@@ -16,9 +17,14 @@ NEEDED = {
     "blockwise": "path={trained}",
     "cascade": "draft=(draft_model:num_speculative_tokens=3),inner=(prompt_lookup)",
     "parallel_tokens": "path={trained}",
+    "retrieval": "path={datastore}",
     "spec_drafter": "path={trained}",
 }
-NAMES = [*NEEDED, "early_exit", "self_speculative", "windowed"]
+NAMES = [*NEEDED, "early_exit", "self_speculative", "token_recycling", "windowed"]
+
+
+def ready(spec: str) -> str:
+    return with_trained(with_datastore(spec))
 
 
 @pytest.fixture(autouse=True)
@@ -38,10 +44,10 @@ def settings() -> list[str]:
 
 @pytest.mark.parametrize("spec", settings())
 def test_some_settings(exact: Lab, spec: str) -> None:
-    check(exact, with_trained(spec))
+    check(exact, ready(spec))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_every_setting(exact: Lab, name: str) -> None:
-    check_every(exact, name, with_trained)
+    check_every(exact, name, ready)

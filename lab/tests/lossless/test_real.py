@@ -12,8 +12,8 @@ from learning import train
 from lossless import test_real
 from lossless.test_real import MIXED, QUESTIONS, Case, check
 from outpace import Engine
-from outpace.datastores.writer import DatastoreWriter
 from outpace.loading import Loaded
+from outpace_lab.datastores.writer import DatastoreWriter
 from outpace_lab.train.data import Document
 from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.reading import read_batch
@@ -26,6 +26,9 @@ float64, bfloat16, case = test_real.float64, test_real.bfloat16, test_real.case
 # Names in braces are entries of ``files``. Each has drafts accepted and drafts rejected, parallel_tokens too,
 # which has its untrained embeddings.
 SPECS = [
+    "retrieval:path={datastore},min_ngram=1,max_nodes=8",
+    "token_recycling:max_nodes=16,top_k=4",
+    "combined:(lookahead:window=3,ngram=3,guesses=3)+(prompt_lookup)+(token_recycling),row_cost=0",
     "draft_model:model={draft_model},num_speculative_tokens=3",
     "draft_model:model={draft_model},num_speculative_tokens=2,branching=2x2",
     "cascade:draft=(draft_model:model={draft_model}),inner=(retrieval:path={datastore}),tail=2",

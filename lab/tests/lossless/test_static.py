@@ -16,6 +16,7 @@ SPECS = [
     "self_speculative:skip=1",
     "early_exit:layers=1,num_speculative_tokens=2,min_confidence=0",
     "parallel_tokens",
+    "token_recycling",
 ]
 
 

@@ -13,7 +13,7 @@ LOSSY = ["typical", "top_beta", "bild", "lenient"]
 # Greedy, these give the tokens of plain decoding; typical acceptance is exact there.
 PAIRS = [
     pytest.param(verifier, drafter, marks=() if drafter in QUICK else pytest.mark.slow)
-    for verifier in ("spectr", "typical")
+    for verifier in ("block", "spectr", "traversal", "typical")
     for drafter in SPECS
 ]
 

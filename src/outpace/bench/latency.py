@@ -8,7 +8,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from outpace.bench.runs import Run
+from outpace.bench.runs import MethodRun
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class Latency:
     loop_variance: float
 
 
-def latency_of(runs: Seq[Run]) -> Latency | None:
+def latency_of(runs: Seq[MethodRun]) -> Latency | None:
     """Compute the latency over all answers of all runs; None if arrivals are unknown or all simultaneous."""
     if not all(run.token_seconds for run in runs):
         return None

@@ -6,7 +6,7 @@ import time
 from dataclasses import replace
 from itertools import zip_longest
 
-from outpace.bench.runs import BASELINE, Method, Request, Run
+from outpace.bench.runs import BASELINE, Method, MethodRun, PromptBatch
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.parts import Adaptive
@@ -61,12 +61,12 @@ class Ours(Method):
             governor = governor.again()
         self._engine = Engine(self._target, before.drafter, before.verifier, adaptive=governor or False)
 
-    def run(self, request: Request) -> Run:
+    def run(self, request: PromptBatch) -> MethodRun:
         """Decode step by step."""
         engine = self._engine
         reads = engine.drafter.reads_references
         sequences: list[Sequence] = []
-        first: Run | None = None
+        first: MethodRun | None = None
         arrived: dict[Sequence, list[float]] = {}
         forwards = 0
         began = time.perf_counter()
@@ -108,8 +108,12 @@ class Ours(Method):
 
 
 def _run(
-    sequences: list[Sequence], request: Request, seconds: float, forwards: int, first: Run | None = None
-) -> Run:
+    sequences: list[Sequence],
+    request: PromptBatch,
+    seconds: float,
+    forwards: int,
+    first: MethodRun | None = None,
+) -> MethodRun:
     """Summarise a run so far from the counts of its sequences.
 
     All sequences joined at once, and a step's seconds count in full for each sequence in it, so the maximum
@@ -126,7 +130,7 @@ def _run(
         drafting -= first.draft_seconds or 0.0
         verifying -= first.verify_seconds or 0.0
     outputs = [list(sequence.output[: request.max_new_tokens]) for sequence in sequences]
-    return Run(
+    return MethodRun(
         outputs=outputs,
         seconds=seconds,
         first_seconds=seconds if first is None else first.seconds,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from outpace.bench.runs import Method
-from outpace.bench.stock import Stock, load_assistant
+from outpace.bench.stock import StockMethod, load_assistant
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 from outpace.names import STOCK, TRANSFORMERS, check_method, check_peers
@@ -82,7 +82,7 @@ def _stock(subject: Loaded, kind: str, environment: Path | None, options: PeerOp
     model = subject.target.model
     if model is None:
         raise OutpaceError("transformers as a peer needs a transformers model; use --peers none")
-    return Stock(model, kind, assistant, options.temperature, subject.target.start)
+    return StockMethod(model, kind, assistant, options.temperature, subject.target.start)
 
 
 def library_of(name: str) -> Library:

@@ -20,7 +20,7 @@ _DISTINGUISHING = ("verifier", "adaptive", "temperature", "top_p", "prompts")
 
 
 @dataclass
-class Record:
+class BenchRecord:
     """Results of a benchmark, with the machine, the model and the settings.
 
     Attributes:
@@ -59,7 +59,7 @@ class Record:
         return self.whole and not self.failed and not self.broken
 
 
-def as_json(record: Record) -> dict[str, Any]:
+def as_json(record: BenchRecord) -> dict[str, Any]:
     """Convert to one JSON object; each row has its main figures at the top level."""
     return {
         "format": FORMAT,

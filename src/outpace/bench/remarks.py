@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence as Seq
 
-from outpace.bench.record import Record
+from outpace.bench.record import BenchRecord
 from outpace.bench.rows import Difference, Row
 from outpace.bench.speed import LEAST_GROUPS, ratios
 from outpace.bench.statistics import interval
@@ -49,7 +49,7 @@ def totals(rows: Seq[Row]) -> list[str]:
     return lines
 
 
-def verdicts(record: Record) -> list[str]:
+def verdicts(record: BenchRecord) -> list[str]:
     """State for each suite and batch size which method is the fastest, by how much, and how sure that is.
 
     A method that failed, that is lossy or that broke its promise is out of the question.
@@ -97,14 +97,14 @@ def described(one: Difference) -> str:
     return f"{one.item}{turn}: token {one.index + 1} is {plain} plainly and {other} here{apart}"
 
 
-def missing(record: Record) -> str:
+def missing(record: BenchRecord) -> str:
     """State that the measurement is incomplete; "" if it is complete."""
     if record.interrupted:
         return "Interrupted: the figures are those of the prompts that every method had decoded."
     return "" if record.whole else "Not everything was measured: see the notes."
 
 
-def versions(record: Record) -> list[str]:
+def versions(record: BenchRecord) -> list[str]:
     """List the versions in each environment of another library."""
     return [
         f"environment of {library}: " + ", ".join(f"{name} {version}" for name, version in found.items())

@@ -8,8 +8,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 
 from outpace.bench.latency import Latency, latency_of
-from outpace.bench.run import Measured, Trace
-from outpace.bench.runs import Run
+from outpace.bench.run import Measured, MethodRuns
+from outpace.bench.runs import MethodRun
 from outpace.bench.speed import Sample, Speed, samples_of, speed_of, speed_of_categories
 from outpace.bench.statistics import ratio, repeated_4grams
 from outpace.core import Promise
@@ -120,7 +120,7 @@ def rows_of(measured: Measured, margin: Margin) -> list[Row]:
     return [_row(measured, trace, margin) for trace in measured.traces]
 
 
-def _row(measured: Measured, trace: Trace, margin: Margin) -> Row:
+def _row(measured: Measured, trace: MethodRuns, margin: Margin) -> Row:
     groups = measured.groups[: len(trace.runs)] if trace.left else measured.groups
     method = trace.method
     head = Row(
@@ -176,7 +176,7 @@ def _total(counts: Seq[int | None]) -> int | None:
 # -- steps -----------------------------------------------------------------------------------------------
 
 
-def _by_position(runs: Seq[Run], steps: int | None) -> list[float]:
+def _by_position(runs: Seq[MethodRun], steps: int | None) -> list[float]:
     depth = max((len(run.accepted_at) for run in runs), default=0)
     totals = [
         sum(run.accepted_at[place] for run in runs if place < len(run.accepted_at)) for place in range(depth)
@@ -184,7 +184,7 @@ def _by_position(runs: Seq[Run], steps: int | None) -> list[float]:
     return [ratio(total, steps) for total in totals] if steps else []
 
 
-def _per_step(runs: Seq[Run]) -> PerStep | None:
+def _per_step(runs: Seq[MethodRun]) -> PerStep | None:
     """Means over all steps but the first of each run."""
     if any(run.forwards is None for run in runs):
         return None
@@ -206,7 +206,7 @@ def _milliseconds(seconds: Seq[float | None], steps: int) -> float | None:
 # -- equality --------------------------------------------------------------------------------------------
 
 
-def differences_of(measured: Measured, trace: Trace, margin: Margin) -> list[Difference]:
+def differences_of(measured: Measured, trace: MethodRuns, margin: Margin) -> list[Difference]:
     """List the outputs, over all repeats, that differ from plain decoding's of the first repeat."""
     found = []
     greedy = measured.settings.temperature == 0

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from outpace.bench.items import Item, Suite
-from outpace.bench.runs import Method, Request, Run
+from outpace.bench.runs import Method, MethodRun, PromptBatch
 from outpace.bench.subject import encode, references
 from outpace.core import OutpaceError, out_of_memory
 from outpace.loading import Loaded
@@ -39,7 +39,7 @@ class Settings:
 
 
 @dataclass
-class Trace:
+class MethodRuns:
     """Runs of one method on a suite.
 
     Attributes:
@@ -49,7 +49,7 @@ class Trace:
     """
 
     method: Method
-    runs: list[list[list[Run]]] = field(default_factory=list)
+    runs: list[list[list[MethodRun]]] = field(default_factory=list)
     error: str | None = None
     left: bool = False
 
@@ -59,7 +59,7 @@ class Trace:
         return self.method.name
 
     @property
-    def all_runs(self) -> list[Run]:
+    def all_runs(self) -> list[MethodRun]:
         """The runs of all groups, repeats and turns."""
         return [run for group in self.runs for repeat in group for run in repeat]
 
@@ -84,7 +84,7 @@ class Measured:
     settings: Settings
     groups: list[tuple[Item, ...]] = field(default_factory=list)
     prompts: list[list[list[list[int]]]] = field(default_factory=list)
-    traces: list[Trace] = field(default_factory=list)
+    traces: list[MethodRuns] = field(default_factory=list)
 
     def taking_part(self, group: int, turn: int) -> list[Item]:
         """The items of a group that have this turn."""
@@ -117,7 +117,7 @@ def measure(
     """
     items = suite.items
     groups = [items[start : start + batch] for start in range(0, len(items), batch)]
-    traces = [Trace(method) for method in methods]
+    traces = [MethodRuns(method) for method in methods]
     measured = Measured(suite, batch, settings, traces=traces)
     # A different order of methods for each suite and batch size.
     key = f"{settings.seed}, {batch}, {items[0].id}"
@@ -168,14 +168,14 @@ class _Found:
     """A group's turns: the prompts, and the runs of each method."""
 
     prompts: list[list[list[int]]]
-    runs: dict[str, list[Run]]
+    runs: dict[str, list[MethodRun]]
 
 
 class _Runner:
     def __init__(
         self,
         subject: Loaded,
-        traces: list[Trace],
+        traces: list[MethodRuns],
         settings: Settings,
         stopped: Callable[[], bool],
         key: str,
@@ -212,7 +212,7 @@ class _Runner:
                 answers[item.id].append(output)
         return found
 
-    def _order(self) -> list[Trace]:
+    def _order(self) -> list[MethodRuns]:
         """Draw an order of the methods; in N orders of N methods each is first once.
 
         This spreads the effect of a method's leftover state, in caches and spinning threads, over the others.
@@ -225,7 +225,7 @@ class _Runner:
         self._random.shuffle(others)
         return [self._traces[place] for place in (first, *others)]
 
-    def _one(self, trace: Trace, request: Request) -> Run | None:
+    def _one(self, trace: MethodRuns, request: PromptBatch) -> MethodRun | None:
         """Run a method once; an error fails only its own row, unless it is plain decoding."""
         if not trace.active:
             return None
@@ -237,9 +237,9 @@ class _Runner:
                 raise OutpaceError(f"plain decoding failed: {trace.error}") from error
         return None
 
-    def _request(self, items: Seq[Item], answers: Seq[Seq[Seq[int]]], place: int) -> Request:
+    def _request(self, items: Seq[Item], answers: Seq[Seq[Seq[int]]], place: int) -> PromptBatch:
         settings = self._settings
-        return Request(
+        return PromptBatch(
             prompts=[
                 encode(self._subject, item, before) for item, before in zip(items, answers, strict=True)
             ],

@@ -12,7 +12,7 @@ BASELINE = "none"
 
 
 @dataclass(frozen=True)
-class Request:
+class PromptBatch:
     """Prompts to decode together.
 
     Attributes:
@@ -36,7 +36,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Run:
+class MethodRun:
     """Result of one method on one request.
 
     Attributes:
@@ -110,7 +110,7 @@ class Method(ABC):
         del anew
 
     @abstractmethod
-    def run(self, request: Request) -> Run:
+    def run(self, request: PromptBatch) -> MethodRun:
         """Decode."""
 
     def close(self) -> None:  # noqa: B027 (most have nothing to release)

@@ -7,8 +7,8 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from outpace.bench.run import Measured, Trace
-from outpace.bench.runs import Run
+from outpace.bench.run import Measured, MethodRuns
+from outpace.bench.runs import MethodRun
 from outpace.bench.statistics import interval, quartiles, ratio
 
 # With five ratios, even the interval from the smallest to the largest contains the population median with
@@ -61,7 +61,7 @@ class Speed:
     tau: float | None
 
 
-def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
+def speed_of(measured: Measured, trace: MethodRuns, places: Seq[int]) -> Speed:
     """Compute the speed over the groups with these indices."""
     plain = measured.traces[0]
     mine = [_whole(trace.runs[place]) for place in places]
@@ -89,7 +89,7 @@ def speed_of(measured: Measured, trace: Trace, places: Seq[int]) -> Speed:
     )
 
 
-def samples_of(measured: Measured, trace: Trace) -> list[Sample]:
+def samples_of(measured: Measured, trace: MethodRuns) -> list[Sample]:
     """List the measurement of each group."""
     groups = zip(measured.groups, map(_whole, trace.runs), strict=False)  # fewer runs if it was dropped early
     return [Sample(tuple(item.id for item in group), *timed) for group, timed in groups]
@@ -107,14 +107,14 @@ class _Timed(NamedTuple):
         return self.tokens > 0 and min(self.seconds) > 0
 
 
-def _whole(repeats: Seq[Seq[Run]]) -> _Timed:
+def _whole(repeats: Seq[Seq[MethodRun]]) -> _Timed:
     return _Timed(
         statistics.fmean(sum(run.tokens for run in turns) for turns in repeats),
         [sum(run.seconds for run in turns) for turns in repeats],
     )
 
 
-def _later(repeats: Seq[Seq[Run]]) -> _Timed:
+def _later(repeats: Seq[Seq[MethodRun]]) -> _Timed:
     """Time a group without the first step of each answer."""
     return _Timed(
         statistics.fmean(sum(run.tokens - run.first_tokens for run in turns) for turns in repeats),
@@ -139,7 +139,7 @@ def ratios(mine: Seq[_Timed | Sample], theirs: Seq[_Timed | Sample]) -> list[flo
     ]
 
 
-def speed_of_categories(measured: Measured, trace: Trace) -> dict[str, Speed]:
+def speed_of_categories(measured: Measured, trace: MethodRuns) -> dict[str, Speed]:
     """Compute the speed per category; empty if prompts of several categories were decoded together."""
     found: dict[str, list[int]] = {}
     for place, group in enumerate(measured.groups[: len(trace.runs)]):

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from outpace.bench.runs import Method, Request, Run
+from outpace.bench.runs import Method, MethodRun, PromptBatch
 from outpace.core import OutpaceError, first_line
 from outpace.names import STOCK, TRANSFORMERS, check_method
 
@@ -19,7 +19,7 @@ _NO_TOKEN = -1
 LOOKUP_TOKENS = 10
 
 
-class Stock(Method):
+class StockMethod(Method):
     """transformers' plain decoding, its prompt lookup, or its assisted generation.
 
     The model's generation settings are replaced during a run, so that only the request's apply.
@@ -60,7 +60,7 @@ class Stock(Method):
         # Older transformers search drafted tokens for an end token even if there is none.
         self._never = _NO_TOKEN if kind == "prompt_lookup" else None
 
-    def run(self, request: Request) -> Run:
+    def run(self, request: PromptBatch) -> MethodRun:
         """Decode."""
         prompts, model = [list(prompt) for prompt in request.prompts], self._model
         width = max(map(len, prompts))
@@ -125,7 +125,7 @@ class _Watch(BaseStreamer):
         """Model hook: record the time of a forward."""
         self._forward_seconds.append(time.perf_counter() - self._forward_began)
 
-    def run(self, outputs: list[list[int]], seconds: float, prompt: int) -> Run:
+    def run(self, outputs: list[list[int]], seconds: float, prompt: int) -> MethodRun:
         """Summarise the run.
 
         Args:
@@ -140,7 +140,7 @@ class _Watch(BaseStreamer):
             for moment, tokens in zip(self._moments, given, strict=True)
             for _ in range(tokens if lone else 1)
         ]
-        return Run(
+        return MethodRun(
             outputs=outputs,
             seconds=seconds,
             first_seconds=self._moments[0] if given else 0.0,
@@ -155,7 +155,7 @@ class _Watch(BaseStreamer):
         )
 
 
-def _config(request: Request, model: Any, never: int | None) -> GenerationConfig:
+def _config(request: PromptBatch, model: Any, never: int | None) -> GenerationConfig:
     ends = model.generation_config.eos_token_id if request.ends else never
     sampling = {"temperature": request.temperature, "top_k": 0, "top_p": request.top_p}
     return GenerationConfig(
@@ -169,7 +169,7 @@ def _config(request: Request, model: Any, never: int | None) -> GenerationConfig
     )
 
 
-def _cut(outputs: list[list[int]], request: Request, model: Any) -> list[list[int]]:
+def _cut(outputs: list[list[int]], request: PromptBatch, model: Any) -> list[list[int]]:
     """Remove padding: keep each answer up to its first end token, if end tokens end answers."""
     if not request.ends:
         return outputs

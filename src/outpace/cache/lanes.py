@@ -74,7 +74,7 @@ class Seat:
     written: int = 0
 
 
-class Memory:
+class LaneMemory:
     """The memory of a lane until it moves: the key of what is captured over it, which goes with it."""
 
 
@@ -93,14 +93,14 @@ class Lane:
         self.room = room
         self._layouts = layouts
         self.buffers = [_zeros(layout, places, room) for layout in layouts]
-        self.memory = Memory()
+        self.memory = LaneMemory()
 
     def resize(self, places: int, room: int) -> None:
         """Change the places, the room, or both, one buffer at a time to limit peak memory; all or none."""
         before = self.places, self.room
         if (places, room) == before:
             return
-        self.memory = Memory()  # first: what was captured holds the old buffers
+        self.memory = LaneMemory()  # first: what was captured holds the old buffers
         try:
             for index in range(len(self.buffers)):
                 self._resize(index, places, room)

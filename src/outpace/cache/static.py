@@ -10,7 +10,7 @@ from torch import Tensor
 
 from outpace.cache.base import CacheFull, Slot
 from outpace.cache.kv import KVCache
-from outpace.cache.lanes import Lane, LayerShape, Memory, Seat, Window, power_of_two
+from outpace.cache.lanes import Lane, LaneMemory, LayerShape, Seat, Window, power_of_two
 from outpace.core import out_of_memory
 
 _LEAST_COLUMNS = 1024  # minimum columns of a forward of fixed shapes, if the lane has that many: fewer shapes
@@ -48,7 +48,7 @@ class FixedCache(KVCache):
 
     def __del__(self) -> None:
         for lane in vars(self).get("_lanes", ()):  # they and their seats hold each other
-            lane.memory = Memory()
+            lane.memory = LaneMemory()
 
     def _left(self, lane: Lane) -> None:
         """Keep the memory."""

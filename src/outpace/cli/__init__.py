@@ -12,7 +12,7 @@ from outpace.cli.app import INTERRUPTED, add_plugins, app
 
 # Each module registers its command; --help lists them in this order.
 # isort: off
-from outpace.cli import demo, generate, chat, drafters, new_drafter, bench, datastore, models, env, serve  # noqa: F401
+from outpace.cli import demo, generate, chat, drafters, new_drafter, bench, models, env, serve  # noqa: F401
 # isort: on
 
 add_plugins(app)

@@ -17,7 +17,7 @@ from outpace._version import __version__
 from outpace.cli import screen
 from outpace.cli.layout import App, Group
 from outpace.core import OutpaceError, first_line, near, out_of_memory
-from outpace.plugins import installed, load_object, moved, package_of
+from outpace.plugins import installed, load_object, package_of, why_absent
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -37,7 +37,7 @@ class _Commands(Group):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if self.kind == "command" and args and args[0] not in self.commands:
             args = [KNOWN_AS.get(args[0], args[0]), *args[1:]]
-        if args and args[0] not in self.commands and (advice := moved(self.kind, args[0])):
+        if args and args[0] not in self.commands and (advice := why_absent(self.kind, args[0])):
             ctx.fail(advice)
         if args and args[0] not in self.commands and (hint := near(args[0], self.commands)):
             ctx.fail(f"No such command {args[0]!r}.{hint}")
@@ -57,10 +57,6 @@ app = App(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-datastores = App(
-    cls=Group, help="Build and inspect datastores for the drafter `retrieval`.", no_args_is_help=True
-)
-app.add_typer(datastores, name="datastore")
 benchmarks = App(cls=_Benchmarks)
 app.add_typer(benchmarks, name="bench")
 
@@ -68,14 +64,19 @@ app.add_typer(benchmarks, name="bench")
 def add_plugins(app: typer.Typer) -> None:
     """Add the commands of other packages, each under its package's name; one that fails is told in a line."""
     for name, entry in sorted(installed("commands").items()):
-        known = [*app.registered_commands, *benchmarks.registered_commands]
+        known = _registered(app)
         try:
             load_object("commands of", entry)(app)
         except Exception as error:  # whatever a package raises, the other commands work
             screen.note(f"the commands of {name} are left out: {first_line(error)}", style="yellow")
-        for command in (*app.registered_commands, *benchmarks.registered_commands):
+        for command in _registered(app):
             if command not in known:
                 command.rich_help_panel = command.rich_help_panel or package_of(entry)
+
+
+def _registered(app: typer.Typer) -> list[Any]:
+    """The commands and groups of commands."""
+    return [*app.registered_commands, *app.registered_groups, *benchmarks.registered_commands]
 
 
 def fail(message: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -10,10 +11,11 @@ import typer
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
-from outpace.cli.parts import Source, check_length, check_listed, numbers, profiled, sampling
+from outpace.cli.given import LoadingOptions, ModelOptions, StepOptions, taking
+from outpace.cli.parts import check_length, check_listed, numbers, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.cli.writer import check_json
-from outpace.core import DEFAULT_DRAFTER, OutpaceError, TargetOptions
+from outpace.core import DEFAULT_DRAFTER, OutpaceError
 from outpace.names import is_gguf
 
 TRANSFORMERS = "transformers:plain,transformers:prompt_lookup"
@@ -69,42 +71,60 @@ BenchSeed = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class MethodOptions:
+    """What is measured on which prompts."""
+
+    suite: o.Suites = "builtin"
+    data: o.Data = None
+    limit: o.Limit = None
+    drafters: Drafters = f"none,{DEFAULT_DRAFTER},lookahead,prompt_lookup"
+    lengths: Lengths = None
+    profile: ProfileToo = None
+    verifier: o.VerifierName = "match"
+    adaptive: o.Adaptive = None
+    peers: Peers = ""
+    assistant: Assistant = None
+    batch: Batches = "1"
+    repeats: BenchRepeats = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class BenchOptions(MethodOptions, ModelOptions, LoadingOptions, StepOptions):
+    """The options of ``outpace bench``."""
+
+    device_map: o.DeviceMap = None
+    max_new_tokens: o.MaxNewTokens = 64
+    temperature: o.Temperature = 0.0
+    top_p: o.TopP = 1.0
+    seed: BenchSeed = 0
+    eos: o.Ends = False
+    json_to: o.JsonTo = None
+
+    def check(self) -> None:
+        """Refuse invalid options, before torch is imported.
+
+        Raises:
+            OutpaceError: the message names the option.
+        """
+        sampling(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            seed=self.seed,
+        )
+        check_length(self.max_new_tokens)
+        check_json(self.json_to)
+        check_listed(self.suite, self.drafters, self.peers)
+
+
 @benchmarks.callback(
     invoke_without_command=True,
     epilog="Example: outpace bench --suite builtin --json result.json",
 )
 @guarded
-def bench(
-    context: typer.Context,
-    suite: o.Suites = "builtin",
-    data: o.Data = None,
-    limit: o.Limit = None,
-    drafters: Drafters = f"none,{DEFAULT_DRAFTER},lookahead,prompt_lookup",
-    lengths: Lengths = None,
-    profile: ProfileToo = None,
-    verifier: o.VerifierName = "match",
-    adaptive: o.Adaptive = None,
-    peers: Peers = "",
-    assistant: Assistant = None,
-    batch: Batches = "1",
-    repeats: BenchRepeats = 1,
-    model: o.ModelName = None,
-    device: o.Device = None,
-    device_map: o.DeviceMap = None,
-    dtype: o.Dtype = "auto",
-    trust_remote_code: o.Trust = False,
-    llamacpp: o.LlamaCpp = "",
-    backend: o.Backend = "auto",
-    quantise: o.Quantise = None,
-    stock: o.Stock = False,
-    threads: o.Threads = None,
-    max_new_tokens: o.MaxNewTokens = 64,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = 1.0,
-    seed: BenchSeed = 0,
-    eos: o.Ends = False,
-    json_to: o.JsonTo = None,
-) -> None:
+@taking(BenchOptions)
+def bench(context: typer.Context, given: BenchOptions) -> None:
     """Measure methods on suites of prompts: speed, steps, acceptance, equality.
 
     All methods take turns on the same prompts, with the same stopping rule.
@@ -112,26 +132,25 @@ def bench(
     """
     if context.invoked_subcommand is not None:
         return refuse_given(context)
-    sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    check_length(max_new_tokens)
-    check_json(json_to)
-    check_listed(suite, drafters, peers)
-    place, step = spread_of(device, device_map), TargetOptions(quantise=quantise, stock=stock)
-    source = Source(model, place, dtype, trust_remote_code, llamacpp, True, step, backend)
-    source.check_names(verifier=verifier)
-    batches = numbers("batch", batch)
+    given.check()
+    place, step = spread_of(given.device, given.device_map), given.steps(online=True)
+    source = given.source(given.model, place=place, seq2seq=True, options=step)
+    source.check_names(verifier=given.verifier)
+    batches = numbers("batch", given.batch)
     with screen.busy("reading the prompts ..."):
-        from outpace.bench.run import Settings
         from outpace.cli import bench_run as runner
 
-        settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)
-        beside = peers or ("none" if is_gguf(model or "") else TRANSFORMERS)
-        methods = (drafters, lengths, verifier, adaptive, beside, assistant)
-        chosen = runner.plan(suite, data, limit, *methods, batches, settings)
+        chosen = runner.plan(given, "none" if is_gguf(given.model or "") else TRANSFORMERS, batches)
     notes: list[str] = []
-    plain = "" if profile else "none"
-    loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)
-    found = runner.run(chosen.with_drafter(spec, notes), loaded, json_to)
+    loaded, spec = profiled(
+        source,
+        "" if given.profile else "none",
+        given.profile,
+        given.verifier,
+        at_once=chosen.batches,
+        remark=notes.append,
+    )
+    found = runner.run(chosen.with_drafter(spec, notes), loaded, given.json_to)
     finish(not found.interrupted, equal=found.equal)
 
 

@@ -12,13 +12,14 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING
 
 from outpace.bench import record as records
 from outpace.bench.items import Suite, counted
 from outpace.bench.machine import machine
 from outpace.bench.methods import close_all, make_methods, split_drafters, with_lengths
 from outpace.bench.peers import Peer, PeerOptions, split_peers, versions_of
-from outpace.bench.record import Record
+from outpace.bench.record import BenchRecord
 from outpace.bench.rows import Row, rows_of
 from outpace.bench.run import Measured, Settings, measure, reason
 from outpace.bench.runs import Method
@@ -36,11 +37,14 @@ from outpace.loading import Loaded
 from outpace.targets.ties import margin_of
 from outpace.verify import load_verifier
 
+if TYPE_CHECKING:
+    from outpace.cli.bench import BenchOptions
+
 Rows = Callable[[Measured], Seq[Row]]
 
 
 @dataclass(frozen=True)
-class Plan:
+class BenchPlan:
     """Options of a benchmark that are known without the model."""
 
     suites: tuple[Suite, ...]
@@ -54,7 +58,7 @@ class Plan:
     settings: Settings
     notes: tuple[str, ...] = ()
 
-    def with_drafter(self, spec: str, notes: Seq[str] = ()) -> Plan:
+    def with_drafter(self, spec: str, notes: Seq[str] = ()) -> BenchPlan:
         """Add the drafter of a profile, with notes about it."""
         drafters = self.drafters if spec in self.drafters else (*self.drafters, spec)
         return replace(self, drafters=drafters, notes=tuple(notes))
@@ -74,52 +78,45 @@ class Plan:
         }
 
 
-def plan(
-    suites: str,
-    data: Path | None,
-    limit: int | None,
-    drafters: str,
-    lengths: str | None,
-    verifier: str,
-    adaptive: bool | None,
-    peers: str,
-    assistant: str | None,
-    batches: tuple[int, ...],
-    settings: Settings,
-) -> Plan:
+def plan(given: BenchOptions, peers: str, batches: tuple[int, ...]) -> BenchPlan:
     """Parse the lists of the command line.
+
+    Args:
+        peers: those that are measured where none is given.
 
     Raises:
         OutpaceError: a list names something unknown, or a suite twice.
     """
-    names = split_names(suites)
-    specs = split_drafters(drafters)
+    names, adaptive = split_names(given.suite), given.adaptive
+    specs = split_drafters(given.drafters)
     for spec in specs:
         load_drafter(spec)
-    if lengths is not None:
+    if given.lengths is not None:
         if adaptive:
             raise OutpaceError("--lengths and --adaptive both decide how much is drafted; leave one out")
-        specs, adaptive = with_lengths(specs, numbers("lengths", lengths)), False
-    load_verifier(verifier)
-    chosen_peers = split_peers(peers)
-    if assistant is not None and not any(peer.name == "transformers:assisted" for peer in chosen_peers):
+        specs, adaptive = with_lengths(specs, numbers("lengths", given.lengths)), False
+    load_verifier(given.verifier)
+    chosen_peers = split_peers(given.peers or peers)
+    if given.assistant is not None and not any(peer.name == "transformers:assisted" for peer in chosen_peers):
         raise OutpaceError(
             "--assistant is the draft model of transformers:assisted; add that to --peers, or leave it out"
         )
-    return Plan(
-        suites=tuple(load_suite(name, data) for name in names),
-        limit=limit,
+    return BenchPlan(
+        suites=tuple(load_suite(name, given.data) for name in names),
+        limit=given.limit,
         drafters=tuple(specs),
-        verifier=verifier,
+        verifier=given.verifier,
         adaptive=adaptive,
         peers=tuple(chosen_peers),
-        assistant=assistant,
+        assistant=given.assistant,
         batches=batches,
-        settings=settings,
+        settings=Settings(
+            given.max_new_tokens, given.temperature, given.top_p, given.seed, given.repeats, given.eos
+        ),
     )
 
 
-def run(chosen: Plan, model: Loaded, as_json: str | None) -> Record:
+def run(chosen: BenchPlan, model: Loaded, as_json: str | None) -> BenchRecord:
     """Measure, and write the table and the requested file.
 
     Raises:
@@ -134,7 +131,7 @@ def run(chosen: Plan, model: Loaded, as_json: str | None) -> Record:
     return found
 
 
-def measure_all(chosen: Plan, model: Loaded, rows: Rows, weights: Path | None = None) -> Record:
+def measure_all(chosen: BenchPlan, model: Loaded, rows: Rows, weights: Path | None = None) -> BenchRecord:
     """Measure all methods on all suites.
 
     Args:
@@ -173,7 +170,7 @@ def measure_all(chosen: Plan, model: Loaded, rows: Rows, weights: Path | None = 
     return found
 
 
-def _options(chosen: Plan, model: Loaded, folder: Path, weights: Path | None) -> PeerOptions:
+def _options(chosen: BenchPlan, model: Loaded, folder: Path, weights: Path | None) -> PeerOptions:
     assistant = chosen.assistant
     if assistant is None and model.source == str(nano_path()):
         assistant = str(nano_draft_path())
@@ -181,8 +178,8 @@ def _options(chosen: Plan, model: Loaded, folder: Path, weights: Path | None) ->
     return PeerOptions(folder, assistant, weights, length, chosen.settings.temperature)
 
 
-def _record(chosen: Plan, model: Loaded, methods: Seq[Method], notes: list[str]) -> Record:
-    return Record(
+def _record(chosen: BenchPlan, model: Loaded, methods: Seq[Method], notes: list[str]) -> BenchRecord:
+    return BenchRecord(
         machine=machine(model.device),
         model={
             "name": model.name,
@@ -201,7 +198,7 @@ def _record(chosen: Plan, model: Loaded, methods: Seq[Method], notes: list[str])
 
 
 def _measure(
-    chosen: Plan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: Record, rows: Rows
+    chosen: BenchPlan, model: Loaded, suites: Seq[Suite], methods: Seq[Method], found: BenchRecord, rows: Rows
 ) -> None:
     """Measure each method, suite and batch size, and add the rows to the record.
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from outpace.bench.items import counted
-from outpace.bench.record import Record
+from outpace.bench.record import BenchRecord
 from outpace.bench.remarks import missing, remarks, totals, verdicts, versions
 from outpace.bench.rows import Row, number
 from outpace.cli import screen
@@ -35,7 +35,9 @@ def no_tables(rows: Seq[Row]) -> list[Table]:
     return []
 
 
-def show(record: Record, console: Console, further: Callable[[Seq[Row]], list[Table]] = no_tables) -> None:
+def show(
+    record: BenchRecord, console: Console, further: Callable[[Seq[Row]], list[Table]] = no_tables
+) -> None:
     """Print all tables and notes.
 
     Args:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -14,9 +14,10 @@ from outpace.cli import lines, screen
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded
 from outpace.cli.chat_commands import ENDS, SETTINGS, run_command
+from outpace.cli.given import DraftingOptions, LoadingOptions, ModelOptions, StepOptions, taking
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
-from outpace.cli.parts import Source, check_draws, profiled, sampling, steps
+from outpace.cli.parts import check_draws, profiled, sampling
 from outpace.cli.running import cut_note, exactness_note, rate, run_one
 from outpace.core import Generation, OutpaceError
 from outpace.reading import token_ids
@@ -31,52 +32,50 @@ System = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChatOptions(ModelOptions, DraftingOptions, LoadingOptions, StepOptions):
+    """The options of ``outpace chat``."""
+
+    max_new_tokens: o.MaxNewTokens = 256
+    temperature: o.OwnTemperature = None
+    top_k: o.OwnTopK = None
+    top_p: o.OwnTopP = None
+    min_p: o.OwnMinP = None
+    repetition_penalty: o.OwnRepetitionPenalty = None
+    seed: o.Seed = None
+    system: System = ""
+
+    def asked(self) -> dict[str, Any]:
+        """The settings that were given.
+
+        Raises:
+            OutpaceError: one is invalid.
+        """
+        found = {name: value for name in SETTINGS if (value := getattr(self, name)) is not None}
+        sampling(**{"temperature": 1.0, **found})
+        return found
+
+
 @app.command(epilog="Example: outpace chat smollm2")
 @guarded
-def chat(
-    model: o.ModelName = None,
-    drafter: o.DefaultDrafterSpec = "",
-    profile: o.ProfileFile = None,
-    verifier: o.VerifierName = "match",
-    adaptive: o.Adaptive = None,
-    observer: o.ObserverSpec = "",
-    device: o.Device = None,
-    dtype: o.Dtype = "auto",
-    trust_remote_code: o.Trust = False,
-    llamacpp: o.LlamaCpp = "",
-    backend: o.Backend = "auto",
-    quantise: o.Quantise = None,
-    stock: o.Stock = False,
-    threads: o.Threads = None,
-    max_new_tokens: o.MaxNewTokens = 256,
-    temperature: o.OwnTemperature = None,
-    top_k: o.OwnTopK = None,
-    top_p: o.OwnTopP = None,
-    min_p: o.OwnMinP = None,
-    repetition_penalty: o.OwnRepetitionPenalty = None,
-    seed: o.Seed = None,
-    system: System = "",
-) -> None:
+@taking(ChatOptions)
+def chat(given: ChatOptions) -> None:
     """Chat with a model, in its chat template if it has one, sampled as its own generation config says.
 
     /help lists the commands, /exit or Ctrl-D ends, Ctrl-C stops an answer.
     """
-    given = dict(locals())
-    watching = observer_of(observer)
-    asked = {name: given[name] for name in SETTINGS if given[name] is not None}
-    sampling(**{"temperature": 1.0, **asked})  # refuses wrong ones before the model loads
-    options = steps(quantise, stock, bool(observer))
-    source = Source(model, device, dtype, trust_remote_code, llamacpp, options=options, backend=backend)
-    loaded, spec = profiled(source, drafter, profile, verifier)
+    watching, asked = observer_of(given.observer), given.asked()
+    source = given.source(given.model, options=given.steps(bool(given.observer)))
+    loaded, spec = profiled(source, given.drafter, given.profile, given.verifier)
     with attached(watching, loaded, spec) as learner:
-        engine = engine_of(loaded, spec, verifier, 1, adaptive, learner)
-        talk(Chat(loaded, engine, asked, system))
+        engine = engine_of(loaded, spec, given.verifier, 1, given.adaptive, learner)
+        talk(ChatSession(loaded, engine, asked, given.system))
 
 
 _STOP = "\nUser:"
 
 
-class Chat:
+class ChatSession:
     """A conversation and its prompt.
 
     Attributes:
@@ -167,7 +166,7 @@ class Chat:
         return generation
 
 
-def talk(chat: Chat) -> None:
+def talk(chat: ChatSession) -> None:
     """Read messages and answer them until /exit or the end of input."""
     interactive = sys.stdin.isatty()
     if not interactive:
@@ -177,7 +176,7 @@ def talk(chat: Chat) -> None:
         _talk(chat, interactive)
 
 
-def _talk(chat: Chat, interactive: bool) -> None:
+def _talk(chat: ChatSession, interactive: bool) -> None:
     while (message := _read(interactive)) is not None:
         message = message.strip()
         try:
@@ -191,7 +190,7 @@ def _talk(chat: Chat, interactive: bool) -> None:
             screen.note(f"Error: {error}", style="red")
 
 
-def _turn(chat: Chat, message: str) -> None:
+def _turn(chat: ChatSession, message: str) -> None:
     """Run one turn, show the answer as it is decoded, and report the speed."""
     first = True
 

@@ -14,7 +14,7 @@ from outpace.cli import screen
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.progress import bar
 from outpace.cli.running import Job, rate, run_one, stats_json
-from outpace.cli.writer import Writer
+from outpace.cli.writer import ResultWriter
 from outpace.core import Generation, SamplingParams
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Difference:
+class Divergence:
     """The first place where two outputs differ; a token is None if that output has ended.
 
     ``margin`` is the difference in log probability of the model's two best tokens there, if greedy.
@@ -98,7 +98,7 @@ class Comparison:
     plain: Side
     other: Side
     promised: bool
-    difference: Difference | None
+    difference: Divergence | None
 
     @property
     def equal(self) -> bool:
@@ -129,7 +129,7 @@ class Comparison:
 
 def first_difference(
     model: Loaded, job: Job, plain: Generation, other: Generation, greedy: bool
-) -> Difference | None:
+) -> Divergence | None:
     """The first place where two outputs of a prompt differ; None if they are equal."""
     from outpace.targets.ties import margin, parting
 
@@ -142,7 +142,7 @@ def first_difference(
     if greedy and a is not None:
         prompt, source = job.parts(model.target)
         apart = margin(model.target, [*prompt, *plain.tokens[:index]], source)
-    return Difference(index, a, b, texts[0], texts[1], apart)
+    return Divergence(index, a, b, texts[0], texts[1], apart)
 
 
 def compare(
@@ -189,7 +189,7 @@ def compare_all(
     jobs: Seq[Job],
     params: SamplingParams,
     repeats: int,
-    writer: Writer,
+    writer: ResultWriter,
 ) -> tuple[bool, bool]:
     """Compare an engine with plain decoding on each prompt: JSON lines as they come, or a report at the end.
 
@@ -217,7 +217,7 @@ def compare_all(
 # -- the report ------------------------------------------------------------------------------------------
 
 
-def report(found: Seq[Comparison], label: str, writer: Writer) -> None:
+def report(found: Seq[Comparison], label: str, writer: ResultWriter) -> None:
     """Write texts to the writer, the table and the verdict to standard output."""
     if len(found) == 1:
         writer.write((found[0].other.answer.text or "") + "\n")

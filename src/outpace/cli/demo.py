@@ -25,10 +25,11 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import first_difference, kept, promises, warm_up
+from outpace.cli.given import LoadingOptions, ModelOptions, taking
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import engine_of
-from outpace.cli.parts import Source, labelled, profiled, sampling
-from outpace.cli.prompts import Prompt
+from outpace.cli.parts import labelled, profiled, sampling
+from outpace.cli.prompts import PromptLine
 from outpace.cli.running import Job, rate
 from outpace.core import OutpaceError, SamplingParams
 from outpace.text import TextStream
@@ -55,57 +56,56 @@ Real = Annotated[
 DEMO_DRAFTER = "lookahead:window=4,ngram=4,guesses=4"
 
 
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions(ModelOptions, LoadingOptions):
+    """The options of ``outpace demo``."""
+
+    drafter: DrafterSpec = ""
+    profile: o.ProfileFile = None
+    prompt: Question = None
+    once: Once = False
+    real: Real = False
+    max_new_tokens: o.MaxNewTokens = 128
+    temperature: o.Temperature = 0.0
+    seed: o.Seed = 0
+    verifier: o.VerifierName = "match"
+    adaptive: o.Adaptive = None
+
+
 @app.command(epilog="Example: outpace demo --drafter lookahead:window=5,ngram=4")
 @guarded
-def demo(
-    drafter: DrafterSpec = "",
-    profile: o.ProfileFile = None,
-    prompt: Question = None,
-    once: Once = False,
-    real: Real = False,
-    model: o.ModelName = None,
-    device: o.Device = None,
-    threads: o.Threads = None,
-    dtype: o.Dtype = "auto",
-    trust_remote_code: o.Trust = False,
-    llamacpp: o.LlamaCpp = "",
-    backend: o.Backend = "auto",
-    max_new_tokens: o.MaxNewTokens = 128,
-    temperature: o.Temperature = 0.0,
-    seed: o.Seed = 0,
-    verifier: o.VerifierName = "match",
-    adaptive: o.Adaptive = None,
-) -> None:
+@taking(DemoOptions)
+def demo(given: DemoOptions) -> None:
     """Race plain against accelerated decoding of one question, side by side.
 
     Both get the same share of time. Ends with exit code 1 if their outputs differ, unless the verifier does
     not promise equality.
     """
-    params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
+    params = sampling(max_new_tokens=given.max_new_tokens, temperature=given.temperature, seed=given.seed)
+    model, prompt, drafter = given.model, given.prompt, given.drafter
     if prompt == "":
         raise OutpaceError("the prompt is empty; give --prompt TEXT, or leave it out for the demo's question")
-    if profile is None:
-        drafter = drafter or ("" if real or model else DEMO_DRAFTER)
-    if real and model is not None:
+    if given.profile is None:
+        drafter = drafter or ("" if given.real or model else DEMO_DRAFTER)
+    if given.real and model is not None:
         raise OutpaceError("--real names the model; leave --model out")
-    if real:
+    if given.real:
         model, prompt = "smollm2", prompt or REAL_PROMPT
-    source = Source(model, device, dtype, trust_remote_code, llamacpp=llamacpp, backend=backend)
-    loaded, spec = profiled(source, drafter, profile, verifier)
-    engines = (loaded.engine(), engine_of(loaded, spec, verifier, 1, adaptive))
+    loaded, spec = profiled(given.source(model), drafter, given.profile, given.verifier)
+    engines = (loaded.engine(), engine_of(loaded, spec, given.verifier, 1, given.adaptive))
     label = labelled(spec, engines[1])
     console = screen.out()
     text = prompt or DEMO_PROMPT
-    job = Job(0, Prompt(text), loaded.encode(text, chat=real))
+    job = Job(0, PromptLine(text), loaded.encode(text, chat=given.real))
     console.print(heading(loaded, text, console))
     with Interrupt() as interrupt:
         with screen.busy("warming up ..."):
             warm_up(engines, job, params, interrupt)
         lanes = [
-            Lane(name, engine, job.ids, params)
+            Racer(name, engine, job.ids, params)
             for name, engine in zip(("plain", label), engines, strict=True)
         ]
-        show(lanes, console, once, interrupt)
+        show(lanes, console, given.once, interrupt)
     for lane in lanes:
         lane.engine.remove(lane.sequence)
     if interrupt.raised:
@@ -140,7 +140,7 @@ class Piece:
     step: int | None
 
 
-class Lane:
+class Racer:
     """One decoder in the race, with its clock and the text so far."""
 
     def __init__(self, label: str, engine: Engine, ids: Seq[int], params: SamplingParams) -> None:
@@ -193,7 +193,7 @@ class Lane:
         return text.append(rest, style="not bold")
 
 
-def race(lanes: Seq[Lane]) -> Iterator[Lane]:
+def race(lanes: Seq[Racer]) -> Iterator[Racer]:
     """Advance the lane whose clock is behind until all are done, and yield it after each step."""
     while running := [lane for lane in lanes if not lane.done]:
         lane = min(running, key=lambda lane: lane.clock)
@@ -204,7 +204,7 @@ def race(lanes: Seq[Lane]) -> Iterator[Lane]:
 # -- drawing ---------------------------------------------------------------------------------------------
 
 
-def frame(lanes: Seq[Lane], console: Console, rows: int | None = None) -> RenderableType:
+def frame(lanes: Seq[Racer], console: Console, rows: int | None = None) -> RenderableType:
     """The lanes' panels with their figures, limited to the last ``rows`` rows of text."""
     beside = console.width >= _NARROW
     width = (console.width - 1) // 2 if beside else console.width
@@ -245,7 +245,7 @@ def heading(model: Loaded, prompt: str, console: Console) -> Text:
     return text
 
 
-def show(lanes: Seq[Lane], console: Console, once: bool, interrupt: Interrupt) -> None:
+def show(lanes: Seq[Racer], console: Console, once: bool, interrupt: Interrupt) -> None:
     """Run the race on the screen; with ``once`` draw only the final state."""
     if once or not screen.live(console):
         with screen.busy("both decode ..."):
@@ -270,7 +270,7 @@ def show(lanes: Seq[Lane], console: Console, once: bool, interrupt: Interrupt) -
 # -- the verdict -----------------------------------------------------------------------------------------
 
 
-def verdict(model: Loaded, job: Job, lanes: Seq[Lane]) -> tuple[str, bool]:
+def verdict(model: Loaded, job: Job, lanes: Seq[Racer]) -> tuple[str, bool]:
     """The last line, and whether the outputs are as promised: equal, except with some verifiers."""
     plain, other = (lane.sequence.generation() for lane in lanes)
     params = lanes[1].sequence.params

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import wave
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from outpace.cli.prompts import Prompt
+import typer
+
+from outpace.cli.prompts import PromptLine
 from outpace.cli.running import Job
 from outpace.core import OutpaceError, SamplingParams, first_line
 from outpace.files import check_plain
@@ -22,23 +23,50 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
 
 _WIDTH = 2  # bytes per sample
-_SPOKEN = ("language", "task")
 
 
-def check_audio(given: Mapping[str, Any]) -> None:
-    """Refuse options of ``generate`` that do not go with --audio, or not without it."""
-    for name in ("prompt", "file", "reference", "chat"):
-        if given["audio"] and given[name]:
+Audio = Annotated[
+    list[Path] | None,
+    typer.Option("--audio", metavar="FILE", help="A wav file, for a model of speech (Whisper); repeatable."),
+]
+Language = Annotated[
+    str | None,
+    typer.Option("--language", metavar="NAME", help="With --audio: the language spoken. Default: detected."),
+]
+Task = Annotated[
+    str | None,
+    typer.Option("--task", metavar="NAME", help="With --audio: transcribe, or translate (into English)."),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AudioOptions:
+    """Audio that is decoded."""
+
+    audio: Audio = None
+    language: Language = None
+    task: Task = None
+
+    def asked(self) -> dict[str, str]:
+        """What is asked of a model of speech."""
+        found = {"language": self.language, "task": self.task}
+        return {name: value for name, value in found.items() if value is not None}
+
+
+def check_audio(given: AudioOptions, **others: object) -> None:
+    """Refuse other options that do not go with --audio, and its own without it."""
+    for name, value in others.items():
+        if given.audio and value:
             raise OutpaceError(f"--audio is the whole input of a model of speech; leave --{name} out")
-    for name in _SPOKEN:
-        if given[name] is not None and not given["audio"]:
+    for name in given.asked():
+        if not given.audio:
             raise OutpaceError(
                 f"--{name} is for a model of speech; give --audio FILE.wav too, or leave it out"
             )
 
 
-def spoken(given: Mapping[str, Any], model: Loaded) -> list[Job]:
-    """Read and encode the audio files in the options of ``generate``, each of them a prompt.
+def spoken(given: AudioOptions, model: Loaded) -> list[Job]:
+    """Read and encode the audio files, each of them a prompt.
 
     The decoder starts with the tokens that transformers' own generate() gives it; without a language, the
     model detects one.
@@ -56,9 +84,8 @@ def spoken(given: Mapping[str, Any], model: Loaded) -> list[Job]:
             f"{model.name} has no feature extractor that can be loaded (preprocessor_config.json or "
             f"processor_config.json): {first_line(error)}"
         ) from error
-    asked = {name: given[name] for name in _SPOKEN if given[name] is not None}
     jobs = []
-    for index, file in enumerate(given["audio"]):
+    for index, file in enumerate(given.audio or ()):
         sound = read_wav(file, extractor.sampling_rate)
         if len(sound) > extractor.n_samples:
             raise OutpaceError(
@@ -69,7 +96,7 @@ def spoken(given: Mapping[str, Any], model: Loaded) -> list[Job]:
         read = extractor(sound, sampling_rate=extractor.sampling_rate, return_tensors="pt")
         source = model.target.encode(read.input_features[0])
         assert source is not None  # the model has an encoder
-        jobs.append(Job(index, Prompt(str(file)), _start(model, source, asked), source=source))
+        jobs.append(Job(index, PromptLine(str(file)), _start(model, source, given.asked()), source=source))
     return jobs
 
 

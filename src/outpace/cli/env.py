@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from outpace._version import __version__
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import app, guarded, show
-from outpace.cli.parts import Source
+from outpace.cli.given import LoadingOptions, ModelOptions, StepOptions, taking
 from outpace.core import EXTRAS, OutpaceError, install, missing
 from outpace.embedded import NoHome, cache_path
 
@@ -25,32 +26,27 @@ if TYPE_CHECKING:
 _PACKAGES = ("torch", "transformers", "huggingface-hub", "numpy", "outpace-lab")
 
 
+@dataclass(frozen=True, kw_only=True)
+class EnvOptions(ModelOptions, LoadingOptions, StepOptions):
+    """The options of ``outpace env``."""
+
+    as_json: o.AsJson = False
+
+
 @app.command(epilog="Example: outpace env --model smollm2")
 @guarded
-def env(
-    model: o.ModelName = None,
-    device: o.Device = None,
-    dtype: o.Dtype = "auto",
-    trust_remote_code: o.Trust = False,
-    llamacpp: o.LlamaCpp = "",
-    backend: o.Backend = "auto",
-    quantise: o.Quantise = None,
-    stock: o.Stock = False,
-    threads: o.Threads = None,
-    as_json: o.AsJson = False,
-) -> None:
+@taking(EnvOptions)
+def env(given: EnvOptions) -> None:
     """Print versions, device, instruction sets, compiler, caches and extras.
 
     With --model also how that model would run here: which steps, in which dtype, and why not others.
     """
     found: dict[str, Any] = {}
-    if model is not None:
-        found = _served(
-            Source(model, device, dtype, trust_remote_code, llamacpp, backend=backend), quantise, stock
-        )
+    if given.model is not None:
+        found = _served(given)
     with screen.busy("looking at this machine ..."):
         here = environment()
-    show(here | found, as_json, _table)
+    show(here | found, given.as_json, _table)
 
 
 def environment() -> dict[str, Any]:
@@ -77,22 +73,18 @@ def environment() -> dict[str, Any]:
         "limited_to": None if limit is None else limit.march,
         "gpus": [torch.cuda.get_device_name(place) for place in gpus],
         "compiler": None if isinstance(command, str) else command[0],
-        "compiled": _compiled(),
+        "compiled": _why_not_compiled() or "",
         "cache": _cache(),
         "extras": {extra: missing(extra) for extra in EXTRAS},
     }
 
 
-def _served(source: Source, quantise: str | None, stock: bool) -> dict[str, Any]:
+def _served(given: EnvOptions) -> dict[str, Any]:
     """How a model would run: whether it is served, and by which steps."""
-    from dataclasses import replace
-
-    from outpace.cli.parts import steps
-
     try:
-        loaded = replace(source, options=steps(quantise, stock, False)).load()
+        loaded = given.source(given.model, options=given.steps()).load()
     except OutpaceError as error:
-        return {"model": {"name": source.model, "served": False, "reason": str(error)}}
+        return {"model": {"name": given.model, "served": False, "reason": str(error)}}
     return {"model": served(loaded)}
 
 
@@ -132,15 +124,15 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _compiled() -> str:
-    """Why functions in C are not used, or are compiled in each process; empty if they are there."""
+def _why_not_compiled() -> str | None:
+    """Why functions in C are not used, or are compiled in each process; None if they are there."""
     import torch
 
-    from outpace.native.build import compiled_anew
+    from outpace.native.build import why_compiled_anew
     from outpace.native.layers import functions
 
     found = functions(torch.bfloat16)
-    return found if isinstance(found, str) else compiled_anew()
+    return found if isinstance(found, str) else why_compiled_anew()
 
 
 def _cache() -> str | None:

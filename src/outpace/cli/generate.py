@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Mapping
 from collections.abc import Sequence as Seq
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,15 +16,16 @@ from outpace.cli import prompts, screen
 from outpace.cli.app import app, finish, guarded
 from outpace.cli.comparing import compare_all
 from outpace.cli.constraining import constraint_of
-from outpace.cli.encoder_decoder import check_audio, spoken, with_own_rules
+from outpace.cli.encoder_decoder import AudioOptions, check_audio, spoken, with_own_rules
+from outpace.cli.given import DraftingOptions, ModelOptions, PlaceOptions, StepOptions, taking
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import attached, engine_of, observer_of
-from outpace.cli.parts import Source, labelled, profiled, sampling, steps
-from outpace.cli.place import note_traffic, place_of
+from outpace.cli.parts import labelled, profiled, sampling
+from outpace.cli.place import note_traffic
 from outpace.cli.progress import bar
 from outpace.cli.running import (
     Job,
-    Total,
+    RunningTotal,
     counted,
     cut_note,
     exactness_note,
@@ -35,13 +36,12 @@ from outpace.cli.running import (
     run_one,
     stats_line,
 )
-from outpace.cli.writer import Writer
+from outpace.cli.writer import ResultWriter
 from outpace.core import Generation, OutpaceError, SamplingParams
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
-    from outpace.loading.weights import Encoders
     from outpace.sequence import Sequence
 
 PresencePenalty = Annotated[
@@ -77,18 +77,6 @@ Reference = Annotated[
         help="Text file that the output may repeat, for --drafter reference; repeatable. "
         "(In a .jsonl: a list of texts, references.)",
     ),
-]
-Audio = Annotated[
-    list[Path] | None,
-    typer.Option("--audio", metavar="FILE", help="A wav file, for a model of speech (Whisper); repeatable."),
-]
-Language = Annotated[
-    str | None,
-    typer.Option("--language", metavar="NAME", help="With --audio: the language spoken. Default: detected."),
-]
-Task = Annotated[
-    str | None,
-    typer.Option("--task", metavar="NAME", help="With --audio: transcribe, or translate (into English)."),
 ]
 InTemplate = Annotated[
     bool | None,
@@ -131,98 +119,99 @@ Repeats = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class PromptOptions(AudioOptions):
+    """What is decoded."""
+
+    prompt: Prompt = None
+    file: PromptFile = None
+    reference: Reference = None
+    chat: InTemplate = None
+    batch: Batch = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingOptions:
+    """How tokens are drawn, and what ends an output."""
+
+    max_new_tokens: o.MaxNewTokens = 128
+    temperature: o.Temperature = 0.0
+    top_k: o.TopK = 0
+    top_p: o.TopP = 1.0
+    min_p: o.MinP = 0.0
+    repetition_penalty: o.RepetitionPenalty = 1.0
+    presence_penalty: PresencePenalty = 0.0
+    frequency_penalty: FrequencyPenalty = 0.0
+    seed: o.Seed = None
+    stop: Stop = None
+    constrain: Constrain = None
+    ignore_eos: IgnoreEos = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportOptions:
+    """Where results go."""
+
+    logprobs: Logprobs = None
+    as_json: o.AsJson = False
+    out: Out = None
+    overwrite: o.Overwrite = False
+    compare: Compare = False
+    repeats: Repeats = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerateOptions(
+    PromptOptions, ModelOptions, DraftingOptions, PlaceOptions, StepOptions, SamplingOptions, ReportOptions
+):
+    """The options of ``outpace generate``."""
+
+    def params(self) -> SamplingParams:
+        """The sampling parameters.
+
+        Raises:
+            OutpaceError: options are invalid, or at odds with each other.
+        """
+        check_audio(self, prompt=self.prompt, file=self.file, reference=self.reference, chat=self.chat)
+        if self.compare and self.observer:
+            raise OutpaceError(
+                "--compare decodes each prompt several times, and an observer would have seen it before; "
+                "leave one of --compare and --observer out"
+            )
+        if self.compare and self.batch > 1:
+            raise OutpaceError("--compare measures one prompt at a time; leave --batch out")
+        if self.compare and self.logprobs is not None:
+            raise OutpaceError("--compare reports no --logprobs; leave one of them out")
+        if self.logprobs is not None and not self.as_json:
+            raise OutpaceError("--logprobs are reported in JSON only; add --json")
+        named = {name: own for name, own in vars(self).items() if name in SamplingParams.__dataclass_fields__}
+        constraint = constraint_of(self.constrain or ())
+        return sampling(**{**named, "stop": self.stop or (), "structured_outputs": constraint})
+
+
 @app.command(epilog='Example: outpace generate --prompt "The quick brown" --compare')
 @guarded
-def generate(
-    prompt: Prompt = None,
-    file: PromptFile = None,
-    reference: Reference = None,
-    audio: Audio = None,
-    language: Language = None,
-    task: Task = None,
-    chat: InTemplate = None,
-    batch: Batch = 1,
-    model: o.ModelName = None,
-    drafter: o.DefaultDrafterSpec = "",
-    profile: o.ProfileFile = None,
-    verifier: o.VerifierName = "match",
-    adaptive: o.Adaptive = None,
-    observer: o.ObserverSpec = "",
-    device: o.Device = None,
-    device_map: o.DeviceMap = None,
-    parallel: o.Parallel = None,
-    parallel_timeout: o.ParallelTimeout = 120.0,
-    dtype: o.Dtype = "auto",
-    trust_remote_code: o.Trust = False,
-    llamacpp: o.LlamaCpp = "",
-    backend: o.Backend = "auto",
-    quantise: o.Quantise = None,
-    stock: o.Stock = False,
-    threads: o.Threads = None,
-    max_new_tokens: o.MaxNewTokens = 128,
-    temperature: o.Temperature = 0.0,
-    top_k: o.TopK = 0,
-    top_p: o.TopP = 1.0,
-    min_p: o.MinP = 0.0,
-    repetition_penalty: o.RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    seed: o.Seed = None,
-    stop: Stop = None,
-    constrain: Constrain = None,
-    ignore_eos: IgnoreEos = False,
-    logprobs: Logprobs = None,
-    as_json: o.AsJson = False,
-    out: Out = None,
-    overwrite: o.Overwrite = False,
-    compare: Compare = False,
-    repeats: Repeats = 3,
-) -> None:
+@taking(GenerateOptions)
+def generate(given: GenerateOptions) -> None:
     """Decode a prompt from --prompt, a file or standard input, or many from a JSONL file, or audio.
 
     Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
-    given = checked(dict(locals()))
-    watching = observer_of(observer, parallel)
-    params = sampling(**{name: given[name] for name in SamplingParams.__dataclass_fields__ if name in given})
-    place = place_of(device, device_map, parallel, parallel_timeout, model, dtype, trust_remote_code)
-    found = [] if audio else prompts.read(prompt, file, reference or ())
-    copied, together = any(one.references for one in found), min(batch, len(audio or found))
-    how = dtype, trust_remote_code, llamacpp, reads(audio), steps(quantise, stock, bool(observer)), backend
-    with contextlib.closing(Writer(out, as_json, overwrite)) as writer:
-        loaded, spec = profiled(Source(model, place, *how), drafter, profile, verifier, copied, (together,))
-        jobs = spoken(given, loaded) if audio else prepare(found, loaded, chat)
+    params, watching = given.params(), observer_of(given.observer, given.parallel)
+    how = {"place": given.place(given.model), "options": given.steps(bool(given.observer))}
+    source = given.source(given.model, seq2seq="audio" if given.audio else True, **how)
+    found = [] if given.audio else prompts.read(given.prompt, given.file, given.reference or ())
+    copied, together = any(one.references for one in found), min(given.batch, len(given.audio or found))
+    with contextlib.closing(ResultWriter(given.out, given.as_json, given.overwrite)) as writer:
+        loaded, spec = profiled(source, given.drafter, given.profile, given.verifier, copied, (together,))
+        jobs = spoken(given, loaded) if given.audio else prepare(found, loaded, given.chat)
         with attached(watching, loaded, spec) as learner:
-            engine = engine_of(loaded, spec, verifier, together, adaptive, learner)
+            engine = engine_of(loaded, spec, given.verifier, together, given.adaptive, learner)
             ended = decode(loaded, engine, spec, jobs, with_own_rules(params, loaded, jobs), given, writer)
             note_traffic(engine)
     finish(*ended)
 
 
-def reads(audio: Any) -> Encoders:
-    """The models with encoders that are loaded."""
-    return "audio" if audio else True
-
-
-def checked(given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of ``generate``, with a constraint as sampling has it; those at odds are refused."""
-    compare, logprobs = given["compare"], given["logprobs"]
-    check_audio(given)
-    if compare and given["observer"]:
-        raise OutpaceError(
-            "--compare decodes each prompt several times, and an observer would have seen it before; "
-            "leave one of --compare and --observer out"
-        )
-    if compare and given["batch"] > 1:
-        raise OutpaceError("--compare measures one prompt at a time; leave --batch out")
-    if compare and logprobs is not None:
-        raise OutpaceError("--compare reports no --logprobs; leave one of them out")
-    if logprobs is not None and not given["as_json"]:
-        raise OutpaceError("--logprobs are reported in JSON only; add --json")
-    constraint = constraint_of(given["constrain"] or ())
-    return {**given, "stop": given["stop"] or (), "structured_outputs": constraint}
-
-
-def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: Writer) -> bool:
+def generate_one(engine: Engine, job: Job, params: SamplingParams, writer: ResultWriter) -> bool:
     """Decode one prompt and stream its text. Return False if it was interrupted."""
     parts = job.parts(engine.target)
     with Interrupt() as interrupt:
@@ -255,24 +244,26 @@ def decode(
     spec: str,
     jobs: Seq[Job],
     params: SamplingParams,
-    given: Mapping[str, Any],
-    writer: Writer,
+    given: GenerateOptions,
+    writer: ResultWriter,
 ) -> tuple[bool, bool]:
-    """Decode all prompts by the options ``given`` to ``generate``.
+    """Decode all prompts.
 
     Returns:
         Whether the run was complete, and whether outputs are equal that were promised to be.
     """
-    if given["compare"]:
-        return compare_all(loaded, engine, labelled(spec, engine), jobs, params, given["repeats"], writer)
-    if prompts.is_list(given["file"]) or len(jobs) > 1:  # even one in a file of prompts has a title
-        return generate_many(engine, jobs, params, given["batch"], writer), True
+    if given.compare:
+        return compare_all(loaded, engine, labelled(spec, engine), jobs, params, given.repeats, writer)
+    if prompts.is_list(given.file) or len(jobs) > 1:  # even one in a file of prompts has a title
+        return generate_many(engine, jobs, params, given.batch, writer), True
     return generate_one(engine, jobs[0], params, writer), True
 
 
-def generate_many(engine: Engine, jobs: Seq[Job], params: SamplingParams, batch: int, writer: Writer) -> bool:
+def generate_many(
+    engine: Engine, jobs: Seq[Job], params: SamplingParams, batch: int, writer: ResultWriter
+) -> bool:
     """Decode several prompts and write each as it finishes. Return False if the run was interrupted."""
-    total = Total()
+    total = RunningTotal()
     began = time.perf_counter()
     with Interrupt() as interrupt, bar(len(jobs), "prompts") as progress:
 

@@ -48,7 +48,7 @@ VerifierName = Annotated[
     model_option(
         "--verifier",
         metavar="SPEC",
-        help="match: the tokens of plain decoding; rejection, block, traversal: their "
+        help="match: the tokens of plain decoding; rejection: their "
         "distribution; outpace-lab has more, also lossy ones.",
     ),
 ]

@@ -61,7 +61,7 @@ def steps(quantise: str | None, stock: bool, online: bool) -> TargetOptions:
 
 
 @dataclass(frozen=True)
-class Source:
+class ModelSource:
     """The options of a model and of loading it, as for ``outpace.load``."""
 
     model: str | None
@@ -114,7 +114,7 @@ class Source:
 
 
 def profiled(
-    source: Source,
+    source: ModelSource,
     drafter: str,
     profile: Path | None,
     verifier: str,

@@ -56,11 +56,11 @@ def place_of(
     if device not in (None, "cpu", "cuda"):
         raise OutpaceError("with --parallel each process has the device of its number; leave --device out")
     from outpace.loading import load
-    from outpace.loading.placement import Shared
+    from outpace.loading.placement import SharedModel
     from outpace.targets.ranks.processes import Ranks
 
     ranks = Ranks.of_launcher(timeout)
-    shared = Shared(ranks, "draft" if parallel == "draft" else "tensor")
+    shared = SharedModel(ranks, "draft" if parallel == "draft" else "tensor")
     if not ranks.leads:
         try:
             load(model, dtype, shared, trust_remote_code=trust_remote_code)

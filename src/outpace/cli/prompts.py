@@ -15,7 +15,7 @@ LINES = (".jsonl", ".ndjson")
 
 
 @dataclass(frozen=True)
-class Prompt:
+class PromptLine:
     """A prompt and its origin; ``line`` is its line in a JSONL file, from 1, otherwise None.
 
     ``references`` are texts that its output may repeat.
@@ -35,7 +35,7 @@ def is_list(file: Path | None) -> bool:
     return file is not None and file.suffix.lower() in LINES
 
 
-def read(prompt: str | None, file: Path | None, references: Sequence[Path] = ()) -> list[Prompt]:
+def read(prompt: str | None, file: Path | None, references: Sequence[Path] = ()) -> list[PromptLine]:
     """Read the prompts: all of a JSONL file, otherwise one.
 
     Args:
@@ -48,7 +48,7 @@ def read(prompt: str | None, file: Path | None, references: Sequence[Path] = ())
     return [replace(one, references=one.references + shared) for one in _read(prompt, file)]
 
 
-def _read(prompt: str | None, file: Path | None) -> list[Prompt]:
+def _read(prompt: str | None, file: Path | None) -> list[PromptLine]:
     if prompt is not None and file is not None:
         raise OutpaceError("give --prompt or --file, not both")
     if file is not None:
@@ -62,10 +62,10 @@ def _read(prompt: str | None, file: Path | None) -> list[Prompt]:
         text = _stdin()
     if not text:
         raise OutpaceError("the prompt is empty; give --prompt TEXT or --file FILE, or pipe text in")
-    return [Prompt(text)]
+    return [PromptLine(text)]
 
 
-def read_lines(text: str, name: str) -> list[Prompt]:
+def read_lines(text: str, name: str) -> list[PromptLine]:
     """The prompts of a JSONL text, one per line; empty lines are skipped.
 
     A line is a JSON string, or an object with ``prompt``, ``question`` or ``turns`` (the first one is used)
@@ -84,14 +84,14 @@ def read_lines(text: str, name: str) -> list[Prompt]:
     return prompts
 
 
-def _prompt(value: object, number: int) -> Prompt:
+def _prompt(value: object, number: int) -> PromptLine:
     """The prompt in a line's value."""
     if isinstance(value, dict) and "tokens" in value:
         value = {name: part for name, part in value.items() if name != "tokens"}
         if not value.keys() & {"prompt", "question", "turns"}:
             raise OutpaceError('only `outpace bench` takes "tokens"; give a text as "prompt"')
     item = item_of(value, "")
-    return Prompt(item.turns[0], number, item.references)
+    return PromptLine(item.turns[0], number, item.references)
 
 
 def _reference(file: Path) -> str:

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.prompts import Prompt
+from outpace.cli.prompts import PromptLine
 from outpace.core import Generation, OutpaceError, SamplingParams, Stats
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class Job:
     """
 
     index: int
-    prompt: Prompt
+    prompt: PromptLine
     ids: list[int]
     references: Seq[Seq[int]] = ()
     source: Any = None
@@ -41,7 +41,7 @@ class Job:
 
 
 @dataclass
-class Total:
+class RunningTotal:
     """Running totals over several prompts."""
 
     prompts: int = 0
@@ -61,7 +61,7 @@ class Total:
         return self.tokens / self.steps if self.steps else 0.0
 
 
-def prepare(prompts: Seq[Prompt], model: Loaded, chat: bool | None) -> list[Job]:
+def prepare(prompts: Seq[PromptLine], model: Loaded, chat: bool | None) -> list[Job]:
     """Tokenise all prompts before any is decoded.
 
     Args:

@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from socket import socket
@@ -19,9 +19,9 @@ import typer
 from outpace.cli import completing, screen
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded
+from outpace.cli.given import PlaceOptions, StepOptions, taking
 from outpace.cli.observing import Attachment, attached, observer_of
-from outpace.cli.parts import Source, profiled, steps
-from outpace.cli.place import place_of
+from outpace.cli.parts import ModelSource, profiled
 from outpace.cli.several import MOST, Several, chosen
 from outpace.core import OutpaceError, need
 from outpace.names import read_device_map
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from outpace.engine.engine import Engine
     from outpace.loading import Loaded
-    from outpace.loading.placement import Place
     from outpace.serve.admission import Limits
     from outpace.serve.auth import Keys
     from outpace.serve.router import Router
@@ -183,113 +182,127 @@ Lenient = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ServedOptions:
+    """What is served, and by which drafters."""
+
+    model: Models = None
+    drafter: o.DefaultDrafterSpec = ""
+    also: Others = None
+    profile: o.ProfileFile = None
+    adaptive: o.Adaptive = None
+    observer: o.ObserverSpec = ""
+
+    def others(self) -> dict[str, str]:
+        """Names and spec strings of further drafters."""
+        found = dict[str, str]()
+        for one in self.also or ():
+            name, equals, spec = one.partition("=")
+            if not (name and equals and spec):
+                raise OutpaceError(f"--also takes NAME=SPEC, as in copy=prompt_lookup; not {one!r}")
+            found[name] = spec
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions(ServedOptions, PlaceOptions, StepOptions):
+    """The options of ``outpace serve``."""
+
+    host: Host = "127.0.0.1"
+    port: Port = 8000
+    served_model_name: Names = None
+    api_keys: KeysFile = None
+    cors_origin: Origins = None
+    drain: Drain = 30.0
+    no_access_log: NoLog = False
+    otlp_endpoint: Endpoint = None
+    max_running: MaxRunning = 32
+    max_waiting: MaxWaiting = 256
+    max_wait: MaxWait = 60.0
+    max_body: MaxBody = 4.0
+    memory: Memory = 0.8
+    prefix_cache: PrefixCache = None
+    prefix_store: PrefixStore = None
+    models_max: ModelsMax = None
+    models_idle: ModelsIdle = None
+    refuse_long_answers: RefuseLong = False
+    lenient: Lenient = False
+
+    def of_one(self) -> dict[str, Any]:
+        """The options that are for one model that is loaded at the start."""
+        return {
+            "--profile": self.profile,
+            "--device-map": self.device_map,
+            "--parallel": self.parallel,
+            "--observer": self.observer,
+            "--served-model-name": self.served_model_name,
+        }
+
+    def limits(self) -> Limits:
+        from outpace.serve.admission import Limits
+
+        return Limits(
+            self.max_running,
+            self.max_waiting,
+            self.max_wait,
+            body=int(self.max_body * 2**20),
+            cut=not self.refuse_long_answers,
+            lenient=self.lenient,
+        )
+
+    def of_server(self, keys: Keys, limits: Limits) -> Options:
+        """The server's options."""
+        from outpace.serve.server import Options
+
+        names, origins, tracer = (
+            self.served_model_name or (),
+            self.cors_origin or (),
+            _tracer(self.otlp_endpoint),
+        )
+        return Options(names, self.drain, origins, tracer, keys, limits, self.prefix_store)
+
+
 @app.command(epilog="Example: outpace serve --drafter prompt_lookup --port 8000")
 @guarded
-def serve(
-    model: Models = None,
-    drafter: o.DefaultDrafterSpec = "",
-    also: Others = None,
-    profile: o.ProfileFile = None,
-    adaptive: o.Adaptive = None,
-    device: o.Device = None,
-    device_map: o.DeviceMap = None,
-    parallel: o.Parallel = None,
-    parallel_timeout: o.ParallelTimeout = 120.0,
-    observer: o.ObserverSpec = "",
-    dtype: o.Dtype = "auto",
-    trust_remote_code: o.Trust = False,
-    llamacpp: o.LlamaCpp = "",
-    backend: o.Backend = "auto",
-    quantise: o.Quantise = None,
-    stock: o.Stock = False,
-    threads: o.Threads = None,
-    host: Host = "127.0.0.1",
-    port: Port = 8000,
-    served_model_name: Names = None,
-    api_keys: KeysFile = None,
-    cors_origin: Origins = None,
-    drain: Drain = 30.0,
-    no_access_log: NoLog = False,
-    otlp_endpoint: Endpoint = None,
-    max_running: MaxRunning = 32,
-    max_waiting: MaxWaiting = 256,
-    max_wait: MaxWait = 60.0,
-    max_body: MaxBody = 4.0,
-    memory: Memory = 0.8,
-    prefix_cache: PrefixCache = None,
-    prefix_store: PrefixStore = None,
-    models_max: ModelsMax = None,
-    models_idle: ModelsIdle = None,
-    refuse_long_answers: RefuseLong = False,
-    lenient: Lenient = False,
-) -> None:
+@taking(ServeOptions)
+def serve(given: ServeOptions) -> None:
     """Serve a model over HTTP with OpenAI's API."""
-    began, others, step = time.monotonic(), _others(also or []), steps(quantise, stock, bool(observer))
-    source = Source(None, device, dtype, trust_remote_code, llamacpp, "images", step, backend)
-    keeps = models_max is not None or models_idle is not None
-    source, several = chosen(model or [], keeps, source, drafter, others, adaptive)
-    single: dict[str, Any] = {"--profile": profile, "--device-map": device_map, "--parallel": parallel}
-    single |= {"--observer": observer, "--served-model-name": served_model_name}
-    keys = _checked(source, several, single, [drafter, *others.values()], otlp_endpoint, api_keys)
-    watching = observer_of(observer, parallel)
+    began, others = time.monotonic(), given.others()
+    source = given.source(None, seq2seq="images", options=given.steps(bool(given.observer)))
+    keeps = given.models_max is not None or given.models_idle is not None
+    source, several = chosen(given.model or [], keeps, source, given.drafter, others, given.adaptive)
+    keys = _checked(given, source, several, [given.drafter, *others.values()])
+    watching = observer_of(given.observer, given.parallel)
     from outpace.serve.server import Server, listen
 
-    place = place_of(device, device_map, parallel, parallel_timeout, source.model, dtype, trust_remote_code)
-    limits = _bounds(max_running, max_waiting, max_wait, max_body, not refuse_long_answers, lenient)
-    named = served_model_name, drain, cors_origin
-    options, listener = _options(named, otlp_endpoint, keys, limits, prefix_store), listen(host, port)
-    ready = partial(_banner, host=host, listener=listener, keys=len(options.keys), began=began)
+    source = replace(source, place=given.place(source.model))
+    limits = given.limits()
+    options, listener = given.of_server(keys, limits), listen(given.host, given.port)
+    ready = partial(_banner, host=given.host, listener=listener, keys=len(options.keys), began=began)
     with ExitStack() as learners:
-        more = source, place, drafter, profile, watching, learners, limits, others, adaptive
-        load: Callable[[], Any] = partial(_one, *more, memory, prefix_cache)
+        load: Callable[[], Any] = partial(_one, given, source, watching, learners, limits)
         if several is not None:
-            room = models_max or MOST, memory, prefix_cache
-            load = partial(several.plan, limits, room, models_idle, prefix_store)
-        _run(Server(options, load, ready), listener, not no_access_log)
-
-
-def _options(
-    named: tuple[list[str] | None, float, list[str] | None],
-    endpoint: str | None,
-    keys: Keys,
-    limits: Limits,
-    store: Path | None,
-) -> Options:
-    """The server's options; ``named`` are the names of its model, the time to drain, and origins."""
-    from outpace.serve.server import Options
-
-    names, drain, origins = named
-    return Options(names or (), drain, origins or (), _tracer(endpoint), keys, limits, store)
+            room = given.models_max or MOST, given.memory, given.prefix_cache
+            load = partial(several.plan, limits, room, given.models_idle, given.prefix_store)
+        _run(Server(options, load, ready), listener, not given.no_access_log)
 
 
 def _one(
-    source: Source,
-    place: Place,
-    drafter: str,
-    profile: Path | None,
+    given: ServeOptions,
+    source: ModelSource,
     watching: Attachment | None,
     learners: ExitStack,
     limits: Limits,
-    others: dict[str, str],
-    adaptive: bool | None,
-    memory: float,
-    prefixes: int | None,
 ) -> tuple[Loaded, Engine]:
     """Load the model of a server that has one, and make its engine."""
     from outpace.serve.engine import make_engine, rooms
 
-    loaded, spec = profiled(replace(source, place=place), drafter, profile, "match")
+    loaded, spec = profiled(source, given.drafter, given.profile, "match")
     learner = learners.enter_context(attached(watching, loaded, spec))
     own = spec if learner is None else learner.drafter
-    more = {"adaptive": "auto" if adaptive is None else adaptive, **rooms(memory, prefixes)}
-    return loaded, make_engine(loaded, own, limits, others, learner, True, **more)
-
-
-def _bounds(running: int, waiting: int, wait: float, body: float, cut: bool, lenient: bool) -> Limits:
-    """The server's limits; ``body`` is in MiB."""
-    from outpace.serve.admission import Limits
-
-    return Limits(running, waiting, wait, body=int(body * 2**20), cut=cut, lenient=lenient)
+    adaptive = "auto" if given.adaptive is None else given.adaptive
+    more = {"adaptive": adaptive, **rooms(given.memory, given.prefix_cache)}
+    return loaded, make_engine(loaded, own, limits, given.others(), learner, True, **more)
 
 
 def _tracer(endpoint: str | None) -> Tracer | None:
@@ -299,30 +312,23 @@ def _tracer(endpoint: str | None) -> Tracer | None:
     return tracer_to(endpoint) if endpoint else None
 
 
-def _checked(
-    source: Source,
-    several: Several | None,
-    single: dict[str, Any],
-    specs: list[str],
-    endpoint: str | None,
-    keys: Path | None,
-) -> Keys:
+def _checked(given: ServeOptions, source: ModelSource, several: Several | None, specs: list[str]) -> Keys:
     """Refuse missing extras, unknown names, and options of one model for several; return the server's keys.
 
     Imports no torch.
     """
     need("serve", "outpace serve")
-    if endpoint:
+    if given.otlp_endpoint:
         need("otel", "--otlp-endpoint")
     for spec in specs:
         source.check_names(spec)
     if several is not None:
-        several.check(single)
-    if single["--device-map"] is not None:
-        read_device_map(single["--device-map"])
+        several.check(given.of_one())
+    if given.device_map is not None:
+        read_device_map(given.device_map)
     from outpace.serve.auth import Keys
 
-    return Keys.read(keys, os.environ.get(API_KEYS, ""))
+    return Keys.read(given.api_keys, os.environ.get(API_KEYS, ""))
 
 
 def _run(server: Server, listener: socket, access: bool) -> None:
@@ -378,17 +384,6 @@ def _of_one(service: Service, address: str) -> None:
     )
     for reason in service.slow:
         screen.note(f"  slower than it could be: {reason}")
-
-
-def _others(given: list[str]) -> dict[str, str]:
-    """Names and spec strings of further drafters."""
-    found = dict[str, str]()
-    for one in given:
-        name, equals, spec = one.partition("=")
-        if not (name and equals and spec):
-            raise OutpaceError(f"--also takes NAME=SPEC, as in copy=prompt_lookup; not {one!r}")
-        found[name] = spec
-    return found
 
 
 def _log(access: bool) -> None:

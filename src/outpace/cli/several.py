@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from outpace.cli.parts import Source
+from outpace.cli.parts import ModelSource
 from outpace.core import OutpaceError
 from outpace.names import is_gguf, models_in, shown_name
 
@@ -25,11 +25,11 @@ MOST = 4  # models that are loaded at once, by default
 def chosen(
     given: list[str],
     keeps: bool,
-    source: Source,
+    source: ModelSource,
     drafter: str,
     also: Mapping[str, str],
     adaptive: bool | None,
-) -> tuple[Source, Several | None]:
+) -> tuple[ModelSource, Several | None]:
     """The options of the one model that is loaded at the start, or those of several; ``source`` has neither.
 
     Args:
@@ -86,7 +86,7 @@ class Several:
     """The options of several models; ``source`` has those that all share."""
 
     models: Mapping[str, str | None]
-    source: Source
+    source: ModelSource
     drafter: str
     also: Mapping[str, str]
     adaptive: bool | None
@@ -122,7 +122,7 @@ class Several:
             for spec in (self.drafter, *self.also.values()):
                 self._of(model).check_names(spec)
 
-    def _of(self, model: str | None) -> Source:
+    def _of(self, model: str | None) -> ModelSource:
         return replace(
             self.source,
             model=model,
@@ -167,7 +167,9 @@ class Several:
             found.append(Known(name, size, self._loads(self._of(model), limits), device, files))
         return found
 
-    def _loads(self, source: Source, limits: Limits) -> Callable[[dict[str, Any]], tuple[Loaded, Engine]]:
+    def _loads(
+        self, source: ModelSource, limits: Limits
+    ) -> Callable[[dict[str, Any]], tuple[Loaded, Engine]]:
         from outpace.engine.usual import usual_drafter
         from outpace.loading import load
         from outpace.serve.engine import make_engine

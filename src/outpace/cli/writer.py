@@ -58,7 +58,7 @@ def write_json(text: str, to_json: str | None) -> None:
             replace_text(path, text + "\n")
 
 
-class Writer:
+class ResultWriter:
     """Writer of results as they come: text, or one JSON object per line, to a file or standard output.
 
     Args:

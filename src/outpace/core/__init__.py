@@ -28,6 +28,8 @@ from outpace.core.results import (
     Generation,
     Promise,
     Stats,
+    StopKind,
+    StoppedBy,
     StreamedToken,
     TokenLogprobs,
 )
@@ -36,8 +38,8 @@ from outpace.core.structured import StructuredOutputs
 __all__ = [
     "DEFAULT_DRAFTER", "DTYPES", "EXTRAS", "PROMISES", "USUAL", "ContextOverflow", "Draft", "FinishReason",
     "Generation", "LogitsProcessor", "NoTokenLeft", "OutpaceError", "Promise", "PromptStates", "RanksLost",
-    "SamplingParams", "Source", "Speculation", "Stats", "StreamedToken", "StructuredOutputs",
-    "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict", "check_known", "described",
-    "dtype_name", "first_line", "in_progress", "install", "load_extra", "missing", "near", "need",
-    "out_of_memory",
+    "SamplingParams", "Source", "Speculation", "Stats", "StopKind", "StoppedBy", "StreamedToken",
+    "StructuredOutputs", "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict", "check_known",
+    "described", "dtype_name", "first_line", "in_progress", "install", "load_extra", "missing", "near",
+    "need", "out_of_memory",
 ]  # fmt: skip

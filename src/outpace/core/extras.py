@@ -15,7 +15,6 @@ EXTRAS: Mapping[str, tuple[str, ...]] = {
     "otel": ("opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"),
     "gguf": ("gguf", "accelerate"),
     "llamacpp": ("llama_cpp",),
-    "datastore": ("pydivsufsort",),
     "devices": ("accelerate",),
     "lora": ("peft",),
     "gpu": ("triton",),

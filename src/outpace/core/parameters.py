@@ -38,10 +38,10 @@ class Speculation:
         drafter: a name among the engine's ``drafters``, "off" for plain decoding, None for the engine's
             default drafter.
         num_speculative_tokens: maximum number of nodes per draft, at least 0; None for no limit.
-        memory: scope of what the drafter remembers of outputs (``suffix``, ``token_recycling``,
-            ``combined``): None shares it among all requests of the engine, a name among the requests with
-            the same name (those of one tenant, for example), "off" keeps it to this request. Only the 16
-            most recently used names are kept.
+        memory: scope of what the drafter remembers of outputs (``suffix``, ``combined``): None
+            shares it among all requests of the engine, a name among the requests with the same name (those
+            of one tenant, for example), "off" keeps it to this request. Only the 16 most recently used
+            names are kept.
     """
 
     drafter: str | None = None

@@ -6,6 +6,7 @@ import re
 from array import array
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal, get_args
 
 from outpace.core.errors import OutpaceError
@@ -14,6 +15,18 @@ if TYPE_CHECKING:
     import torch
 
 FinishReason = Literal["eos", "stop", "length", "removed", "error"]
+StopKind = Literal["end token", "stop token", "stop string", "criterion", "limit", "removed", "error"]
+_REASONS: Mapping[StopKind, FinishReason] = MappingProxyType(
+    {
+        "end token": "eos",
+        "stop token": "stop",
+        "stop string": "stop",
+        "criterion": "stop",
+        "limit": "length",
+        "removed": "removed",
+        "error": "error",
+    }
+)
 Promise = Literal["same bits", "same tokens", "same tokens but for near-ties", "not exact"]
 PROMISES: tuple[Promise, ...] = get_args(Promise)  # from the strongest to the weakest
 
@@ -129,6 +142,25 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True)
+class StoppedBy:
+    """What ended a text.
+
+    Attributes:
+        kind: a token of the model that ends its texts, one of ``stop_token_ids``, a stop string, a criterion
+            such as a grammar whose text is complete, the limit of tokens, its removal, or an error.
+        string: the stop string.
+    """
+
+    kind: StopKind
+    string: str | None = None
+
+    @property
+    def reason(self) -> FinishReason:
+        """The same in fewer words."""
+        return _REASONS[self.kind]
+
+
+@dataclass(frozen=True)
 class Generation:
     """The result of one request.
 
@@ -139,12 +171,17 @@ class Generation:
     """
 
     tokens: list[int]
-    finish_reason: FinishReason
+    stopped_by: StoppedBy
     seed: int
     stats: Stats
     text: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     error: Exception | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """What ended it, in a word."""
+        return self.stopped_by.reason
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from outpace.core import Draft
 from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.engine.active import Active, fail
-from outpace.policy.plan import Outcome, Plan, Policy
+from outpace.policy.plan import DraftPlan, Outcome, Policy
 from outpace.sequence import Step
 from outpace.targets.base import TargetModel
 
@@ -37,7 +37,7 @@ class Drafting:
     top: int = field(init=False)
     reads: bool = field(init=False)
     waits: bool = field(init=False)
-    plan: Plan | None = field(init=False, default=None)
+    plan: DraftPlan | None = field(init=False, default=None)
     _alone: bool = field(init=False)  # the drafter handles one sequence at a time
 
     def __post_init__(self) -> None:

@@ -63,7 +63,7 @@ class Engine:
         target: ``outpace.Target(model)``, or a loaded transformers model.
         drafter: a drafter or its spec string; None decodes plainly.
         verifier: a verifier or its spec string: ``match`` (the tokens of plain decoding with the same seed),
-            ``rejection``, ``block`` or ``traversal`` (their distribution), or one of another package.
+            ``rejection`` (their distribution), or one of another package.
         tokenizer: for stop strings and text, of which only its ``decode`` is used, and for prompts that are
             texts or messages.
         adaptive: True uses a governor, which chooses the number of nodes to draft per step from measured

@@ -81,13 +81,13 @@ def check_shape(drafter: Drafter[Any], verifier: Verifier, target: TargetModel) 
     if verifier.chains and trees:
         raise OutpaceError(
             f"verifier={verifier.name!r} verifies chains, but {type(drafter).__name__} drafts "
-            "trees; use verifier='match', 'rejection' or 'traversal', or a drafter of chains (draft_model, "
+            "trees; use verifier='match', 'rejection', or a drafter of chains (draft_model, "
             "jacobi, prompt_lookup:branches=1)"
         )
     if verifier.independent and trees and drafter.samples and not getattr(drafter, "replacement", False):
         raise OutpaceError(
             f"verifier={verifier.name!r} takes siblings drawn with replacement, and {type(drafter).__name__} "
-            "draws them without; use verifier='rejection' or 'traversal', or such draws "
+            "draws them without; use verifier='rejection', or such draws "
             "(draft_model:branching=4x2,draws=independent,replacement=true)"
         )
 

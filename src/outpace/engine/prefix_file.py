@@ -20,7 +20,7 @@ from torch import Tensor
 from outpace.cache import Cache
 from outpace.core import OutpaceError, first_line
 from outpace.engine.prefix import BLOCK, Entry
-from outpace.files import digest_of, foreign, replacing, sealed, unsealed
+from outpace.files import digest_of, replacing, sealed, unsealed, why_foreign
 from outpace.targets import TargetModel
 from outpace.targets.batch import Batch
 
@@ -39,7 +39,7 @@ def private(folder: Path) -> Path:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        why = foreign(folder.stat())
+        why = why_foreign(folder.stat())
     except OSError as error:
         raise OutpaceError(f"cannot use {folder}: {error.strerror or error}") from None
     if why:

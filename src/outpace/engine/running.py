@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from outpace.cache import Cache, Slot
-from outpace.core import RanksLost, out_of_memory
+from outpace.core import RanksLost, StoppedBy, out_of_memory
 from outpace.engine.active import Active, Drafts, by_drafter, fail
 from outpace.engine.chunks import Share
 from outpace.engine.memory import Memory
@@ -271,7 +271,7 @@ class RunningBatch:
             if active is None and not self.scheduler.forget(sequence):
                 continue
             if sequence.finish_reason is None:
-                sequence.finish_reason = "removed"
+                sequence.stopped_by = StoppedBy("removed")
             if active is not None:
                 if self.leaving is not None:
                     self.leaving(sequence, self.cache, active.slot)
@@ -312,7 +312,7 @@ class RunningBatch:
         """
         for sequence in self.sequences:
             if sequence.finish_reason is None:
-                sequence.finish_reason = "removed"
+                sequence.stopped_by = StoppedBy("removed")
         for active in self.active:
             self._left(active)
         self.scheduler.clear()

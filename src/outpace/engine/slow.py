@@ -58,7 +58,7 @@ def _step(target: TargetModel) -> str:
     dtype = str(target.dtype).removeprefix("torch.")
     if plan.own_dtype == "bfloat16" and not plan.dtype and dtype in ("float32", "float64"):
         return f"weights are {dtype}, as asked for; bfloat16, the model's own, is faster: leave dtype out"
-    why = "" if plan.native else plan.why_not(NATIVE)
+    why = None if plan.native else plan.why_not(NATIVE)
     if why and isinstance(layers_of(target.dtype), str):
         return f"steps run without compiled functions: {layers_of(target.dtype)}"
     for option, reason in _OFF.items():
@@ -66,7 +66,7 @@ def _step(target: TargetModel) -> str:
             return f"forwards are not native, since {reason}; leave {option} out for faster steps"
     if why:
         return f"forwards are not native: {why}; docs/reference/models.md names the families that are"
-    if anew := build.compiled_anew():
+    if anew := build.why_compiled_anew():
         return f"functions in C are compiled in each process: {anew}; set {CACHE} to another folder"
     return ""
 

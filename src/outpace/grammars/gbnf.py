@@ -74,7 +74,7 @@ def lark_of(text: str) -> str:
     missing = sorted({ref for node in rules.values() for ref in _refs(node)} - rules.keys())
     if missing:
         raise OutpaceError(f"the grammar has no rule {missing[0]}")
-    return _Writer(rules).lark()
+    return _LarkWriter(rules).lark()
 
 
 class _Reader:
@@ -232,7 +232,7 @@ def _refs(node: Node) -> Iterator[str]:
         yield from _refs(part)
 
 
-class _Writer:
+class _LarkWriter:
     """A writer of Lark, whose terminals are the regular parts of the rules."""
 
     def __init__(self, rules: dict[str, Node]) -> None:

@@ -31,7 +31,7 @@ class Thought(Protocol):
     def begun(self) -> bool: ...
 
 
-class Keys:
+class ObjectKeys:
     """The keys of the objects that a text is in.
 
     Args:

@@ -14,7 +14,7 @@ from torch import Tensor
 from outpace.core import OutpaceError, StructuredOutputs
 from outpace.grammars.compiling import compiled
 from outpace.grammars.effects import effective, lists_keys
-from outpace.grammars.keys import Keys, Thought, unpacked
+from outpace.grammars.keys import ObjectKeys, Thought, unpacked
 from outpace.grammars.notations import Free, written
 from outpace.grammars.tokens import tokenizer_of
 from outpace.transfer import upload
@@ -28,7 +28,9 @@ class Grammar:
         keys: of the objects in the output, none of which comes twice; None if it is no JSON.
     """
 
-    def __init__(self, matcher: llguidance.LLMatcher, prompt_length: int, keys: Keys | None = None) -> None:
+    def __init__(
+        self, matcher: llguidance.LLMatcher, prompt_length: int, keys: ObjectKeys | None = None
+    ) -> None:
         self._matcher = matcher.deep_copy()
         self._read, self._keys = prompt_length, keys
 
@@ -92,7 +94,7 @@ class Constraints:
             unlisted: its texts are JSON, and may have keys that no schema lists.
             thought: what comes before the text; None for nothing.
         """
-        keys = Keys(self._quoting, self.tokenizer.decode_bytes, thought) if unlisted else None
+        keys = ObjectKeys(self._quoting, self.tokenizer.decode_bytes, thought) if unlisted else None
         return Grammar(matcher, prompt_length, keys)
 
     def of(self, wanted: StructuredOutputs, prompt_length: int) -> Grammar:

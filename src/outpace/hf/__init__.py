@@ -103,8 +103,8 @@ def accelerate(
             pays (docs/concepts/rounded-self.md; the first call then rounds weights, for seconds); as chains
             (branches=1) for a model or a verifier that takes only those (BLOOM, MPT;
             docs/reference/models.md).
-        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
-            "block" or "traversal" (their distribution), or one of another package.
+        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection"
+            (their distribution), or one of another package.
         adaptive: whether a governor decides, from measured times, how much each step drafts, nothing if
             nothing pays; or a policy. "auto": if the verifier is "match". Under another verifier the rows'
             seeds would not make a call repeatable, so True refuses sampling there.
@@ -211,8 +211,8 @@ def decode(
 
     Args:
         drafter: a drafter or its spec string; "none" decodes plainly. By default as for ``accelerate``.
-        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection",
-            "block" or "traversal" (their distribution), or one of another package.
+        verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection"
+            (their distribution), or one of another package.
         adaptive: as for ``accelerate``, but measurements are forgotten after the call, and so are the earlier
             outputs remembered by ``suffix``.
 

@@ -19,7 +19,7 @@ from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.hf.caches import filled
 from outpace.hf.checks import refusal, refuse_request
 from outpace.hf.engines import Engines, RowEngine
-from outpace.hf.rows import Recording, Row, for_row, split_criteria, split_warpers
+from outpace.hf.rows import GenerateRow, Recording, for_row, split_criteria, split_warpers
 from outpace.hf.sources import Sources, sources_of
 from outpace.sequence import Sequence
 from outpace.targets import TargetModel
@@ -138,7 +138,7 @@ class Decoder:
             return GenerateEncoderDecoderOutput(**found)
         return GenerateDecoderOnlyOutput(**found)
 
-    def _decode(self, engine: RowEngine, rows: list[Row], request: Request) -> list[Sequence]:
+    def _decode(self, engine: RowEngine, rows: list[GenerateRow], request: Request) -> list[Sequence]:
         """Decode all rows to their end, and stream each column of new tokens once every row has it."""
         sequences = [
             engine.add(row.prompt, row.params, row.ends if row.needs_criteria else None, source=source)
@@ -217,7 +217,7 @@ def _request(
     )
 
 
-def _rows(request: Request, processors: LogitsProcessorList) -> list[Row]:
+def _rows(request: Request, processors: LogitsProcessorList) -> list[GenerateRow]:
     """The rows of a request, each with its own processors, seed and records."""
     config, count = request.config, len(request.input_ids)
     rest: list[Any] = list(processors)
@@ -229,7 +229,7 @@ def _rows(request: Request, processors: LogitsProcessorList) -> list[Row]:
         # The default generator, so that torch.manual_seed repeats a call.
         seeds = list(torch.randint(2**63 - 1, (count,)).tolist())
     recorded = bool(config.return_dict_in_generate)
-    rows: list[Row] = []
+    rows: list[GenerateRow] = []
     # With a pad token, a row that ended is padded; without one it keeps growing until all have ended.
     lockstep = rows if request.criteria and request.pad is None and count > 1 else ()
     for place in range(count):
@@ -246,11 +246,11 @@ def _rows(request: Request, processors: LogitsProcessorList) -> list[Row]:
         )
         own = [for_row(processor, place, count) for processor in rest]
         ids, pads = request.input_ids[place], request.sources.pads[place]
-        rows.append(Row(ids, pads, params, own, request.criteria, request.limit, record, lockstep))
+        rows.append(GenerateRow(ids, pads, params, own, request.criteria, request.limit, record, lockstep))
     return rows
 
 
-def _new_tokens(rows: Seq[Row], sequences: Seq[Sequence]) -> int:
+def _new_tokens(rows: Seq[GenerateRow], sequences: Seq[Sequence]) -> int:
     """New columns of the output, once every row has ended. In lockstep a row may have grown past them."""
     return max(
         sequence.output_length if row.ended is None else row.ended

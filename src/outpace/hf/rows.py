@@ -61,7 +61,7 @@ class RowProcessor:
         return rows.to(here)
 
 
-class Row:
+class GenerateRow:
     """A row as the engine decodes it.
 
     Args:
@@ -86,7 +86,7 @@ class Row:
         criteria: Seq[Any],
         limit: int,
         record: Recording,
-        lockstep: Seq[Row] = (),
+        lockstep: Seq[GenerateRow] = (),
     ) -> None:
         self.pads = pads
         self.prompt: list[int] = input_ids[pads:].tolist()

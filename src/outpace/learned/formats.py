@@ -16,7 +16,7 @@ Config = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class Format:
+class DrafterFormat:
     """A format of drafters.
 
     Attributes:
@@ -63,83 +63,87 @@ def _mtp(config: Config) -> bool:
 
 # The first that is known counts.
 FORMATS = (
-    Format("outpace", "`method`", _has("method"), "that of its name"),
-    Format("speculators, EAGLE-3", '`speculators_model_type: "eagle3"`', _speculators("eagle3"), "eagle"),
-    Format(
+    DrafterFormat("outpace", "`method`", _has("method"), "that of its name"),
+    DrafterFormat(
+        "speculators, EAGLE-3", '`speculators_model_type: "eagle3"`', _speculators("eagle3"), "eagle"
+    ),
+    DrafterFormat(
         "speculators, DFlash",
         '`speculators_model_type: "dflash"`',
         _speculators("dflash"),
         "dflash",
         "not those that sample from the anchor, or whose layers with a window are causal in a block",
     ),
-    Format(
+    DrafterFormat(
         "speculators and DeepSeek, DSpark",
         '`speculators_model_type: "dspark"`, or `markov_rank`',
         _dspark,
         reason="its Markov head makes a place depend on the token drawn before it, which dflash does not",
         remedy="dflash, with a drafter of that method",
     ),
-    Format(
+    DrafterFormat(
         "speculators, P-EAGLE",
         '`speculators_model_type: "peagle"`',
         _speculators("peagle"),
         reason="it drafts all places in one forward from mask tokens, and eagle one after another",
         remedy="eagle, with an EAGLE-3",
     ),
-    Format(
+    DrafterFormat(
         "speculators, MTP",
         '`speculators_model_type: "mtp"`',
         _speculators("mtp"),
         reason="it repeats one prediction layer under names of its own",
         remedy="mtp, which reads the layers in the target's own checkpoint",
     ),
-    Format(
+    DrafterFormat(
         "speculators, other",
         "another `speculators_model_type`",
         _has("speculators_model_type"),
         reason="the kind is unknown",
         remedy="eagle or dflash, with a drafter of that kind",
     ),
-    Format(
+    DrafterFormat(
         "transformers, Gemma 4's assistant",
         '`model_type: "gemma4_assistant"` or `"gemma4_unified_assistant"`',
         _of_type("gemma4_assistant", "gemma4_unified_assistant"),
         "assistant",
     ),
-    Format(
+    DrafterFormat(
         "transformers, Muse's assistant (DFlash)",
         '`model_type: "muse_glimmer_assistant"`',
         _of_type("muse_glimmer_assistant"),
         "dflash",
     ),
-    Format(
+    DrafterFormat(
         "z-lab, DFlash", "`dflash_config`, or `block_size`", _has("dflash_config", "block_size"), "dflash"
     ),
-    Format(
+    DrafterFormat(
         "IBM, MLP speculator",
         '`model_type: "mlp_speculator"`',
         _of_type("mlp_speculator"),
         reason="its heads have embeddings and norms of their own",
         remedy="hydra, whose heads read the same",
     ),
-    Format("FasterDecoding, Medusa", "`medusa_num_heads`", _has("medusa_num_heads"), "medusa"),
-    Format("vLLM, Medusa", '`model_type: "medusa"`', _of_type("medusa"), "medusa", "not with a `token_map`"),
-    Format("zankner, Hydra", "`hydra_num_heads`", _has("hydra_num_heads"), "hydra", "not Hydra++"),
-    Format(
+    DrafterFormat("FasterDecoding, Medusa", "`medusa_num_heads`", _has("medusa_num_heads"), "medusa"),
+    DrafterFormat(
+        "vLLM, Medusa", '`model_type: "medusa"`', _of_type("medusa"), "medusa", "not with a `token_map`"
+    ),
+    DrafterFormat("zankner, Hydra", "`hydra_num_heads`", _has("hydra_num_heads"), "hydra", "not Hydra++"),
+    DrafterFormat(
         "PARD, parallel draft models",
         "`pard_token`, or `ptd_token_id`",
         _has("pard_token", "ptd_token_id"),
         "draft_model",
         "read as a usual draft model: one forward per token",
     ),
-    Format(
+    DrafterFormat(
         "vLLM, prediction layers as a folder of their own",
         "`model_type` ends in `_mtp`",
         _mtp,
         reason="prediction layers are read from the checkpoint that they were published in",
         remedy="mtp, with that checkpoint",
     ),
-    Format(
+    DrafterFormat(
         "SafeAILab, EAGLE-3",
         "`draft_vocab_size`, or `eagle_config`",
         lambda config: _has("draft_vocab_size", "eagle_config")(config) or _architecture("Eagle3")(config),
@@ -154,7 +158,7 @@ UNTOLD = (
 )
 
 
-def format_of(config: Config) -> Format | None:
+def format_of(config: Config) -> DrafterFormat | None:
     """The format that a config.json shows; None if it shows none of those known."""
     return next((one for one in FORMATS if one.known(config)), None)
 

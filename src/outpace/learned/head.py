@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from outpace.targets.base import TargetModel
 from outpace.targets.cpu.linear import pack_drafter
-from outpace.targets.inputs.changes import Weights
+from outpace.targets.inputs.changes import WatchedWeights
 
 
 @torch.no_grad()
@@ -66,7 +66,7 @@ class PartialHead:
         """Copy the ids' part of the head."""
         self._reads += 1
         layer = getattr(self._target.model, "get_output_embeddings", lambda: None)()
-        self._weights = Weights([] if layer is None else [layer])
+        self._weights = WatchedWeights([] if layer is None else [layer])
         whole = None if self._ids is None else head_weights(self._target)
         self._own = None if whole is None else (whole[0][self._ids], whole[1][self._ids])
         self._packed: nn.Module | None = None

@@ -11,9 +11,9 @@ from typing import Any
 from outpace.core import OutpaceError, TargetOptions, dtype_name
 from outpace.hub import local
 from outpace.loading.loaded import Loaded, load_here
-from outpace.loading.placement import Place, Shared, Spread, check_needs
+from outpace.loading.placement import Place, SharedModel, Spread, check_needs
 from outpace.loading.shared import load_shared
-from outpace.loading.weights import Encoders, needs_of_name
+from outpace.loading.weights import Encoders, needs_of_name, updated
 from outpace.names import Backend, check_backend, check_llamacpp, check_model, is_gguf
 from outpace.spec import load as load_spec
 from outpace.targets import of_file
@@ -75,16 +75,17 @@ def load(
             )
         name = str(name)
     check_backend(name, backend, llamacpp)
-    if name is not None and is_gguf(name):
-        asked = _Asked(name, dtype, device, trust_remote_code, seq2seq, chosen)
+    check_llamacpp(name, llamacpp)
+    base = updated(name) or name
+    if base is not None and is_gguf(base):
+        asked = _GgufArguments(name, dtype, device, trust_remote_code, seq2seq, chosen)
         if llamacpp or backend == "llamacpp":
             return _by_llamacpp(asked, llamacpp)
-        return _of_file(asked, others=backend == "auto")
-    if not isinstance(device, Shared):  # of several processes the first one has looked
+        return _of_file(asked, base, others=backend == "auto")
+    if not isinstance(device, SharedModel):  # of several processes the first one has looked
         check_model(name)
-    check_llamacpp(name, llamacpp)
     check_needs(name, needs_of_name(name, dtype, device, trust_remote_code, seq2seq), device)
-    if isinstance(device, Shared):
+    if isinstance(device, SharedModel):
         if chosen.stock:
             raise OutpaceError("several processes divide the model's steps; leave --stock or --parallel out")
         if names := [one for one in chosen.named if one != "quantise"]:
@@ -94,7 +95,7 @@ def load(
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _GgufArguments:
     """What was asked for a GGUF file: arguments of ``load``."""
 
     name: str
@@ -129,25 +130,27 @@ class _Asked:
                 )
 
 
-def _of_file(asked: _Asked, others: bool) -> Loaded:
+def _of_file(asked: _GgufArguments, base: str, others: bool) -> Loaded:
     """A GGUF file by compiled functions.
 
     Args:
+        base: the file; another name than the one that was asked for is a folder of its low-rank updates.
         others: llama.cpp may run it if these do not read it.
     """
     floats = ("auto", "float32", "bfloat16")
     asked.check([(asked.dtype not in floats, "--dtype", "rows are in float32 or bfloat16")])
-    path = Path(local(asked.name)).expanduser()
-    target = of_file(path, asked.dtype, others, **vars(asked.options))
+    path = Path(local(base)).expanduser()
+    updates = None if base == asked.name else Path(asked.name).expanduser()
+    target = of_file(path, asked.dtype, others, updates, **vars(asked.options))
     if isinstance(target, LlamaCppTarget):
         return _loaded(asked.name, target)
     if target.tokenizer is None:
         raise OutpaceError(f"{asked.name} has no tokenizer, and texts need one")
     dtype = str(target.dtype).removeprefix("torch.")
-    return Loaded(asked.name, target, target.tokenizer, dtype, "cpu", str(path))
+    return Loaded(asked.name, target, target.tokenizer, dtype, "cpu", str(updates or path))
 
 
-def _by_llamacpp(asked: _Asked, llamacpp: str) -> Loaded:
+def _by_llamacpp(asked: _GgufArguments, llamacpp: str) -> Loaded:
     """A GGUF file by llama.cpp, with the tokenizer and the chat template in it."""
     asked.check(
         [

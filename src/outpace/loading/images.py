@@ -16,7 +16,7 @@ _SIDE = 64  # pixels of the image that tests a model
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageProcessor:
     """The processor of a model of text and images.
 
     Attributes:
@@ -51,7 +51,7 @@ class Images:
         return found["input_ids"][0].tolist(), dict(found)
 
 
-def images_of(source: str, target: TargetModel, tokenizer: Any, trust_remote_code: bool) -> Images:
+def images_of(source: str, target: TargetModel, tokenizer: Any, trust_remote_code: bool) -> ImageProcessor:
     """The processor of a loaded model, whose template the tokenizer takes; an image of noise tests the model.
 
     Raises:
@@ -71,7 +71,7 @@ def images_of(source: str, target: TargetModel, tokenizer: Any, trust_remote_cod
         raise OutpaceError("its processor names no token of images")
     if processor.chat_template:
         tokenizer.chat_template = processor.chat_template
-    found = Images(processor, mark)
+    found = ImageProcessor(processor, mark)
     noise = np.random.default_rng(0).integers(0, 256, (_SIDE, _SIDE, 3), dtype=np.uint8)
     _, inputs = found.prompt(mark, [Image.fromarray(noise)])
     target.encode(inputs)

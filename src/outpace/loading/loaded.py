@@ -27,7 +27,7 @@ from outpace.engine.observer import Observer
 from outpace.engine.parts import Adaptive
 from outpace.engine.request import Prompt, prompts_of
 from outpace.engine.usual import usual_drafter
-from outpace.loading.images import Images, images_of
+from outpace.loading.images import ImageProcessor, images_of
 from outpace.loading.placement import Spread, device_of, dtype_of
 from outpace.loading.sampling import params_of, sampling_of_chat
 from outpace.loading.weights import Encoders, load_weights, own_dtype, reads_rounded
@@ -62,7 +62,7 @@ class Loaded:
     device: str
     source: str = ""
     costs: Mapping[str, Any] = field(default_factory=dict)
-    images: Images | None = None
+    images: ImageProcessor | None = None
     no_images: str = "it is a model of text"
 
     def __str__(self) -> str:

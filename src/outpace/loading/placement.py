@@ -16,7 +16,7 @@ from outpace.targets.weights.needs import GIB, Needs
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedModel:
     """Several processes that share one model.
 
     Attributes:
@@ -65,7 +65,7 @@ class Spread:
 
 # Placement of a model: a device in torch's notation, None for cuda if available; several devices; or
 # several processes.
-Place = str | Spread | Shared | None
+Place = str | Spread | SharedModel | None
 
 
 def device_of(device: str | None) -> torch.device:
@@ -121,7 +121,7 @@ def check_needs(name: str | None, needs: Needs | None, place: Place) -> None:
     if needs is None or None in memory:
         return
     room, here = sum(filter(None, memory)), needs.weights
-    if isinstance(place, Shared):
+    if isinstance(place, SharedModel):
         alone = place.parallel == "draft"  # each process has the whole model
         on_host = devices_of(place)[0].type == "cpu"  # whose memory all processes share
         here = needs.weights * (place.ranks.size if alone else 1) if on_host else needs.weights

@@ -11,17 +11,17 @@ import torch
 
 from outpace.core import OutpaceError, TargetOptions
 from outpace.loading.loaded import Loaded, load_here, made
-from outpace.loading.placement import Shared, dtype_of
+from outpace.loading.placement import SharedModel, dtype_of
 from outpace.loading.weights import load_weights
 from outpace.names import ADAPTER, source_of
-from outpace.policy.latency import Latency
+from outpace.policy.latency import LatencyModel
 from outpace.targets.ranks.led import LedTarget, follow
 from outpace.targets.ranks.processes import Ranks
 from outpace.targets.ranks.shared_drafts import ParallelTarget, deal, typical
 
 
 def load_shared(
-    name: str | None, dtype: str, shared: Shared, trust_remote_code: bool, quantise: str | None = None
+    name: str | None, dtype: str, shared: SharedModel, trust_remote_code: bool, quantise: str | None = None
 ) -> Loaded:
     """This process's part of a model; it returns in the first process only.
 
@@ -77,11 +77,11 @@ def sharding(size: int) -> dict[str, Any]:
     return {"tp_plan": "auto"}  # before DistributedConfig had a plan
 
 
-def latency_of(target: ParallelTarget) -> Latency:
+def latency_of(target: ParallelTarget) -> LatencyModel:
     """Measure what shared drafts cost here; all ranks call it together."""
 
     def share(nodes: int) -> int:
         return max(map(len, deal(typical(nodes), target.peers.size)))
 
     measured = target.measure()
-    return Latency(measured.forwards, measured.telling, share)
+    return LatencyModel(measured.forwards, measured.telling, share)

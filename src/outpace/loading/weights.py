@@ -21,7 +21,7 @@ from transformers.models.auto.modeling_auto import (
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line
 from outpace.hub import unreachable
-from outpace.loading.placement import Place, Shared, Spread, devices_of, dtype_of
+from outpace.loading.placement import Place, SharedModel, Spread, devices_of, dtype_of
 from outpace.names import ADAPTER, SMOLLM2, is_gguf, shown_name, source_of
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.inputs.unloaded import refuse_unloaded
@@ -56,7 +56,9 @@ def needs_of_name(
         if not is_large(config):
             return None
         own = getattr(config, "dtype", None) or torch.float32
-        divided = isinstance(device, Spread) or (isinstance(device, Shared) and device.parallel == "tensor")
+        divided = isinstance(device, Spread) or (
+            isinstance(device, SharedModel) and device.parallel == "tensor"
+        )
         chosen = dtype_of(dtype, devices_of(device)[0], None if divided else own)
         return needs_of(config, chosen if isinstance(chosen, torch.dtype) else own, trust_remote_code)
     except OutpaceError:
@@ -71,7 +73,7 @@ def own_dtype(name: str | None, trust_remote_code: bool = False) -> torch.dtype 
     None too if the config cannot be read, which loading then reports.
     """
     try:
-        if (base := _updated(name)) is not None:
+        if (base := updated(name)) is not None:
             return own_dtype(base, trust_remote_code)
         config = read_config(source_of(name), trust_remote_code)
     except Exception:  # transformers and the hub may raise anything
@@ -89,7 +91,7 @@ def reads_rounded(name: str | None, trust_remote_code: bool = False) -> bool:
         return False
 
 
-def _updated(name: str | None) -> str | None:
+def updated(name: str | None) -> str | None:
     """The model that a folder written by peft updates; None for any other model."""
     folder = None if name is None else Path(name).expanduser()
     if folder is None or not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
@@ -126,7 +128,7 @@ def _parts(
     name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: Encoders, **more: Any
 ) -> tuple[Any, Any]:
     """Load a model and its tokenizer. Updates in a folder written by peft are merged into their model."""
-    if name is None or (base := _updated(name)) is None:
+    if name is None or (base := updated(name)) is None:
         return _read(source_of(name), shown_name(name), dtype, trust_remote_code, seq2seq, **more)
     folder = Path(name).expanduser()
     try:

@@ -34,7 +34,7 @@ from typing import Any
 
 from outpace.core import OutpaceError, first_line
 from outpace.embedded import CACHE, NoHome, cache_path
-from outpace.files import foreign
+from outpace.files import why_foreign
 from outpace.native import packaged
 from outpace.native.instructions import chosen, instructions
 from outpace.native.packaged import FLAGS, FOLDER, sealed, text_of, whole
@@ -81,7 +81,7 @@ def _carried(source: Path, flags: Sequence[str]) -> CDLL | None:
     if limit is None or source.parent != FOLDER:
         return None
     path = packaged.LIBRARIES / packaged.name_of(source, limit.march, (*FLAGS, *flags))
-    why = _untrusted(path, foreign(Path(__file__).stat()))
+    why = _why_untrusted(path, why_foreign(Path(__file__).stat()))
     if not why:
         try:
             return CDLL(str(path))
@@ -168,7 +168,7 @@ def _opened(folder: Path) -> Iterator[Path]:
     folder.mkdir(mode=0o700, exist_ok=True)
     opened = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        if why := foreign(os.fstat(opened)):
+        if why := why_foreign(os.fstat(opened)):
             raise OutpaceError(
                 f"code in {folder} is not loaded, since {why}; make it yours alone (chmod 700), or set "
                 f"{CACHE} to another folder"
@@ -178,17 +178,17 @@ def _opened(folder: Path) -> Iterator[Path]:
         os.close(opened)
 
 
-def compiled_anew() -> str:
-    """The reason why libraries are compiled anew in each process; empty if they are kept, or carried."""
+def why_compiled_anew() -> str | None:
+    """The reason why libraries are compiled anew in each process; None if they are kept, or carried."""
     if _carried(FOLDER / "move.c", ()) is not None:
-        return ""
+        return None
     try:
         with _opened(cache_path() / "native") as folder:
-            return "" if os.access(folder, os.W_OK) else f"{cache_path()} cannot be written"
+            return None if os.access(folder, os.W_OK) else f"{cache_path()} cannot be written"
     except (OSError, NoHome) as error:
         return first_line(error)
     except OutpaceError:  # open to others: nothing is compiled, for which there is another reason
-        return ""
+        return None
 
 
 @lru_cache(maxsize=1)
@@ -217,7 +217,7 @@ def _loaded(path: Path, compiler: _Compiler, options: Sequence[str]) -> CDLL:
         OutpaceError: it cannot be compiled or loaded.
         OSError: it cannot be written.
     """
-    why = _untrusted(path)
+    why = _why_untrusted(path)
     if not why:
         try:
             return CDLL(str(path))
@@ -232,11 +232,11 @@ def _loaded(path: Path, compiler: _Compiler, options: Sequence[str]) -> CDLL:
         raise OutpaceError(f"{compiler} made a library that cannot be loaded: {first_line(error)}") from None
 
 
-def _untrusted(path: Path, allowed: str = "") -> str:
-    """The reason not to load a file; empty if it is as this user wrote it.
+def _why_untrusted(path: Path, allowed: str | None = None) -> str | None:
+    """The reason not to load a file; None if it is as this user wrote it.
 
     Args:
-        allowed: a reason of ``foreign`` that does not count.
+        allowed: a reason of ``why_foreign`` that does not count.
     """
     try:
         opened = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -246,10 +246,10 @@ def _untrusted(path: Path, allowed: str = "") -> str:
         return error.strerror or str(error)
     with os.fdopen(opened, "rb") as file:
         status = os.fstat(opened)
-        if (why := foreign(status)) and why != allowed:
+        if (why := why_foreign(status)) and why != allowed:
             return why
         data = file.read() if stat.S_ISREG(status.st_mode) else b""
-    return "" if whole(data) else "it is damaged"
+    return None if whole(data) else "it is damaged"
 
 
 def _write(path: Path, library: bytes) -> None:

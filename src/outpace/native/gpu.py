@@ -13,8 +13,8 @@ _log = logging.getLogger(__name__)
 
 
 @cache
-def why_no_triton() -> str:
-    """The reason why Triton's kernels do not run on this machine's GPU; empty if they do.
+def why_no_triton() -> str | None:
+    """The reason why Triton's kernels do not run on this machine's GPU; None if they do.
 
     Triton compiles a part of each kernel with the machine's C compiler, which needs Python's headers and the
     driver's library. One small kernel, run once in a process, shows whether all of these are there.
@@ -22,7 +22,7 @@ def why_no_triton() -> str:
     if find_spec("triton") is None:
         return "kernels for GPUs need Triton (pip install triton)"
     if os.environ.get("TRITON_INTERPRET") == "1":
-        return ""
+        return None
     try:
         from outpace.native.gpu_probe import run
 
@@ -33,4 +33,4 @@ def why_no_triton() -> str:
         )
         _log.warning("torch's operations are used, which are slower: %s", reason)
         return reason
-    return ""
+    return None

@@ -63,7 +63,11 @@ typedef uint16_t real;
 typedef uint16_t reals __attribute__((vector_size(2 * LANES), aligned(2)));
 
 static inline lanes load(const real *from) {
+#if LANES == 16 /* gcc 12 converts halves of it */
+    return (lanes)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
+#else
     return (lanes)(__builtin_convertvector(*(const reals *)from, bits) << 16);
+#endif
 }
 
 static inline bits rounded(lanes value) {

@@ -18,7 +18,6 @@ struct quants {
 
 typedef uint8_t quad_codes __attribute__((vector_size(QUAD), aligned(1)));
 typedef uint16_t quad_pairs __attribute__((vector_size(QUAD), aligned(1)));
-typedef int8_t across_bytes __attribute__((vector_size(ACROSS), aligned(1)));
 
 static inline across halves_of(const uint8_t *from) {
 #if ACROSS == 16
@@ -33,7 +32,15 @@ static inline across halves_of(const uint8_t *from) {
 }
 
 static inline across wholes_of(const uint8_t *from) {
-    return __builtin_convertvector(__builtin_convertvector(*(const across_bytes *)from, across_ints), across);
+    across_ints wide; /* a compiler may convert bytes one by one */
+#if ACROSS == 16
+    wide = (across_ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__AVX2__)
+    wide = (across_ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#else
+    for (int i = 0; i < ACROSS; i++) wide[i] = (int8_t)from[i];
+#endif
+    return __builtin_convertvector(wide, across);
 }
 
 static inline quad_codes looked_up(const int8_t *table, quad_codes codes) {
@@ -103,24 +110,89 @@ IN_VECTORS across_ints plus_quad(struct coded as, across_ints sum, quad_codes co
 #endif
 }
 
-/* Products of ``count`` rows, at most TOGETHER, with a panel of codes: [count, ACROSS]. */
-static inline __attribute__((always_inline)) void panel_of_codes(int count, int type, const uint8_t *weights,
-                                                                 long inputs, const struct rounded_row *rows,
-                                                                 across *out) {
+/* What is the same for a panel's outputs in any product: codes as the processor's instruction takes them, and scales. */
+static inline __attribute__((always_inline)) quad_codes ready_codes(struct coded as, const uint8_t *from, int i) {
+    const quad_codes codes = codes_of(as, from, i);
+    return ACROSS == 16 && (as.low == 8 || as.table) ? codes ^ 128 : codes;
+}
+
+static inline across scale_of(struct coded as, const uint8_t *scales) {
+    return as.power ? scales_of((const char *)scales) : halves_of(scales);
+}
+
+static inline across least_of(struct coded as, const uint8_t *scales) {
+    const across none = {0};
+    return as.least ? halves_of(scales + 2 * ACROSS) : none;
+}
+
+static inline across factor_of(struct coded as, across scale, const uint8_t *wholes, int span) {
+    return as.fine ? scale * wholes_of(wholes + span * ACROSS) : scale;
+}
+
+static inline across lower_of(struct coded as, across least, const uint8_t *wholes, int span) {
+    return as.least < 0 ? -least * wholes_of(wholes + (as.fine + span) * ACROSS) : least;
+}
+
+/* These of some inputs, for many rows. */
+struct unpacked {
+    across factors[2 * DEEP / SHARE], lowers[2 * DEEP / SHARE]; /* [blocks, spans] */
+    quad_codes codes[DEEP / 4];
+};
+
+static inline __attribute__((always_inline)) void fetch(const uint8_t *from, long bytes) {
+    for (long at = 0; at < bytes; at += LINE) __builtin_prefetch(from + at, 0, 3);
+}
+
+static inline __attribute__((always_inline)) void unpack_codes(int type, const uint8_t *panel, long inputs, long from,
+                                                               long end, struct unpacked *to) {
+    const struct coded as = coded_as(type);
+    const int spans = as.fine == 2 ? 2 : 1;
+    const long begin = codes_at(as, inputs), size = code_bytes(as), ahead = DEEP / SHARE;
+    const uint8_t *scales = panel + from / group_of(as) * scale_bytes(as), *codes = panel + begin + from * size;
+    long at = 0;
+    for (long block = from; block < end; scales += scale_bytes(as)) {
+        const across scale = scale_of(as, scales), least = least_of(as, scales);
+        fetch(scales + quant_panel(type, inputs), scale_bytes(as)); /* of the next panel */
+        for (int part = 0; part < group_of(as); part++, block++, codes += size) {
+            const uint8_t *const wholes = scales + head_bytes(as) + part * fine_bytes(as);
+            fetch(codes + ahead * size + (block + ahead < inputs / SHARE ? 0 : begin), size);
+            for (int span = 0; span < spans; span++, at++) {
+                to->factors[at] = factor_of(as, scale, wholes, span);
+                if (as.least) to->lowers[at] = lower_of(as, least, wholes, span);
+            }
+#pragma GCC unroll 8
+            for (int i = 0; i < QUADS; i++) to->codes[(block - from) * QUADS + i] = ready_codes(as, codes, i);
+        }
+    }
+}
+
+/* Add the products of ``count`` rows, at most TOGETHER, with the blocks ``from`` to ``end`` of a panel to the sums,
+   [count, ACROSS]. ``wide``: they are unpacked, and the panel is not read. */
+static inline __attribute__((always_inline)) void panel_of_codes(int count, int type, int wide, const uint8_t *panel,
+                                                                 long inputs, long from, long end,
+                                                                 const struct unpacked *ready,
+                                                                 const struct rounded_row *rows, across *out) {
     const struct coded as = coded_as(type);
     const across none = {0};
     const int spans = as.fine == 2 ? 2 : 1, quads = QUADS / spans, shift = shift_of(as);
-    const long size = part_bytes(as), begin = ACROSS * as.fine * (as.least ? 2 : 1);
+    const long begin = codes_at(as, inputs), size = code_bytes(as), apart = begin + inputs / SHARE * size;
+    const long last = inputs / SHARE - DISTANCE / 2 / size; /* from there on, what is ahead is in the next panel */
+    const uint8_t *scales = panel, *codes = panel + begin;
     across sums[TOGETHER];
-    for (int row = 0; row < count; row++) sums[row] = none;
-    for (long block = 0; block < inputs / SHARE;) {
-        const across scale = as.power ? scales_of((const char *)weights) : halves_of(weights);
-        const across least = as.least ? halves_of(weights + 2 * ACROSS) : none;
-        weights += head_bytes(as);
-        for (int part = 0; part < group_of(as); part++, block++, weights += size) {
-            for (long at = 0; at < size; at += LINE) __builtin_prefetch(weights + DISTANCE / 2 + at, 0, 3);
+    for (int row = 0; row < count; row++) sums[row] = out[row];
+    long at = 0;
+    for (long block = from; block < end;) {
+        across scale = none, least = none;
+        if (!wide) {
+            scale = scale_of(as, scales);
+            least = least_of(as, scales);
+            fetch(scales + apart, scale_bytes(as)); /* of the next panel */
+        }
+        for (int part = 0; part < group_of(as); part++, block++, codes += size) {
+            const uint8_t *const wholes = scales + head_bytes(as) + part * fine_bytes(as);
+            if (!wide) fetch(codes + DISTANCE / 2 + (block < last ? 0 : begin), size);
 #pragma GCC unroll 2
-            for (int span = 0; span < spans; span++) {
+            for (int span = 0; span < spans; span++, at++) {
                 across_ints whole[TOGETHER];
                 for (int row = 0; row < count; row++) {
                     const int32_t *const halves = rows[row].halves + 2 * block;
@@ -129,18 +201,17 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
                 }
 #pragma GCC unroll 8
                 for (int i = 0; i < quads; i++) {
-                    quad_codes codes = codes_of(as, weights + begin, span * quads + i);
-                    if (ACROSS == 16 && (as.low == 8 || as.table)) codes ^= 128;
+                    const quad_codes own = wide ? ready->codes[(block - from) * QUADS + span * quads + i]
+                                                : ready_codes(as, codes, span * quads + i);
                     for (int row = 0; row < count; row++)
-                        whole[row] = plus_quad(as, whole[row], codes,
+                        whole[row] = plus_quad(as, whole[row], own,
                                                rows[row].numbers + block * SHARE + (span * quads + i) * 4);
                 }
-                const across own = as.fine ? scale * wholes_of(weights + span * ACROSS) : scale;
-                const across lower =
-                    as.least < 0 ? -least * wholes_of(weights + (as.fine + span) * ACROSS) : least;
+                const across factor = wide ? ready->factors[at] : factor_of(as, scale, wholes, span);
+                const across lower = !as.least ? none : wide ? ready->lowers[at] : lower_of(as, least, wholes, span);
                 for (int row = 0; row < count; row++) {
                     const float by = rows[row].scales[block];
-                    sums[row] = fused_across(__builtin_convertvector(whole[row], across), own * by, sums[row]);
+                    sums[row] = fused_across(__builtin_convertvector(whole[row], across), factor * by, sums[row]);
                     if (as.least) {
                         const float sum =
                             spans == 2 ? by * (float)rows[row].halves[2 * block + span] : rows[row].sums[block];
@@ -149,6 +220,7 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
                 }
             }
         }
+        scales += scale_bytes(as);
     }
     for (int row = 0; row < count; row++) out[row] = sums[row];
 }
@@ -157,7 +229,7 @@ static inline across floats_of(int type, const uint8_t *from) {
     return type == F32 ? *(const across *)from : type == F16 ? halves_of(from) : scales_of((const char *)from);
 }
 
-/* The same with weights in floats; even and odd inputs have their sums. */
+/* The same with weights in floats, all of them; even and odd inputs have their sums. */
 static inline __attribute__((always_inline)) void panel_of_floats(int count, int type, const uint8_t *weights,
                                                                   long inputs, const struct rounded_row *rows,
                                                                   across *out) {
@@ -175,38 +247,81 @@ static inline __attribute__((always_inline)) void panel_of_floats(int count, int
 }
 
 typedef void quant_form(const uint8_t *, long, const struct rounded_row *, across *);
-#define QUANT_FORM(panel, type, count)                                                                       \
+typedef void unpacking_form(const uint8_t *, long, long, long, struct unpacked *);
+typedef void wide_form(long, long, const struct unpacked *, const struct rounded_row *, across *);
+#define FLOAT_FORM(type, count)                                                                              \
     static __attribute__((noinline)) void quant_##type##_##count(                                            \
-        const uint8_t *weights, long inputs, const struct rounded_row *rows, across *out) {                  \
-        panel(count, type, weights, inputs, rows, out);                                                      \
+        const uint8_t *panel, long inputs, const struct rounded_row *rows, across *out) {                    \
+        panel_of_floats(count, type, panel, inputs, rows, out);                                              \
+    }
+#define QUANT_FORM(type, count)                                                                              \
+    static __attribute__((noinline)) void quant_##type##_##count(                                            \
+        const uint8_t *panel, long inputs, const struct rounded_row *rows, across *out) {                    \
+        const across none = {0};                                                                             \
+        for (int row = 0; row < count; row++) out[row] = none;                                               \
+        panel_of_codes(count, type, 0, panel, inputs, 0, inputs / SHARE, NULL, rows, out);                   \
+    }
+#define WIDE_FORM(type)                                                                                      \
+    static __attribute__((noinline)) void unpack_##type(const uint8_t *panel, long inputs, long from,        \
+                                                        long end, struct unpacked *to) {                     \
+        unpack_codes(type, panel, inputs, from, end, to);                                                    \
+    }                                                                                                        \
+    static __attribute__((noinline)) void wide_##type(long from, long end, const struct unpacked *ready,     \
+                                                      const struct rounded_row *rows, across *out) {         \
+        panel_of_codes(TOGETHER, type, 1, NULL, 0, from, end, ready, rows, out);                             \
     }
 /* For some numbers of rows there is the form of the next one. */
 #if TOGETHER == 8
-#define QUANT_FORMS(panel, type)                                                                             \
-    QUANT_FORM(panel, type, 1) QUANT_FORM(panel, type, 2) QUANT_FORM(panel, type, 4) QUANT_FORM(panel, type, 8)
+#define FORMS_OF(form, type) form(type, 1) form(type, 2) form(type, 4) form(type, 8)
 #define ALL_QUANT(type)                                                                                      \
     [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4, quant_##type##_8,      \
               quant_##type##_8, quant_##type##_8, quant_##type##_8},
 #elif defined(__AVX2__)
-#define QUANT_FORMS(panel, type)                                                                             \
-    QUANT_FORM(panel, type, 1) QUANT_FORM(panel, type, 2) QUANT_FORM(panel, type, 4)
+#define FORMS_OF(form, type) form(type, 1) form(type, 2) form(type, 4)
 #define ALL_QUANT(type) [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4},
 #else
-#define QUANT_FORMS(panel, type) QUANT_FORM(panel, type, 1) QUANT_FORM(panel, type, 4)
+#define FORMS_OF(form, type) form(type, 1) form(type, 4)
 #define ALL_QUANT(type) [type] = {quant_##type##_1, quant_##type##_4, quant_##type##_4, quant_##type##_4},
 #endif
-#define CODED(type) QUANT_FORMS(panel_of_codes, type)
+#define CODED(type) FORMS_OF(QUANT_FORM, type) WIDE_FORM(type)
 OF_TYPES(CODED)
-QUANT_FORMS(panel_of_floats, F32) QUANT_FORMS(panel_of_floats, F16) QUANT_FORMS(panel_of_floats, BF16)
+FORMS_OF(FLOAT_FORM, F32) FORMS_OF(FLOAT_FORM, F16) FORMS_OF(FLOAT_FORM, BF16)
+#define UNPACKING(type) [type] = unpack_##type,
+#define WIDELY(type) [type] = wide_##type,
 static quant_form *const quant_forms[QUANT_TYPES][TOGETHER] = {OF_TYPES(ALL_QUANT) ALL_QUANT(F32) ALL_QUANT(F16)
                                                                    ALL_QUANT(BF16)};
+static unpacking_form *const unpacking_forms[QUANT_TYPES] = {OF_TYPES(UNPACKING)};
+static wide_form *const wide_forms[QUANT_TYPES] = {OF_TYPES(WIDELY)};
+
+#define SOME_ROWS 64 /* whose sums are kept at once; a multiple of TOGETHER */
+
+/* Products of ``rows``, at most SOME_ROWS, with a panel: [rows, ACROSS]. Many rows share the unpacking of codes. */
+static void products_of_panel(int type, const uint8_t *panel, long inputs, long rows, const struct rounded_row *rounded,
+                              across *sums) {
+    if (rows <= TOGETHER || float_bytes(type)) {
+        for (long row = 0; row < rows; row += TOGETHER) {
+            const long some = rows - row < TOGETHER ? rows - row : TOGETHER;
+            quant_forms[type][some - 1](panel, inputs, rounded + row, sums + row);
+        }
+        return;
+    }
+    const across none = {0};
+    _Alignas(LINE) struct unpacked ready;
+    for (long row = 0; row < SOME_ROWS; row++) sums[row] = none;
+    for (long from = 0, end, blocks = inputs / SHARE; from < blocks; from = end) {
+        end = from + DEEP / SHARE < blocks ? from + DEEP / SHARE : blocks;
+        unpacking_forms[type](panel, inputs, from, end, &ready);
+        for (long row = 0; row < rows; row += TOGETHER)
+            wide_forms[type](from, end, &ready, rounded + row, sums + row);
+    }
+}
 
 struct multiplying_quants {
     const struct product *product;
     long rows, each; /* ``each``: panels of a chunk */
     const real *given;
     real *out;
-    struct rounded_row *rounded; /* [rows + 3]: the last one again and again */
+    struct rounded_row *rounded; /* [rows + TOGETHER]: the last one again and again */
     int floats, codes;           /* which of a row's forms are read */
 };
 
@@ -230,11 +345,11 @@ static void multiply_panels_of_quants(void *given, long chunk) {
         for (long panel = from > before ? from : before; panel < panels && panel < to; panel++) {
             const long at = (panel - before) * ACROSS;
             const long count = part->outputs - at < ACROSS ? part->outputs - at : ACROSS;
-            for (long row = 0; row < rows; row += TOGETHER) {
-                const long some = rows - row < TOGETHER ? rows - row : TOGETHER;
-                across sums[TOGETHER];
-                quant_forms[part->type][some - 1](part->weights + (panel - before) * size, product->inputs,
-                                                  job->rounded + row, sums);
+            for (long row = 0; row < rows; row += SOME_ROWS) {
+                const long some = rows - row < SOME_ROWS ? rows - row : SOME_ROWS;
+                _Alignas(LINE) across sums[SOME_ROWS];
+                products_of_panel(part->type, part->weights + (panel - before) * size, product->inputs, some,
+                                  job->rounded + row, sums);
                 for (long i = 0; i < some; i++)
                     finish(product, begin + at, count, sums + i, job->out + (row + i) * product->outputs);
             }
@@ -255,12 +370,12 @@ static int multiply_quants(const struct product *product, long rows, const real 
     }
     if (!rows) return 0;
     const long own = blocks * NUMBERS_OF_BLOCK + (job.floats ? inputs : 0);
-    float *const room = workspace(rows * own + (rows + 3) * (sizeof(struct rounded_row) / 4));
+    float *const room = workspace(rows * own + (rows + TOGETHER) * (sizeof(struct rounded_row) / 4));
     if (!room) return 1;
     job.rounded = (struct rounded_row *)room;
     for (long row = 0; row < rows; row++)
-        job.rounded[row] = rounded_row_at((float *)(job.rounded + rows + 3) + row * own, blocks);
-    for (int i = 0; i < 3; i++) job.rounded[rows + i] = job.rounded[rows - 1];
+        job.rounded[row] = rounded_row_at((float *)(job.rounded + rows + TOGETHER) + row * own, blocks);
+    for (int i = 0; i < TOGETHER; i++) job.rounded[rows + i] = job.rounded[rows - 1];
     if (rows * inputs > CHUNK) share(rows, round_quants, &job);
     else
         for (long row = 0; row < rows; row++) round_quants(&job, row);

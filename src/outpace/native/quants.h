@@ -4,8 +4,9 @@
    table[code], times a scale, plus a least number or minus one. Scales are a half of 32 inputs; or of 256 inputs, times
    whole numbers of 32 or of 16 inputs. All of these are in a panel as they are in the file.
 
-   A panel has ACROSS outputs: [groups of inputs], each with its halves, then for 32 inputs whole scales, whole least
-   numbers, the codes' low bits in quads as in rounded.h, their high bits. Rows are rounded to 8 bits as there. A product of
+   A panel has ACROSS outputs: first the scales of groups of inputs, of each its halves, then for 32 inputs whole scales
+   and whole least numbers; from a whole line on, for 32 inputs, the codes' low bits in quads as in rounded.h, and their
+   high bits. So a vector of codes lies in one line. Rows are rounded to 8 bits as in rounded.h. A product of
    32 or 16 inputs is a sum of integers, which has no order; blocks are summed in theirs, so a row has the same bits among any
    rows. Weights in floats have panels [inputs, ACROSS], and rows are not rounded. */
 
@@ -55,8 +56,13 @@ static inline int float_bytes(int type) { return type == F32 ? 4 : type == F16 |
 static inline int group_of(struct coded as) { return as.fine ? 8 : 1; }
 static inline long head_bytes(struct coded as) { return 2 * ACROSS * (as.least ? 2 : 1); }
 static inline long code_bytes(struct coded as) { return (as.low + as.high) * SHARE * ACROSS / 8; }
-static inline long part_bytes(struct coded as) {
-    return ACROSS * as.fine * (as.least ? 2 : 1) + code_bytes(as);
+/* Whole scales and least numbers of 32 inputs; all scales of a group. */
+static inline long fine_bytes(struct coded as) { return ACROSS * as.fine * (as.least ? 2 : 1); }
+static inline long scale_bytes(struct coded as) { return head_bytes(as) + group_of(as) * fine_bytes(as); }
+
+/* Where a panel's codes begin. */
+static inline long codes_at(struct coded as, long inputs) {
+    return (inputs / SHARE / group_of(as) * scale_bytes(as) + LINE - 1) / LINE * LINE;
 }
 
 /* Numbers of a block of a type in a file, and its bytes; 0 for a type that is not known here. */
@@ -67,7 +73,7 @@ long quant_bytes(int type) { return float_bytes(type) ? float_bytes(type) : code
 long quant_panel(int type, long inputs) {
     if (float_bytes(type)) return inputs * ACROSS * float_bytes(type);
     const struct coded as = coded_as(type);
-    return inputs / quant_numbers(type) * (head_bytes(as) + group_of(as) * part_bytes(as));
+    return codes_at(as, inputs) + inputs / SHARE * code_bytes(as);
 }
 
 static inline float float_of_half(uint16_t half) {
@@ -284,15 +290,15 @@ static inline void take_codes(struct coded as, const uint8_t *from, uint8_t *cod
 }
 
 /* Move one output's block into a group of a panel, or out of it. */
-static inline __attribute__((always_inline)) void place_block(struct coded as, int output, uint8_t *group,
-                                                              struct plain *block, int out) {
-    memcpy(out ? (void *)&block->scale : group + 2 * output, out ? group + 2 * output : (void *)&block->scale, 2);
+static inline __attribute__((always_inline)) void place_block(struct coded as, int output, uint8_t *scales,
+                                                              uint8_t *codes, struct plain *block, int out) {
+    memcpy(out ? (void *)&block->scale : scales + 2 * output, out ? scales + 2 * output : (void *)&block->scale, 2);
     if (as.least) {
-        uint8_t *const at = group + 2 * (ACROSS + output);
+        uint8_t *const at = scales + 2 * (ACROSS + output);
         memcpy(out ? (void *)&block->least : at, out ? at : (void *)&block->least, 2);
     }
-    for (int i = 0; i < group_of(as); i++) {
-        uint8_t *at = group + head_bytes(as) + i * part_bytes(as);
+    for (int i = 0; i < group_of(as); i++, codes += code_bytes(as)) {
+        uint8_t *at = scales + head_bytes(as) + i * fine_bytes(as);
         for (int fine = 0; fine < as.fine; fine++, at += ACROSS) {
             if (out) block->scales[i * as.fine + fine] = (int8_t)at[output];
             else at[output] = (uint8_t)block->scales[i * as.fine + fine];
@@ -301,23 +307,22 @@ static inline __attribute__((always_inline)) void place_block(struct coded as, i
             if (out) block->leasts[i * as.fine + fine] = (int8_t)at[output];
             else at[output] = (uint8_t)block->leasts[i * as.fine + fine];
         }
-        if (out) take_codes(as, at + 4 * output, block->codes + i * SHARE);
-        else place_codes(as, block->codes + i * SHARE, at + 4 * output);
+        if (out) take_codes(as, codes + 4 * output, block->codes + i * SHARE);
+        else place_codes(as, block->codes + i * SHARE, codes + 4 * output);
     }
 }
 
 static inline __attribute__((always_inline)) void pack_quant_panel_as(int type, const struct quant_packing *job, long panel) {
     const struct coded as = coded_as(type);
     const long numbers = SHARE * group_of(as), line = job->inputs / numbers * as.bytes;
-    const long group = head_bytes(as) + group_of(as) * part_bytes(as);
-    uint8_t *const to = job->to + panel * quant_panel(type, job->inputs);
+    uint8_t *const to = job->to + panel * quant_panel(type, job->inputs), *const codes = to + codes_at(as, job->inputs);
     struct plain block;
     for (long i = 0; i < ACROSS && panel * ACROSS + i < job->outputs; i++) {
         const long output = panel * ACROSS + i, row = job->order ? job->order[output] : output;
         const uint8_t *from = job->from + row * line;
         for (long at = 0; at < job->inputs / numbers; at++) {
             read_block(type, from + at * as.bytes, &block);
-            place_block(as, (int)i, to + at * group, &block, 0);
+            place_block(as, (int)i, to + at * scale_bytes(as), codes + at * group_of(as) * code_bytes(as), &block, 0);
         }
     }
 }
@@ -354,16 +359,17 @@ void quant_pack(int type, const uint8_t *from, const int32_t *order, long inputs
 /* The numbers that panels hold, [outputs, inputs]. */
 void quant_unpack(int type, const uint8_t *from, long inputs, long outputs, float *to) {
     const struct coded as = coded_as(type);
-    const long numbers = quant_numbers(type), group = head_bytes(as) + group_of(as) * part_bytes(as);
+    const long numbers = quant_numbers(type);
     struct plain block;
     for (long output = 0; output < outputs; output++)
         for (long at = 0; at < inputs; at += numbers) {
-            const uint8_t *const panel = from + output / ACROSS * quant_panel(type, inputs);
+            uint8_t *const panel = (uint8_t *)from + output / ACROSS * quant_panel(type, inputs);
             const int own = (int)(output % ACROSS);
             float *const out = to + output * inputs + at;
             if (float_bytes(type)) *out = float_at(type, panel + (at * ACROSS + own) * float_bytes(type));
             else {
-                place_block(as, own, (uint8_t *)panel + at / numbers * group, &block, 1);
+                place_block(as, own, panel + at / numbers * scale_bytes(as),
+                            panel + codes_at(as, inputs) + at / SHARE * code_bytes(as), &block, 1);
                 numbers_of(type, &block, out);
             }
         }

@@ -45,37 +45,64 @@ static inline struct rounded_row rounded_row_at(float *at, long blocks) {
                                 .given = at + NUMBERS_OF_BLOCK * blocks};
 }
 
+/* The greatest of integers, and their sum: one by one, they would take most of the time of rounding. */
+static inline int32_t greatest(ints of) {
+#if LANES == 16
+    return _mm512_reduce_max_epi32((__m512i)of);
+#else
+    int32_t top = of[0];
+    for (int lane = 1; lane < LANES; lane++) top = of[lane] > top ? of[lane] : top;
+    return top;
+#endif
+}
+
+static inline int32_t sum_of(ints of) {
+#if LANES == 16
+    return _mm512_reduce_add_epi32((__m512i)of);
+#else
+    int32_t sum = 0;
+    for (int lane = 0; lane < LANES; lane++) sum += of[lane];
+    return sum;
+#endif
+}
+
 /* The last block is filled with zeros. Where a number is not finite, all products are not. */
 static void round_row(const real *row, long inputs, const struct rounded_row *to) {
     const lanes zero = {0};
     for (long block = 0; block * SHARE < inputs; block++) {
         const long count = inputs - block * SHARE < SHARE ? inputs - block * SHARE : SHARE;
         real part[SHARE] = {0};
-        lanes most = zero, wrong = zero;
+        if (count < SHARE) memcpy(part, row + block * SHARE, count * sizeof(real));
+        const real *const from = count < SHARE ? part : row + block * SHARE;
+        ints most = {0}; /* without their signs floats have the order of integers, and those that are not finite are last */
         int32_t halves[2] = {0};
-        memcpy(part, row + block * SHARE, count * sizeof(real));
         for (int i = 0; i < SHARE; i += LANES) {
-            const lanes number = load(part + i), size = (lanes)((bits)number & 0x7fffffff);
-            most = pick(size > most, size, most);
-            wrong += number * 0.0f;
+            const ints size = (ints)load(from + i) & 0x7fffffff;
+            most = (ints)pick(size > most, (lanes)size, (lanes)most);
         }
-        float top = most[0];
-        for (int lane = 1; lane < LANES; lane++) top = most[lane] > top ? most[lane] : top;
-        const float inverse = top > 1e-30f ? 127.0f / top : 0, spoilt = total(wrong); /* 0, or not a number */
+        const int32_t raw = greatest(most);
+        const int spoilt = raw >= 0x7f800000;
+        float top;
+        memcpy(&top, &raw, sizeof top);
+        const float inverse = !spoilt && top > 1e-30f ? 127.0f / top : 0;
         for (int i = 0; i < SHARE; i += LANES) { /* the sum with a large number rounds to an integer */
-            const lanes scaled = spoilt == 0 ? load(part + i) * inverse : zero;
+            const lanes scaled = spoilt ? zero : load(from + i) * inverse;
             const ints number = __builtin_convertvector((scaled + 12582912.0f) - 12582912.0f, ints);
             *(few *)(to->numbers + block * SHARE + i) = __builtin_convertvector(number, few);
-            for (int lane = 0; lane < LANES; lane++) halves[i / (SHARE / 2)] += number[lane];
+            halves[i / (SHARE / 2)] += sum_of(number);
         }
-        to->scales[block] = top / 127.0f + spoilt;
+        to->scales[block] = spoilt ? NAN : top / 127.0f;
         to->sums[block] = to->scales[block] * (float)(halves[0] + halves[1]);
         memcpy(to->halves + 2 * block, halves, sizeof halves);
     }
 }
 
 static inline across scales_of(const char *from) {
+#if ACROSS == 16 /* gcc 12 converts halves of it */
+    return (across)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
+#else
     return (across)(__builtin_convertvector(*(const across_halves *)from, across_bits) << 16);
+#endif
 }
 
 static inline across fused_across(across a, across b, across c) {

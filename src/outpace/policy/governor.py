@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 from outpace.core import OutpaceError, first_line
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.costs import Costs
-from outpace.policy.plan import Outcome, Plan
+from outpace.policy.plan import DraftPlan, Outcome
 from outpace.policy.sure import WIDTHS as SURE_WIDTHS
 from outpace.policy.sure import Account, Sure
 
@@ -63,8 +63,8 @@ class Pinned:
         if self.nodes < 0:
             raise OutpaceError(f"the number of nodes must be at least 0, not {self.nodes}")
 
-    def plan(self, batch: int) -> Plan:
-        return Plan(self.nodes)
+    def plan(self, batch: int) -> DraftPlan:
+        return DraftPlan(self.nodes)
 
     def learn(self, outcome: Outcome) -> None:
         pass
@@ -129,16 +129,16 @@ class Governor:
         self._refresh = 0  # plain steps left to take as measurements
         self._rival = 1.0  # speed without these drafts, relative to plain decoding
         self._sure = Account(_SAVINGS, _SHARE)
-        self._offer: Plan | None = None  # plan of a plain step, computed with the latest view
+        self._offer: DraftPlan | None = None  # plan of a plain step, computed with the latest view
 
     # -- before a step -----------------------------------------------------------------------------------
 
-    def plan(self, batch: int) -> Plan:
+    def plan(self, batch: int) -> DraftPlan:
         plan = self._planned(batch)
         if self._on or batch > 1 or not self._view.plain > 0 or self._sure.balance <= 0:
             return plan
         if self._offer is None:
-            self._offer = Plan(0, sure=self._offered())
+            self._offer = DraftPlan(0, sure=self._offered())
         return self._offer
 
     def _offered(self) -> Sure:
@@ -151,7 +151,7 @@ class Governor:
         )
         return Sure(prices, self._sure.factor)
 
-    def _planned(self, batch: int) -> Plan:
+    def _planned(self, batch: int) -> DraftPlan:
         if batch != self._batch:
             self._on = self._on and batch.bit_length() == self._batch.bit_length()
             self._batch, self._viewed = batch, -_REVIEW
@@ -159,18 +159,18 @@ class Governor:
             self._view, self._viewed, self._offer = self.view(batch), self._step, None
         view = self._view
         if not view.plain > 0:
-            return Plan(0)
+            return DraftPlan(0)
         self._turn(view)
         if not self._on:
-            return Plan(0)
+            return DraftPlan(0)
         if self._refresh == 0 and self.forwards.curve(batch).age(batch) > _REFRESH * self.ramp:
             # The first plain step after wide ones is slower than later ones, so only the second is used.
             self._refresh = 2
         if self._refresh:
             self._refresh -= 1
-            return Plan(0)
+            return DraftPlan(0)
         nodes = view.width if view.gain > 1 else view.trial
-        return Plan(nodes, view.row_cost, plain_seconds=view.plain)
+        return DraftPlan(nodes, view.row_cost, plain_seconds=view.plain)
 
     def _turn(self, view: _View) -> None:
         """Switch drafting on while drafts pay or the account lasts, off until it can pay for a trial."""
@@ -327,7 +327,7 @@ class FullOrNarrow(Governor):
         self.narrow = Governor(narrow, costs=self.forwards)
         self.narrow.drafting = self.drafting
 
-    def plan(self, batch: int) -> Plan:
+    def plan(self, batch: int) -> DraftPlan:
         if self._step >= _REVIEW:
             self._rival = max(1.0, self.narrow._view.gain)
             plan = super().plan(batch)

@@ -19,7 +19,7 @@ _MARGIN = 1.05  # factor on the seconds of a shared step, since measurements are
 
 
 @dataclass(frozen=True)
-class Latency:
+class LatencyModel:
     """Latency model of one machine.
 
     Attributes:

@@ -12,7 +12,7 @@ from outpace.tree import worthwhile
 
 
 @dataclass(frozen=True)
-class Plan:
+class DraftPlan:
     """Plan of a step's drafts.
 
     Attributes:
@@ -48,7 +48,7 @@ class Policy(Protocol):
     @property
     def timed(self) -> bool: ...
 
-    def plan(self, batch: int) -> Plan:
+    def plan(self, batch: int) -> DraftPlan:
         """The plan for the next step of a batch of this many sequences."""
 
     def learn(self, outcome: Outcome) -> None:
@@ -70,7 +70,7 @@ class Outcome:
         stated: sum of the chances that the verified drafts state; 0 if they state none.
     """
 
-    plan: Plan
+    plan: DraftPlan
     drafted: Seq[int]
     paths: Seq[Seq[int]]
     draft_seconds: float

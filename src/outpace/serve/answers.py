@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 
 from outpace.core import StreamedToken
 from outpace.serve.calls import THOUGHT, CallFormat
-from outpace.serve.json_calls import Call, Signature, may_be_unmarked, unmarked
+from outpace.serve.json_calls import Signature, WrittenCall, may_be_unmarked, unmarked
 
 Kind = Literal["text", "reasoning", "call"]
 _NO_CALL = ValueError, KeyError, TypeError, RecursionError  # of text that only begins like a call
@@ -246,12 +246,12 @@ class Answer:
         self._state = "after"
         yield from self._called(found)
 
-    def _called(self, calls: Seq[Call]) -> Iterator[Said]:
+    def _called(self, calls: Seq[WrittenCall]) -> Iterator[Said]:
         for call in calls:
             if self._manner.parallel or not self.calls:
                 yield self._whole(call)
 
-    def _whole(self, call: Call) -> Said:
+    def _whole(self, call: WrittenCall) -> Said:
         self.calls += 1
         return Said("call", call.arguments, self.calls - 1, call.name)
 

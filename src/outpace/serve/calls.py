@@ -17,8 +17,8 @@ from typing import Any
 from outpace.grammars.effects import effective
 from outpace.serve.json_calls import (
     PYTHON_TAG,
-    Call,
     Signature,
+    WrittenCall,
     call_of,
     from_value,
     object_of,
@@ -86,7 +86,7 @@ class CallFormat(ABC):
         return said.startswith(self.inner) or self.inner.startswith(said)
 
     @abstractmethod
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
+    def read(self, text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
         """The calls in a text between the marks.
 
         Raises:
@@ -119,7 +119,7 @@ class CallFormat(ABC):
 class JsonCalls(CallFormat):
     """Calls whose arguments are a JSON object between a head with the name and a tail."""
 
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
+    def read(self, text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
         parts = split_outside(text, self.begin)
         return [from_value(one) for part in parts if part.strip() for one in values_of(part)]
 
@@ -162,7 +162,7 @@ class Bare(JsonCalls):
     def head(self, name: str) -> str:
         return f'{{"name": {json.dumps(name)}, {json.dumps(self.key)}: '
 
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
+    def read(self, text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
         return unmarked(text, functions)
 
 
@@ -178,7 +178,7 @@ class Listed(JsonCalls):
 
 
 @dataclass(frozen=True)
-class Named(JsonCalls):
+class NamedCalls(JsonCalls):
     """``[TOOL_CALLS]name[ARGS]{...}``, as Mistral's models since version 11 write it."""
 
     begin: str = "[TOOL_CALLS]"
@@ -190,7 +190,7 @@ class Named(JsonCalls):
     def head(self, name: str) -> str:
         return f"{self.begin}{name}[ARGS]"
 
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
+    def read(self, text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
         found = []
         for one in split_outside(text, self.begin):
             if one.lstrip().startswith("["):  # as older models write it
@@ -226,7 +226,7 @@ class DeepSeek(JsonCalls):
             else f"{start}{name}<｜tool▁sep｜>"
         )
 
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
+    def read(self, text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
         found = []
         for one in filter(str.strip, split_outside(text, self.inner)):
             name, marked, after = split_outside(one, "<｜tool▁call▁end｜>")[0].partition("<｜tool▁sep｜>")

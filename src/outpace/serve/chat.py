@@ -33,7 +33,7 @@ from outpace.serve.fields import (
     content_of,
     plain_text,
 )
-from outpace.serve.formats import FINISH, Writer, entries_of, new_id
+from outpace.serve.formats import EventWriter, ending, entries_of, new_id
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
@@ -142,7 +142,7 @@ class Chat(OpenAI, Constrained):
 async def chat(service: Service, body: Chat, salt: str | None) -> Response:
     """Handle a chat request."""
     run = await service.start(body.n, lambda: _parse(service, body, salt))
-    return await _Writer(service, body, run).response()
+    return await _ChatWriter(service, body, run).response()
 
 
 # -- parsing -----------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ def toolbox(body: Chat) -> Toolbox:
 # -- formatting ------------------------------------------------------------------------------------------
 
 
-class _Writer(Writer):
+class _ChatWriter(EventWriter):
     """Writer of the events of one run in the format of OpenAI's chat."""
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
@@ -290,7 +290,7 @@ class _Writer(Writer):
         return {"choices": choices, "service_tier": None} | self._prompt_ids()
 
     def _choice(self, index: int, end: Generation) -> dict[str, Any]:
-        reason, answer = FINISH[end.finish_reason], self._answer()
+        reason, answer = ending(end).chat, self._answer()
         said = [*answer.push(whole(end)), *answer.end(reason == "stop")]
         text, reasoning = (
             "".join(one.text for one in said if one.kind == kind) for kind in ("text", "reasoning")
@@ -322,7 +322,7 @@ class _Writer(Writer):
 
     def _choices(self, event: Event) -> Iterator[dict[str, Any]]:
         answer, end = self._answers[event.index], event.end
-        reason = None if end is None else FINISH[end.finish_reason]
+        reason = None if end is None else ending(end).chat
         said = answer.push(event.tokens)
         if end is not None:
             said += answer.end(reason == "stop")

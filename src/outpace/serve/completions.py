@@ -14,7 +14,7 @@ from outpace.core import TokenLogprobs
 from outpace.serve.constraints import Constrained, constraint_of
 from outpace.serve.errors import Refused, refusal
 from outpace.serve.fields import Int, OpenAI, Tokens
-from outpace.serve.formats import FINISH, Writer, entries_of, finite
+from outpace.serve.formats import EventWriter, ending, entries_of, finite
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
@@ -62,7 +62,7 @@ async def completions(service: Service, body: Completions, salt: str | None) -> 
         if isinstance(error, Exception):
             raise refusal(error) from error
         raise
-    return await _Writer(service, body, run, scores).response()
+    return await _CompletionsWriter(service, body, run, scores).response()
 
 
 async def _scores(service: Service, body: Completions, run: Run) -> list[list[TokenLogprobs]]:
@@ -146,7 +146,7 @@ def _check_scored(body: Completions, prompts: Seq[Seq[int]]) -> None:
         )
 
 
-class _Writer(Writer):
+class _CompletionsWriter(EventWriter):
     """Writer of the events of one run in the format of OpenAI's completions."""
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
@@ -173,7 +173,7 @@ class _Writer(Writer):
 
     def _wholes(self) -> Iterator[dict[str, Any]]:
         for index, end in enumerate(self._run.generations):
-            choice = _piece(index, self._echo(index) + (end.text or ""), FINISH[end.finish_reason])
+            choice = _piece(index, self._echo(index) + (end.text or ""), ending(end).chat)
             if self._body.logprobs is not None:
                 choice["logprobs"] = self._written_logprobs(index, [*self._echoed(index), *entries_of(end)])
             if self._body.return_token_ids:
@@ -221,7 +221,7 @@ class _Writer(Writer):
     def _choices(self, event: Event) -> Iterator[dict[str, Any]]:
         more = self._details(event, self._body.logprobs is not None)
         if event.text or more or event.end is not None:
-            reason = None if event.end is None else FINISH[event.end.finish_reason]
+            reason = None if event.end is None else ending(event.end).chat
             yield _piece(event.index, event.text, reason) | self._prompt_ids(event.index) | more
 
     def _prompt_ids(self, index: int) -> dict[str, Any]:

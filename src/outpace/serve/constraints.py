@@ -49,7 +49,7 @@ Choices = Annotated[list[Pattern], Field(min_length=1, max_length=PARTS, fail_fa
 SchemaOrText = Annotated[Object | str, AfterValidator(_parsed_schema)]
 
 
-class StructuredOutputs(Wire):
+class StructuredOutputsParams(Wire):
     """A constraint of the text, as vLLM has it."""
 
     json_: Annotated[SchemaOrText | None, Field(alias="json")] = None
@@ -65,7 +65,7 @@ class Constrained(Wire):
     """Constraints of the text, of which a request has one, as OpenAI, vLLM and llama-server have them."""
 
     response_format: Format | None = None
-    structured_outputs: StructuredOutputs | None = None
+    structured_outputs: StructuredOutputsParams | None = None
     guided_json: SchemaOrText | None = None
     guided_regex: Pattern | None = None
     guided_choice: Choices | None = None

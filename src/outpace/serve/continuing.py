@@ -12,7 +12,7 @@ from outpace.serve.texts import Prompt
 _FIELD = "continue_final_message"
 
 
-class Turn(Protocol):
+class BegunMessage(Protocol):
     """A message of a body that may say that it is begun."""
 
     prefix: bool
@@ -26,7 +26,7 @@ class Talk(Protocol):
     continue_final_message: bool | None
 
     @property
-    def messages(self) -> Seq[Turn] | None: ...
+    def messages(self) -> Seq[BegunMessage] | None: ...
 
 
 async def prompt_of(

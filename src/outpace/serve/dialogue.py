@@ -14,7 +14,7 @@ from typing import Any
 
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
-from outpace.serve.calls import THOUGHT, Bare, CallFormat, DeepSeek, Listed, Named, Tagged, literal
+from outpace.serve.calls import THOUGHT, Bare, CallFormat, DeepSeek, Listed, NamedCalls, Tagged, literal
 from outpace.serve.harmony import Harmony, one_call_each
 from outpace.serve.marked import Coder, Dsml, Gemma, Glm
 
@@ -239,7 +239,7 @@ def format_of(template: str) -> CallFormat:
     if "<function=" in template and "<tool_call>" in template:
         return Coder()
     if "[TOOL_CALLS]" in template:
-        return Named() if "[ARGS]" in template else Listed()
+        return NamedCalls() if "[ARGS]" in template else Listed()
     if "<tool_call>" in template:
         return _GENERIC
     return Bare() if "<|python_tag|>" in template or "ipython" in template else Bare("arguments")

@@ -6,10 +6,11 @@ import asyncio
 import logging
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
 from itertools import chain
-from typing import Any, ClassVar
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple
 
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
@@ -17,13 +18,33 @@ from sse_starlette.sse import SendTimeoutError
 from starlette.responses import Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from outpace.core import Generation, TokenLogprobs
+from outpace.core import Generation, StopKind, TokenLogprobs
 from outpace.serve.errors import Refused
 from outpace.serve.fields import OpenAI
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
 
-FINISH = {"eos": "stop", "stop": "stop", "length": "length"}
+
+class Ending(NamedTuple):
+    """What ended a text, in each API's word."""
+
+    chat: str
+    messages: str
+    responses: str
+    infill: str
+
+
+_OF_ITSELF = Ending("stop", "end_turn", "completed", "eos")
+# Texts that end in another way have no answer but an error.
+ENDINGS: Mapping[StopKind, Ending] = MappingProxyType(
+    {
+        "end token": _OF_ITSELF,
+        "stop token": _OF_ITSELF,
+        "criterion": _OF_ITSELF,
+        "stop string": Ending("stop", "stop_sequence", "completed", "word"),
+        "limit": Ending("length", "max_tokens", "incomplete", "limit"),
+    }
+)
 _PIECE = 2**18  # bytes of a longer response that are sent at once
 _AT_ONCE = 256  # tokens whose log probabilities are written at once, while other threads wait
 _log = logging.getLogger("outpace.serve")
@@ -100,7 +121,7 @@ def sse(data: Any, name: str | None = None) -> bytes:
     return head + b"data: " + (data if isinstance(data, bytes) else to_json(data)) + b"\n\n"
 
 
-class Stream(EventSourceResponse):
+class EventStream(EventSourceResponse):
     """A response of server-sent events; an error after its head is reported as the last event.
 
     Args:
@@ -252,11 +273,9 @@ def _list_of(parts: Seq[bytes]) -> Iterator[bytes]:
     yield b"]"
 
 
-def stop_found(service: Service, one: Generation, stops: Iterable[str]) -> str | None:
-    """The stop string that ended an output; None if none did."""
-    text = service.model.tokenizer.decode(one.tokens, skip_special_tokens=True)
-    rest = text[len(one.text or "") :]
-    return min((stop for stop in stops if rest.startswith(stop)), key=len, default=None)
+def ending(one: Generation) -> Ending:
+    """What ended an output."""
+    return ENDINGS[one.stopped_by.kind]
 
 
 def finite(logprob: float) -> float:
@@ -269,7 +288,7 @@ def entries_of(one: Generation) -> list[tuple[int, TokenLogprobs]]:
     return list(zip(one.tokens, one.logprobs or (), strict=False))
 
 
-class Writer(ABC):
+class EventWriter(ABC):
     """Writer of the events of one run in the format of chat and completions; subclasses write the choices.
 
     Attributes:
@@ -296,7 +315,7 @@ class Writer(ABC):
     async def response(self) -> Response:
         """The response, complete or as a stream, as requested."""
         if self._asked.stream:
-            return Stream(self._run, self._chunks())
+            return EventStream(self._run, self._chunks())
         sent = asyncio.get_running_loop().create_future()
         self._run.ticket.hold(sent)  # what a slow client has not read takes room
         try:

@@ -18,13 +18,13 @@ from outpace.grammars.matching import Constraints, Grammar, unlisted
 from outpace.grammars.notations import Free
 from outpace.sequence import Sequence
 from outpace.serve.errors import Refused
-from outpace.serve.pool import Pool, Share
+from outpace.serve.pool import JobLimit, WorkerPool
 from outpace.serve.request import ParsedRequest
 from outpace.serve.schemas import Lark, is_plain, unforced
 from outpace.serve.totals import CLIENT, Turns
 from outpace.tree import chain
 
-_SHARE = Share(seconds=2.0, memory=2**28)  # of compiling a schema
+_SHARE = JobLimit(seconds=2.0, memory=2**28)  # of compiling a schema
 _SHORT = 2**14  # bytes of a schema that is compiled here
 _CHANCE = 0.98  # that a forced token is the target's, which may tokenise the same text differently
 
@@ -55,7 +55,7 @@ class Grammars:
             self._constraints = Constraints(tokenizer, vocabulary, eos, marks)
         except OutpaceError as error:  # of requests that have a grammar
             self._constraints = error
-        self.pool = Pool("schemas", _SHARE, turns, "compiling the schema", "response_format")
+        self.pool = WorkerPool("schemas", _SHARE, turns, "compiling the schema", "response_format")
         self._here = Turns(1)
         self._threads = ThreadPoolExecutor(2, "outpace-schemas")
 

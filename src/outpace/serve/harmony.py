@@ -15,7 +15,7 @@ from typing import Any
 
 from outpace.serve.answers import Answer, Kind, Manner, Said
 from outpace.serve.calls import JsonCalls
-from outpace.serve.json_calls import Call, Signature, call_of, may_be_unmarked, object_of, outside
+from outpace.serve.json_calls import Signature, WrittenCall, call_of, may_be_unmarked, object_of, outside
 
 _CHANNEL, _MESSAGE, _START = "<|channel|>", "<|message|>", "<|start|>"
 _ENDS = "<|end|>", "<|call|>", "<|return|>", _START
@@ -37,7 +37,7 @@ class Harmony(JsonCalls):
     def head(self, name: str) -> str:
         return f"{_CHANNEL}commentary to=functions.{name} <|constrain|>json{_MESSAGE}"
 
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
+    def read(self, text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
         head, _, body = text.partition(_MESSAGE)
         if (found := _TO.search(head)) is None:
             raise ValueError("a call has no name")

@@ -15,7 +15,7 @@ from outpace.core import OutpaceError, first_line
 from outpace.loading import Loaded
 from outpace.serve.dialogue import Dialogue, as_parts
 from outpace.serve.errors import NotStarted, Refused
-from outpace.serve.pool import Pool, Share
+from outpace.serve.pool import JobLimit, WorkerPool
 from outpace.serve.totals import CLIENT, Turns
 
 _log = logging.getLogger("outpace.serve")
@@ -40,7 +40,9 @@ class Images:
 
     def __init__(self, model: Loaded, dialogue: Dialogue, name: str, seconds: float, turns: Turns) -> None:
         self._model, self._dialogue, self._name = model, dialogue, name
-        self.pool = Pool("images", Share(seconds, _MEMORY), turns, "reading an image", "messages", kept=1)
+        self.pool = WorkerPool(
+            "images", JobLimit(seconds, _MEMORY), turns, "reading an image", "messages", kept=1
+        )
         self._room = Turns(2)
         self._thread = ThreadPoolExecutor(1, "outpace-images")
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from outpace.core import Generation
 from outpace.serve.fields import INERT, Int, Sampled, Seed, Stop, Stops, Wire
-from outpace.serve.formats import Stream, extras, json_response, sse, stop_found
+from outpace.serve.formats import EventStream, ending, extras, json_response, sse
 from outpace.serve.request import SEEDS, ParsedRequest
 from outpace.serve.run import Run
 from outpace.serve.service import Service
@@ -56,14 +56,14 @@ async def infill(service: Service, body: Infill, salt: str | None) -> Response:
         return ParsedRequest([tokens], params, salt=salt)
 
     run = await service.start(1, parse)
-    writer = _Writer(service, body, run)
+    writer = _InfillWriter(service, body, run)
     if body.stream:
-        return Stream(run, writer.events())
+        return EventStream(run, writer.events())
     (one,) = await run.finish()
     return json_response(writer.whole(one))
 
 
-class _Writer:
+class _InfillWriter:
     """Writer of the events of one run in llama-server's format."""
 
     def __init__(self, service: Service, body: Infill, run: Run) -> None:
@@ -83,17 +83,14 @@ class _Writer:
         return self._piece(one.text or "", len(one.tokens)) | self._end(one)
 
     def _end(self, one: Generation) -> dict[str, Any]:
-        stops = [self._body.stop] if isinstance(self._body.stop, str) else self._body.stop or ()
-        word = stop_found(self._service, one, stops) if one.finish_reason == "stop" else None
-        kind = "limit" if one.finish_reason == "length" else "eos" if word is None else "word"
         more = extras(self._run, [one], self._body.speculation_metrics, self._body.speculation)
         return {
             "stop": True,
             "model": self._body.model or self._service.name,
             "tokens_cached": one.stats.cached_tokens,
             "truncated": False,
-            "stop_type": kind,
-            "stopping_word": word or "",
+            "stop_type": ending(one).infill,
+            "stopping_word": one.stopped_by.string or "",
             **self._service.exactness,
             **more,
         }

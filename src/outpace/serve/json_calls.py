@@ -19,7 +19,7 @@ _FENCE = re.compile(r"```\w*[^\S\n]*\n")
 
 
 @dataclass(frozen=True)
-class Call:
+class WrittenCall:
     """A call that a model wrote: the function's name, and its arguments as JSON."""
 
     name: str
@@ -73,7 +73,7 @@ def may_be_unmarked(text: str, functions: Mapping[str, Signature]) -> bool:
     return head.end() == len(said) and any(one.startswith(head["value"] or "") for one in known)
 
 
-def unmarked(text: str, functions: Mapping[str, Signature]) -> list[Call]:
+def unmarked(text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
     """The calls that an answer without marks is as a whole: JSON of offered functions, fenced or not.
 
     Raises:
@@ -115,7 +115,7 @@ def object_of(text: str) -> Any:
     return from_json(text, allow_inf_nan=False) if (text := text.strip()) else {}
 
 
-def from_value(value: Any) -> Call:
+def from_value(value: Any) -> WrittenCall:
     """The call in a JSON value; errors are those of ``call_of``."""
     if not isinstance(value, dict):
         raise ValueError("a call is an object")
@@ -126,7 +126,7 @@ def from_value(value: Any) -> Call:
     return call_of(name, object_of(arguments) if isinstance(arguments, str) else arguments)
 
 
-def call_of(name: Any, arguments: Any) -> Call:
+def call_of(name: Any, arguments: Any) -> WrittenCall:
     """A call of a function; without arguments it has an empty object of them.
 
     Raises:
@@ -135,7 +135,7 @@ def call_of(name: Any, arguments: Any) -> Call:
     arguments = {} if arguments is None else arguments
     if not (isinstance(name, str) and name and isinstance(arguments, dict)):
         raise ValueError("a call has a name, and an object of arguments")
-    return Call(name, written(arguments))
+    return WrittenCall(name, written(arguments))
 
 
 def written(value: Any) -> str:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.serve.calls import CallFormat, Mark, literal
-from outpace.serve.json_calls import Call, Schema, Signature, written
+from outpace.serve.json_calls import Schema, Signature, WrittenCall, written
 from outpace.serve.pairs import Pairs, matched
 from outpace.serve.values import DEEP, is_text, properties, resolved, texts_of, typed
 
@@ -132,7 +132,7 @@ class Gemma(CallFormat):
         marks = re.finditer(f"{quote}.*?(?:{quote}|\\Z)|{end}", text, re.DOTALL)
         return next((found.start() for found in marks if found[0] == self.end), None)
 
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
+    def read(self, text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
         head = re.match(r"\s*call:([^{]+)", text)
         if head is None:
             raise ValueError("a call has no name")
@@ -141,7 +141,7 @@ class Gemma(CallFormat):
         value, rest = self._value(text[head.end() :] or "{}", root, root, 0)
         if rest.strip() or not isinstance(value, dict):
             raise ValueError("a call has an object of arguments")
-        return [Call(name, written(value))]
+        return [WrittenCall(name, written(value))]
 
     def _value(self, text: str, schema: Any, root: Schema, depth: int) -> tuple[Any, str]:
         """The value that a text begins with, and the rest of the text."""

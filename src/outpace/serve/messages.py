@@ -13,7 +13,7 @@ from outpace.core import Generation
 from outpace.serve.answers import Said
 from outpace.serve.continuing import continued
 from outpace.serve.errors import Refused
-from outpace.serve.formats import Stream, extras, json_response, new_id, sse, stop_found
+from outpace.serve.formats import EventStream, ending, extras, json_response, new_id, sse
 from outpace.serve.messages_body import (
     CountTokens,
     Messages,
@@ -48,10 +48,10 @@ async def messages(service: Service, body: Messages, salt: str | None) -> Respon
         )
 
     run = await service.start(1, parse)
-    writer = _Writer(service, body, run)
+    writer = _MessagesWriter(service, body, run)
     if body.stream:
         return writer.box.named(
-            Stream(run, writer.events(), lambda refused: sse(refused.anthropic(), "error"))
+            EventStream(run, writer.events(), lambda refused: sse(refused.anthropic(), "error"))
         )
     (one,) = await run.finish()
     return writer.box.named(json_response(await asyncio.to_thread(writer.whole, one)))
@@ -77,7 +77,7 @@ async def _prompt(service: Service, body: Prompted, box: Toolbox) -> Prompt:
     return await continued(service, turns, options)
 
 
-class _Writer:
+class _MessagesWriter:
     """Writer of the events of one run in the format of Anthropic's messages.
 
     Attributes:
@@ -171,14 +171,9 @@ class _Writer:
 
     def _stop(self, one: Generation) -> dict[str, Any]:
         """The stop reason of an output, and the stop string that ended it."""
-        if one.finish_reason == "length":
-            return {"stop_reason": "max_tokens"}
-        if self._answer.calls:
+        if self._answer.calls and one.stopped_by.kind != "limit":
             return {"stop_reason": "tool_use"}
-        if one.finish_reason != "stop" or self._run.request.schema is not None:
-            return {"stop_reason": "end_turn"}
-        found = stop_found(self._service, one, self._body.stop_sequences or ())
-        return {"stop_reason": "stop_sequence", "stop_sequence": found}
+        return {"stop_reason": ending(one).messages, "stop_sequence": one.stopped_by.string}
 
     def _extras(self, one: Generation) -> dict[str, Any]:
         return extras(self._run, [one], self._body.speculation_metrics, self._body.speculation)

@@ -10,7 +10,7 @@ from typing import Any
 
 from outpace.grammars.effects import effective
 from outpace.serve.calls import CallFormat, Mark, closed, literal, split_by_marks
-from outpace.serve.json_calls import Call, Signature, from_value, values_of, written
+from outpace.serve.json_calls import Signature, WrittenCall, from_value, values_of, written
 from outpace.serve.values import is_text, properties, resolved, texts_of, typed
 
 
@@ -48,8 +48,8 @@ class Pairs(CallFormat):
                 return found.start()
         return None
 
-    def read(self, text: str, functions: Mapping[str, Signature]) -> list[Call]:
-        found, left = list[Call](), text.strip()
+    def read(self, text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
+        found, left = list[WrittenCall](), text.strip()
         if left.startswith("{"):  # as a prompt's example of another format may have it
             return [from_value(one) for one in values_of(left)]
         while left or not found:
@@ -64,7 +64,7 @@ class Pairs(CallFormat):
                 value, left = self._value(left, known.keys() - arguments.keys())
                 arguments[key] = value if told else typed(value, known.get(key), root)
             left = left.removeprefix(self.after).lstrip()
-            found.append(Call(name, written(arguments)))
+            found.append(WrittenCall(name, written(arguments)))
         return found
 
     def _key(self, text: str, known: Mapping[str, Any]) -> tuple[str, bool, str]:

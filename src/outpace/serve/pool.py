@@ -37,7 +37,7 @@ def spare() -> int:
 
 
 @dataclass(frozen=True)
-class Share:
+class JobLimit:
     """The most that a job may take.
 
     Attributes:
@@ -49,7 +49,7 @@ class Share:
     memory: int
 
 
-class Pool:
+class WorkerPool:
     """Worker processes of one kind, started when they are needed.
 
     A worker whose job takes more than its share is killed, and the job refused; others have workers of their
@@ -67,7 +67,7 @@ class Pool:
     def __init__(
         self,
         kind: str,
-        share: Share,
+        share: JobLimit,
         turns: Turns,
         what: str,
         param: str | None = None,

@@ -166,7 +166,7 @@ class PrefixRouter(MultiplexMixin, RequestRouter):  # type: ignore[misc]  # Ray 
         return [[replicas[name]] for name in ranks(key, names, loads, self._enough)]
 
 
-class Entry:
+class Ingress:
     """ASGI application that passes each request to a replica, and the replica's messages to the client.
 
     A request whose replica dies before the answer has begun is given to another one.
@@ -346,7 +346,7 @@ def build(config: Config) -> Application:
 
     def entry() -> ASGIApp:
         replicas = serve.get_deployment_handle("outpace", serve.get_replica_context().app_name)
-        return Starlette(routes=[Mount("/", Entry(config, replicas, list(models)))])
+        return Starlette(routes=[Mount("/", Ingress(config, replicas, list(models)))])
 
     replicas = serve.deployment(
         Outpace,

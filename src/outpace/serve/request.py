@@ -12,7 +12,7 @@ from outpace.loading.sampling import FROM_CONFIG, own_sampling
 from outpace.serve.errors import Refused
 from outpace.serve.fields import OpenAI, Sampled, Speculate
 from outpace.serve.schemas import Lark
-from outpace.serve.thinking import Reasoning
+from outpace.serve.thinking import ReasoningPart
 from outpace.targets.base import TargetModel
 
 SEEDS = 2**64
@@ -45,7 +45,7 @@ class ParsedRequest:
     salt: str | None = None
     trace: bool = False
     source: Any = None
-    reasoning: Reasoning | None = None
+    reasoning: ReasoningPart | None = None
     constrained: str = ""
 
     def choice(self, index: int) -> SamplingParams:

@@ -13,7 +13,7 @@ from starlette.responses import Response
 from outpace.core import Generation
 from outpace.serve.answers import Said
 from outpace.serve.errors import Refused
-from outpace.serve.formats import Stream, extras, json_response, new_id, reasoned, sse, usage
+from outpace.serve.formats import EventStream, ending, extras, json_response, new_id, reasoned, sse, usage
 from outpace.serve.request import ParsedRequest
 from outpace.serve.responses_body import (
     Origin,
@@ -32,9 +32,9 @@ from outpace.serve.tools import answer_to, reasoning_of_answer, whole
 async def responses(service: Service, body: Responses, salt: str | None) -> Response:
     """Handle a request for a response."""
     run = await service.start(1, lambda: _parse(service, body, salt))
-    writer = _Writer(service, body, run)
+    writer = _ResponsesWriter(service, body, run)
     if body.stream:
-        return writer.box.named(Stream(run, writer.events(), writer.error))
+        return writer.box.named(EventStream(run, writer.events(), writer.error))
     (one,) = await run.finish()
     return writer.box.named(json_response(await asyncio.to_thread(writer.whole, one)))
 
@@ -53,7 +53,7 @@ async def _parse(service: Service, body: Responses, salt: str | None) -> ParsedR
     )
 
 
-class _Writer:
+class _ResponsesWriter:
     """Writer of the events of one run in the format of OpenAI's responses.
 
     Attributes:
@@ -102,15 +102,14 @@ class _Writer:
         return self._response(one)
 
     def _response(self, one: Generation) -> dict[str, Any]:
-        cut = one.finish_reason == "length"
-        status = "incomplete" if cut else "completed"
+        status = ending(one).responses
         counts = usage(self._run, [one])
         if not self._items:
             self._add(Said("text", ""))
         self._items[-1]["status"] = status
         found = self._head | {
             "status": status,
-            "incomplete_details": {"reason": "max_output_tokens"} if cut else None,
+            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
             "output": [_shown(item) for item in self._items],
             "usage": {
                 "input_tokens": counts["prompt_tokens"],

@@ -28,7 +28,7 @@ from outpace.serve.errors import Refused, later, refusal, unknown_model, unreada
 from outpace.serve.grammar import Grammars
 from outpace.serve.images import Images
 from outpace.serve.metrics import Metrics
-from outpace.serve.pool import Share, spare
+from outpace.serve.pool import JobLimit, spare
 from outpace.serve.request import Defaults, ParsedRequest
 from outpace.serve.run import Choice, Run
 from outpace.serve.texts import Prompts, Texts
@@ -78,7 +78,7 @@ class Service:
         target, memory, turns = model.target, max(2**30, 256 * limits.body), jobs or Turns(spare())
         marks = self.dialogue.tokens.values()
         self.grammars = Grammars(model.tokenizer, target.vocabulary, target.eos_token_ids, turns, marks)
-        self.texts = Texts(model, Share(limits.read, memory), turns)
+        self.texts = Texts(model, JobLimit(limits.read, memory), turns)
         self.images = Images(model, self.dialogue, self.name, limits.read, turns)
         self.prompts = Prompts(model, self.texts, self.images, self.name)
         self._probe: asyncio.Future[None] | None = None

@@ -18,7 +18,7 @@ from outpace.loading import Loaded
 from outpace.serve.errors import NotStarted, Refused
 from outpace.serve.fim import Middle
 from outpace.serve.images import Images
-from outpace.serve.pool import Pool, Share
+from outpace.serve.pool import JobLimit, WorkerPool
 from outpace.serve.totals import Turns
 from outpace.serve.worker import read_job, read_text, with_arguments
 
@@ -35,10 +35,10 @@ class Texts:
     ends: some of remote code.
     """
 
-    def __init__(self, model: Loaded, share: Share, turns: Turns) -> None:
+    def __init__(self, model: Loaded, share: JobLimit, turns: Turns) -> None:
         self._model = model
         load = partial(pickle.dumps, model.tokenizer)
-        self.pool = Pool("texts", share, turns, "reading the text", None, load, 1)
+        self.pool = WorkerPool("texts", share, turns, "reading the text", None, load, 1)
         self._threads: ThreadPoolExecutor | None = None
 
     async def tokens(self, text: str, special: bool, most: int | None) -> list[int] | int:

@@ -21,7 +21,7 @@ _ASSISTANT, _FINAL = "<|start|>assistant", "<|channel|>final<|message|>"
 
 
 @dataclass(frozen=True)
-class Reasoning:
+class ReasoningPart:
     """The reasoning that an answer may begin with.
 
     Attributes:
@@ -86,7 +86,7 @@ def reasoning_of(
     free: bool,
     tools: bool,
     called: bool,
-) -> Reasoning | None:
+) -> ReasoningPart | None:
     """The reasoning that an answer to a prompt may begin with; None for none.
 
     Args:
@@ -103,7 +103,7 @@ def reasoning_of(
     closing = end if tools or not dialogue.harmony else f"{end}{_ASSISTANT}{_FINAL}"
     eos = sorted(model.target.eos_token_ids)
     prefix = _prefix(dialogue, begin, end, begun, called, eos)
-    return Reasoning(begin, end, begun, dialogue.harmony, closing, budget, prefix)
+    return ReasoningPart(begin, end, begun, dialogue.harmony, closing, budget, prefix)
 
 
 def _prefix(dialogue: Dialogue, begin: str, end: str, begun: bool, called: bool, eos: Seq[int]) -> str:
@@ -135,7 +135,7 @@ class Budget:
         prompt_length: number of tokens before the output.
     """
 
-    def __init__(self, model: Loaded, reasoning: Reasoning, prompt_length: int) -> None:
+    def __init__(self, model: Loaded, reasoning: ReasoningPart, prompt_length: int) -> None:
         self._model, self._reasoning, self._prompt = model, reasoning, prompt_length
         self._closing = model.plain_tokens(reasoning.closing)
         self._first: int | None = None

@@ -22,7 +22,7 @@ from outpace.serve.json_calls import Signature
 from outpace.serve.request import ParsedRequest
 from outpace.serve.schemas import Lark
 from outpace.serve.service import Service
-from outpace.serve.thinking import Reasoning, reasoning_of
+from outpace.serve.thinking import ReasoningPart, reasoning_of
 
 _log = logging.getLogger("outpace.serve")
 _NAME = re.compile(r"[a-zA-Z0-9_.-]{1,256}")
@@ -137,7 +137,7 @@ def check_names(tools: Seq[dict[str, Any]]) -> None:
 
 def reasoning_of_answer(
     service: Service, box: Toolbox, prompt: Seq[int], schema: Any, wanted: bool | None, budget: int | None
-) -> Reasoning | None:
+) -> ReasoningPart | None:
     """The reasoning that an answer may begin with.
 
     Args:

@@ -58,7 +58,7 @@ class Kernel(ABC):
         return None
 
 
-class Stock(Kernel):
+class StockKernel(Kernel):
     """The stock layer's kernel, without packing."""
 
     name = "as it is"

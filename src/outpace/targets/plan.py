@@ -64,10 +64,10 @@ class StepPlan:
         """True if forwards are computed in C."""
         return self.name == NATIVE
 
-    def why_not(self, name: str) -> str:
-        """The reason why a plan was passed over; empty if it was not."""
+    def why_not(self, name: str) -> str | None:
+        """The reason why a plan was passed over; None if it was not."""
         reasons = [passed.reason for passed in self.passed_over if passed.name == name]
-        return "" if name == self.name or not reasons else reasons[-1]
+        return None if name == self.name or not reasons else reasons[-1]
 
     def __str__(self) -> str:
         bits = "bit-exact" if self.exact else f"not bit-exact: {self.inexact}"

@@ -18,7 +18,7 @@ from torch import Tensor
 from outpace.core import Draft, Generation, SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.engine.engine import Engine
-from outpace.policy.plan import Outcome, Plan
+from outpace.policy.plan import DraftPlan, Outcome
 from outpace.targets.base import TargetModel
 from outpace.targets.batch import Batch
 from outpace.testing.toy import ToyTarget
@@ -298,7 +298,7 @@ def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
     )
 
 
-class _Untaken(Plan):
+class _Untaken(DraftPlan):
     """A plan whose drafts do not pay once they are seen."""
 
     def take(self, draft: Draft) -> int:
@@ -312,9 +312,9 @@ class Budgets:
     budgets: Iterator[int]
     timed: bool = False
 
-    def plan(self, batch: int) -> Plan:
+    def plan(self, batch: int) -> DraftPlan:
         nodes = next(self.budgets)
-        return Plan(nodes) if nodes >= 0 else _Untaken(1)
+        return DraftPlan(nodes) if nodes >= 0 else _Untaken(1)
 
     def learn(self, outcome: Outcome) -> None:
         pass

@@ -1,7 +1,6 @@
 """Verifiers by name: they decide which drafted tokens are accepted, and which tokens a step emits.
 
-``match`` preserves the tokens of plain decoding; ``rejection``, ``block`` and ``traversal`` preserve their
-distribution.
+``match`` preserves the tokens of plain decoding, ``rejection`` their distribution.
 """
 
 from __future__ import annotations

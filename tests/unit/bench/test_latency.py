@@ -9,14 +9,14 @@ import pytest
 from outpace.bench.latency import latency_of
 from outpace.bench.methods import with_lengths
 from outpace.bench.ours import Ours
-from outpace.bench.runs import Request, Run
-from outpace.bench.stock import Stock
+from outpace.bench.runs import MethodRun, PromptBatch
+from outpace.bench.stock import StockMethod
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 
 
-def arriving(*answers: list[float]) -> Run:
-    return Run([[1] * len(times) for times in answers], 9.0, 0.0, 0, token_seconds=list(answers))
+def arriving(*answers: list[float]) -> MethodRun:
+    return MethodRun([[1] * len(times) for times in answers], 9.0, 0.0, 0, token_seconds=list(answers))
 
 
 def test_tokens_of_one_step_arrive_together() -> None:
@@ -38,7 +38,7 @@ def test_answers_together_share_the_turns_of_the_loop() -> None:
 
 
 def test_what_is_not_known_is_not_told() -> None:
-    assert latency_of([arriving([0.1, 0.2]), Run([[1]], 1.0, 0.5, 1)]) is None
+    assert latency_of([arriving([0.1, 0.2]), MethodRun([[1]], 1.0, 0.5, 1)]) is None
     assert latency_of([arriving([0.1])]) is None
     assert latency_of([arriving([0.1, 0.1])]) is None  # all in the first step
 
@@ -46,10 +46,10 @@ def test_what_is_not_known_is_not_told() -> None:
 @pytest.mark.parametrize("texts", [("abcabcabc",), ("abcabcabc", "xyz")])
 def test_every_token_has_a_time_of_arrival(model: Loaded, texts: tuple[str, ...]) -> None:
     prompts = [model.encode(text) for text in texts]
-    asked = Request(prompts, [()] * len(prompts), 24, False, 0.0, range(len(prompts)))
+    asked = PromptBatch(prompts, [()] * len(prompts), 24, False, 0.0, range(len(prompts)))
     methods: list[Any] = [Ours(model.target, "prompt_lookup", adaptive=False), Ours(model.target, "none")]
     kinds = ["plain", "prompt_lookup"] if len(texts) == 1 else ["plain"]
-    methods += [Stock(model.target.model, kind, None, 0.0) for kind in kinds]
+    methods += [StockMethod(model.target.model, kind, None, 0.0) for kind in kinds]
     for method in methods:
         run = method.run(asked)
         assert [len(times) for times in run.token_seconds] == [len(output) for output in run.outputs]

@@ -16,8 +16,8 @@ from outpace.bench import peers
 from outpace.bench.methods import make_methods, split_drafters
 from outpace.bench.ours import Ours
 from outpace.bench.peers import Peer, PeerOptions, split_peers, versions_of
-from outpace.bench.runs import Request, Run
-from outpace.bench.stock import Stock
+from outpace.bench.runs import MethodRun, PromptBatch
+from outpace.bench.stock import StockMethod
 from outpace.core import OutpaceError, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.engine.parts import Adaptive
@@ -27,12 +27,12 @@ from outpace.policy.governor import Governor
 TEXTS = ("abcabcabcabc", "xyz", "aaaaaaab")
 
 
-def request(model: Loaded, texts: tuple[str, ...] = TEXTS[:1], **more: Any) -> Request:
+def request(model: Loaded, texts: tuple[str, ...] = TEXTS[:1], **more: Any) -> PromptBatch:
     given = {"max_new_tokens": 20, "ends": False, "temperature": 0.0, "seeds": list(range(len(texts)))}
-    return Request([model.tokens(text) for text in texts], [[]] * len(texts), **{**given, **more})
+    return PromptBatch([model.tokens(text) for text in texts], [[]] * len(texts), **{**given, **more})
 
 
-def plain(model: Loaded, asked: Request) -> list[list[int]]:
+def plain(model: Loaded, asked: PromptBatch) -> list[list[int]]:
     params = [
         SamplingParams(
             max_new_tokens=asked.max_new_tokens,
@@ -253,7 +253,7 @@ def test_a_tiny_top_p_keeps_the_greedy_token(model: Loaded) -> None:
 def test_references_reach_the_drafter_that_reads_them(model: Loaded) -> None:
     asked = request(model)
     answer = plain(model, asked)[0]
-    asked = Request(asked.prompts, [[answer]], 20, False, 0.0, [0])
+    asked = PromptBatch(asked.prompts, [[answer]], 20, False, 0.0, [0])
     found = Ours(model.target, "reference").run(asked)
     assert found.outputs == [answer]
     assert found.steps is not None and found.steps < Ours(model.target, "none").run(asked).steps  # type: ignore[operator]
@@ -263,10 +263,10 @@ def test_references_reach_the_drafter_that_reads_them(model: Loaded) -> None:
 # -- transformers ----------------------------------------------------------------------------------------
 
 
-def stock(model: Loaded, kind: str, **more: Any) -> Stock:
+def stock(model: Loaded, kind: str, **more: Any) -> StockMethod:
     peer: Any = model.target
     assistant = copy.deepcopy(peer.model) if kind == "assisted" else None
-    return Stock(peer.model, kind, assistant, **more)
+    return StockMethod(peer.model, kind, assistant, **more)
 
 
 @pytest.mark.parametrize("kind", ["plain", "prompt_lookup", "assisted"])
@@ -295,13 +295,13 @@ def test_transformers_is_left_as_it_was(model: Loaded) -> None:
     before, hooks = target.model.generation_config, len(target.model._forward_hooks)
     stock(model, "plain").run(request(model))
     with pytest.raises(Exception):  # noqa: B017 (whatever transformers raises at a token that it lacks)
-        stock(model, "plain").run(Request([[10**6]], [[]], 4, False, 0.0, [0]))
+        stock(model, "plain").run(PromptBatch([[10**6]], [[]], 4, False, 0.0, [0]))
     assert target.model.generation_config is before
     assert len(target.model._forward_hooks) == len(target.model._forward_pre_hooks) == hooks == 0
 
 
 def test_transformers_with_a_draft_that_takes_all_at_once(model: Loaded) -> None:
-    found: Run = stock(model, "prompt_lookup").run(request(model, ("a" * 30,), max_new_tokens=2))
+    found: MethodRun = stock(model, "prompt_lookup").run(request(model, ("a" * 30,), max_new_tokens=2))
     assert found.tokens == 2
 
 

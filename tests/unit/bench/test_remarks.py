@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from outpace.bench.record import Record
+from outpace.bench.record import BenchRecord
 from outpace.bench.remarks import verdicts
 from outpace.bench.rows import Difference, Row
 from outpace.bench.speed import Sample, Speed
@@ -29,7 +29,7 @@ PLAIN = row("none", [2.0] * 9, (1.0, 1.0))
 
 
 def said(*rows: Row) -> list[str]:
-    return verdicts(Record({}, {"promise": "same tokens"}, {}, "", list(rows)))
+    return verdicts(BenchRecord({}, {"promise": "same tokens"}, {}, "", list(rows)))
 
 
 def test_the_fastest_is_named_with_its_lead_its_interval_and_the_number_of_prompts() -> None:

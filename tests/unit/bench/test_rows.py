@@ -8,20 +8,20 @@ import pytest
 
 from outpace.bench.items import Item, Suite
 from outpace.bench.rows import Row, rows_of
-from outpace.bench.run import Measured, Settings, Trace
-from outpace.bench.runs import Run
+from outpace.bench.run import Measured, MethodRuns, Settings
+from outpace.bench.runs import MethodRun
 from unit.bench.told import Told
 
 ITEMS = (Item("p", "x", ("one",)), Item("q", "x", ("two",)), Item("r", "y", ("three",)))
 
 
-def run(output: list[int], seconds: float, first: float = 0.5, **more: object) -> Run:
-    given = Run([output], seconds, first, 1, len(output), len(output), 0, 0, [], 0.0, 0.0)
+def run(output: list[int], seconds: float, first: float = 0.5, **more: object) -> MethodRun:
+    given = MethodRun([output], seconds, first, 1, len(output), len(output), 0, 0, [], 0.0, 0.0)
     return replace(given, **more)
 
 
 def measured(
-    plain: list[list[list[Run]]], other: list[list[list[Run]]], settings: Settings | None = None
+    plain: list[list[list[MethodRun]]], other: list[list[list[MethodRun]]], settings: Settings | None = None
 ) -> Measured:
     groups = [(item,) for item in ITEMS[: len(plain)]]
     return Measured(
@@ -30,7 +30,7 @@ def measured(
         settings or Settings(4),
         groups,
         [[[[9] * 10]] for _ in groups],
-        [Trace(Told("none", []), plain), Trace(Told("a", []), other)],
+        [MethodRuns(Told("none", []), plain), MethodRuns(Told("a", []), other)],
     )
 
 

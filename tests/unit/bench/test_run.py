@@ -11,7 +11,7 @@ import pytest
 from outpace.bench.items import Item, Suite
 from outpace.bench.rows import rows_of
 from outpace.bench.run import Measured, Settings, measure
-from outpace.bench.runs import Request, Run
+from outpace.bench.runs import MethodRun, PromptBatch
 from outpace.bench.subject import encode, fitting, spoken
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
@@ -51,7 +51,7 @@ def test_garbage_collections_leave_out_what_was_there_before(model: Loaded) -> N
 
 
 def test_methods_take_turns_and_each_begins_in_turn(model: Loaded) -> None:
-    log: list[tuple[str, Request]] = []
+    log: list[tuple[str, PromptBatch]] = []
     methods = [Told(name, log) for name in ("none", "a", "b")]
     found = measure(model, methods, texts(4), 1, Settings(max_new_tokens=4, repeats=2))
     assert [name for name, _ in log[:3]] == ["none", "a", "b"]  # the warm-up
@@ -66,7 +66,7 @@ def test_methods_take_turns_and_each_begins_in_turn(model: Loaded) -> None:
         assert [len(group) for group in trace.runs] == [2, 2, 2, 2]
 
 
-def rounds_of(log: list[tuple[str, Request]], methods: int) -> list[tuple[str, ...]]:
+def rounds_of(log: list[tuple[str, PromptBatch]], methods: int) -> list[tuple[str, ...]]:
     """The order of the methods at each prompt, after the warm-up."""
     order = [name for name, _ in log[methods:]]
     return [tuple(order[start : start + methods]) for start in range(0, len(order), methods)]
@@ -76,7 +76,7 @@ def test_the_order_is_drawn_anew_and_again_with_the_same_seed(model: Loaded) -> 
     prompts = texts(24)
 
     def drawn(items: Suite = prompts, batch: int = 1, **settings: Any) -> list[tuple[str, ...]]:
-        log: list[tuple[str, Request]] = []
+        log: list[tuple[str, PromptBatch]] = []
         methods = [Told(name, log) for name in ("none", "a", "b", "c")]
         measure(model, methods, items, batch, Settings(max_new_tokens=4, **settings))
         return rounds_of(log, 4)
@@ -94,7 +94,7 @@ def test_the_order_is_drawn_anew_and_again_with_the_same_seed(model: Loaded) -> 
 
 
 def test_who_has_left_is_not_asked_any_more(model: Loaded) -> None:
-    log: list[tuple[str, Request]] = []
+    log: list[tuple[str, PromptBatch]] = []
 
     def advanced(measured: Measured) -> None:
         measured.traces[1].left = len(measured.groups) >= 2
@@ -109,7 +109,7 @@ def test_who_has_left_is_not_asked_any_more(model: Loaded) -> None:
 
 
 def test_a_conversation_goes_on_from_plain_decodings_answer_for_all(model: Loaded) -> None:
-    log: list[tuple[str, Request]] = []
+    log: list[tuple[str, PromptBatch]] = []
     plain = Told("none", log, lambda prompt: model.tokens("yes"))
     other = Told("a", log, lambda prompt: model.tokens("no"))
     talk = Item("1", "all", ("first", "second"), chat=True)
@@ -121,7 +121,7 @@ def test_a_conversation_goes_on_from_plain_decodings_answer_for_all(model: Loade
 
 
 def test_batches_and_who_takes_part_in_a_turn(model: Loaded) -> None:
-    log: list[tuple[str, Request]] = []
+    log: list[tuple[str, PromptBatch]] = []
     items = [Item(str(i), "all", ("x",) * (1 + i % 2), chat=True) for i in range(5)]
     found = measure(model, [Told("none", log)], suite(*items), 2, Settings(max_new_tokens=4, seed=7))
     assert [len(r.prompts) for _, r in log[1:]] == [2, 1, 2, 1, 1]
@@ -131,10 +131,10 @@ def test_batches_and_who_takes_part_in_a_turn(model: Loaded) -> None:
 
 
 def test_an_error_fails_the_row_and_no_other(model: Loaded) -> None:
-    log: list[tuple[str, Request]] = []
+    log: list[tuple[str, PromptBatch]] = []
 
     class Fails(Told):
-        def run(self, request: Request) -> Run:
+        def run(self, request: PromptBatch) -> MethodRun:
             if sum(name == self.name for name, _ in self._log) == 2:
                 raise ValueError("it broke\nsomewhere")
             return super().run(request)
@@ -164,7 +164,7 @@ def test_plain_decoding_must_not_fail(model: Loaded) -> None:
 
 @pytest.mark.parametrize("after", [0, 1, 4, 9, 10])
 def test_only_whole_groups_count_when_stopped(model: Loaded, after: int) -> None:
-    log: list[tuple[str, Request]] = []
+    log: list[tuple[str, PromptBatch]] = []
     methods = [Told(name, log) for name in ("none", "a")]
     found = measure(
         model, methods, texts(4), 1, Settings(max_new_tokens=4), stopped=lambda: len(log) >= after
@@ -177,7 +177,7 @@ def test_only_whole_groups_count_when_stopped(model: Loaded, after: int) -> None
 
 def test_ends_by_option_or_by_suite(model: Loaded) -> None:
     def asked(items: Suite, **settings: Any) -> bool:
-        log: list[tuple[str, Request]] = []
+        log: list[tuple[str, PromptBatch]] = []
         measure(model, [Told("none", log)], items, 1, Settings(max_new_tokens=4, **settings))
         return log[0][1].ends
 

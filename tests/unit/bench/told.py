@@ -7,7 +7,7 @@ from pathlib import Path
 
 from outpace.bench.items import Item, Suite
 from outpace.bench.peers import Library
-from outpace.bench.runs import Method, Request, Run
+from outpace.bench.runs import Method, MethodRun, PromptBatch
 
 
 class Told(Method):
@@ -19,7 +19,7 @@ class Told(Method):
     def __init__(
         self,
         name: str,
-        log: list[tuple[str, Request]],
+        log: list[tuple[str, PromptBatch]],
         answer: Callable[[list[int]], list[int]] = lambda prompt: [len(prompt), 1, 2, 3],
         seconds: float = 1.0,
     ) -> None:
@@ -32,10 +32,12 @@ class Told(Method):
     def begin(self, anew: bool = False) -> None:
         self.begun.append(anew)
 
-    def run(self, request: Request) -> Run:
+    def run(self, request: PromptBatch) -> MethodRun:
         self._log.append((self.name, request))
         outputs = [self._answer(list(prompt)) for prompt in request.prompts]
-        return Run(outputs, self._seconds, self._seconds / 2, 1, forwards=3, steps=3, drafted=2, accepted=1)
+        return MethodRun(
+            outputs, self._seconds, self._seconds / 2, 1, forwards=3, steps=3, drafted=2, accepted=1
+        )
 
 
 def sayings(data: Path | None) -> Suite:

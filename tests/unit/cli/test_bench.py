@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.bench.ours import Ours
-from outpace.bench.runs import Request, Run
-from outpace.bench.stock import Stock
+from outpace.bench.runs import MethodRun, PromptBatch
+from outpace.bench.stock import StockMethod
 from outpace.cli import app
 from outpace.cli import bench_run as console
 from outpace.cli.interrupt import Interrupt
@@ -122,7 +122,7 @@ def test_a_sampled_run_is_equal_under_match_and_promises_nothing_of_others(bench
 def test_an_output_that_differs_is_counted_and_shown(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     right = Ours.run
 
-    def wrong(self: Ours, request: Request) -> Run:
+    def wrong(self: Ours, request: PromptBatch) -> MethodRun:
         found = right(self, request)
         if self.name == "suffix":
             found.outputs[0][5] ^= 1
@@ -139,10 +139,10 @@ def test_an_output_that_differs_is_counted_and_shown(bench: Bench, monkeypatch: 
 
 
 def test_an_error_fails_the_row(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Stock, request: Request) -> Run:
+    def fail(self: StockMethod, request: PromptBatch) -> MethodRun:
         raise ValueError("it broke")
 
-    monkeypatch.setattr(Stock, "run", fail)
+    monkeypatch.setattr(StockMethod, "run", fail)
     result = bench("--drafters", "suffix", "--peers", "transformers:plain", "--json", "-")
     assert result.exit_code == 1
     rows = rows_of(result)
@@ -157,7 +157,7 @@ def test_where_plain_decoding_fails_the_other_rows_are_kept(
 ) -> None:
     right = Ours.run
 
-    def fails(self: Ours, request: Request) -> Run:
+    def fails(self: Ours, request: PromptBatch) -> MethodRun:
         if len(request.prompts) > 1:
             raise error
         return right(self, request)

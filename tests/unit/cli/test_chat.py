@@ -12,14 +12,14 @@ import pytest
 
 from folders import CONTEXT, save_llama
 from outpace.cli import lines
-from outpace.cli.chat import Chat
+from outpace.cli.chat import ChatSession
 from outpace.cli.chat_commands import run_command
 from outpace.cli.interrupt import Interrupt
 from outpace.core import OutpaceError
 from outpace.loading import Loaded, load
 
 
-def ask(chat: Chat, message: str) -> tuple[str, list[str]]:
+def ask(chat: ChatSession, message: str) -> tuple[str, list[str]]:
     """The text streamed as the answer, and the notices."""
     pieces: list[str] = []
     notices: list[str] = []
@@ -28,7 +28,7 @@ def ask(chat: Chat, message: str) -> tuple[str, list[str]]:
 
 
 def test_without_a_template_turns_are_labelled(model: Loaded) -> None:
-    chat = Chat(model, model.engine(), {"max_new_tokens": 4})
+    chat = ChatSession(model, model.engine(), {"max_new_tokens": 4})
     assert chat.params.stop == ("\nUser:",)
     answer, _ = ask(chat, "hi")
     assert chat.messages == [
@@ -41,7 +41,7 @@ def test_without_a_template_turns_are_labelled(model: Loaded) -> None:
 
 
 def test_a_template_is_used_where_there_is_one(chat_model: Loaded) -> None:
-    chat = Chat(chat_model, chat_model.engine(), {"max_new_tokens": 4})
+    chat = ChatSession(chat_model, chat_model.engine(), {"max_new_tokens": 4})
     assert chat.params.stop == ()
     chat.messages = [
         {"role": "user", "content": "hi"},
@@ -57,7 +57,7 @@ def test_the_oldest_turns_are_dropped_and_that_is_said(
     model: Loaded, chat_model: Loaded, templated: bool
 ) -> None:
     loaded = chat_model if templated else model
-    chat = Chat(loaded, loaded.engine(), {"max_new_tokens": 6})
+    chat = ChatSession(loaded, loaded.engine(), {"max_new_tokens": 6})
     said = []
     for number in range(8):
         _, notices = ask(chat, f"question {number}")
@@ -69,7 +69,7 @@ def test_the_oldest_turns_are_dropped_and_that_is_said(
 
 
 def test_a_message_too_long_by_itself_is_refused_and_forgotten(model: Loaded) -> None:
-    chat = Chat(model, model.engine(), {"max_new_tokens": 6})
+    chat = ChatSession(model, model.engine(), {"max_new_tokens": 6})
     with pytest.raises(OutpaceError, match=f"does not fit in the model's context of {CONTEXT} tokens"):
         ask(chat, "x" * CONTEXT)
     assert chat.messages == []
@@ -78,7 +78,7 @@ def test_a_message_too_long_by_itself_is_refused_and_forgotten(model: Loaded) ->
 
 
 def test_an_interrupted_answer_is_remembered_as_far_as_it_got(model: Loaded) -> None:
-    chat = Chat(model, model.engine(), {"max_new_tokens": 40})
+    chat = ChatSession(model, model.engine(), {"max_new_tokens": 40})
     interrupt = Interrupt()
 
     def show(text: str) -> None:
@@ -91,7 +91,7 @@ def test_an_interrupted_answer_is_remembered_as_far_as_it_got(model: Loaded) -> 
 
 
 def test_a_system_message_stays_when_turns_are_dropped(chat_model: Loaded) -> None:
-    chat = Chat(chat_model, chat_model.engine(), {"max_new_tokens": 6}, "be brief")
+    chat = ChatSession(chat_model, chat_model.engine(), {"max_new_tokens": 6}, "be brief")
     for number in range(6):
         ask(chat, f"question {number}")
         text = chat_model.tokenizer.decode(chat.encode())
@@ -103,7 +103,7 @@ def test_a_chat_is_sampled_as_the_model_says_unless_asked(tmp_path: Path) -> Non
     folder = save_llama(tmp_path / "own", chat=True)
     (folder / "generation_config.json").write_text('{"top_k": 7, "do_sample": true}', "utf-8")
     model = load(folder, device="cpu")
-    chat = Chat(model, model.engine(), {"max_new_tokens": 4})
+    chat = ChatSession(model, model.engine(), {"max_new_tokens": 4})
     assert (chat.params.temperature, chat.params.top_k) == (1.0, 7)
     chat.set({"temperature": 0.0})
     assert chat.params.greedy and chat.params.top_k == 0
@@ -111,13 +111,13 @@ def test_a_chat_is_sampled_as_the_model_says_unless_asked(tmp_path: Path) -> Non
         chat.set({"temperature": 0.0, "top_k": 3})
 
 
-def said(chat: Chat, line: str) -> str:
+def said(chat: ChatSession, line: str) -> str:
     name, _, rest = line.partition(" ")
     return run_command(chat, name, rest)
 
 
 def test_commands_change_save_and_load_a_chat(chat_model: Loaded, tmp_path: Path) -> None:
-    chat = Chat(chat_model, chat_model.engine(), {"max_new_tokens": 4})
+    chat = ChatSession(chat_model, chat_model.engine(), {"max_new_tokens": 4})
     assert all(f"/{name}" in said(chat, "help") for name in ("clear", "set", "save", "load", "exit"))
     assert "temperature 0.7" in said(chat, "set temperature 0.7") and chat.params.temperature == 0.7
     assert "seed 5" in said(chat, "set seed=5")
@@ -135,7 +135,7 @@ def test_commands_change_save_and_load_a_chat(chat_model: Loaded, tmp_path: Path
     ids = chat.encode()
     said(chat, "clear")
     assert chat.messages == []
-    other = Chat(chat_model, chat_model.engine(), {})
+    other = ChatSession(chat_model, chat_model.engine(), {})
     said(other, f"load {file}")
     assert other.encode() == ids and other.system == "talk like a pirate"
 
@@ -162,7 +162,7 @@ def test_mistakes_in_commands_are_told_and_change_nothing(
     monkeypatch.chdir(tmp_path)
     Path("there.txt").write_text("x", "utf-8")
     Path("list.json").write_text('[{"role": "user"}]', "utf-8")
-    chat = Chat(chat_model, chat_model.engine(), {"max_new_tokens": 4})
+    chat = ChatSession(chat_model, chat_model.engine(), {"max_new_tokens": 4})
     before = chat.params, chat.system
     with pytest.raises(OutpaceError, match=re.escape(message)):
         said(chat, line)

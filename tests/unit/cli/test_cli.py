@@ -73,9 +73,7 @@ def refused(result: Any, message: str, code: int = 2) -> None:
 # -- start-up --------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "args", [["--help"], ["--version"], ["generate", "--help"], ["datastore", "build", "--help"]]
-)
+@pytest.mark.parametrize("args", [["--help"], ["--version"], ["generate", "--help"]])
 def test_help_loads_neither_torch_nor_transformers(args: list[str]) -> None:
     code = (
         "import sys\nfrom outpace.cli import app\n"
@@ -112,8 +110,6 @@ def test_it_runs_as_a_module() -> None:
         "generate",
         "chat",
         "drafters",
-        "datastore build",
-        "datastore info",
         "bench",
     ],
 )

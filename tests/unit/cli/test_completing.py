@@ -21,7 +21,12 @@ def test_names_of_drafters_are_those_that_there_are() -> None:
 def test_models_are_those_of_the_caches_and_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("hub/models--some--model", "hub/datasets--some--set", "cache/smollm2-135m-instruct", "sub"):
+    for name in (
+        "hub/models--some--model/snapshots/a",
+        "hub/datasets--some--set",
+        "cache/smollm2-135m-instruct",
+        "sub",
+    ):
         (tmp_path / name).mkdir(parents=True)
     for name in ("small.gguf", "sub/other.gguf", "some.txt"):
         (tmp_path / name).touch()

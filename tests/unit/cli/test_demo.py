@@ -10,7 +10,7 @@ import pytest
 from rich.console import Console
 
 from outpace.cli import demo as race
-from outpace.cli.demo import COLOURS, Lane, Piece
+from outpace.cli.demo import COLOURS, Piece, Racer
 from outpace.cli.interrupt import Interrupt
 from outpace.core import SamplingParams
 from outpace.drafters import load_drafter
@@ -19,11 +19,11 @@ from outpace.loading import Loaded
 PROMPT = "abcabcabcabc"
 
 
-def lanes(model: Loaded, spec: str = "prompt_lookup", tokens: int = 24) -> list[Lane]:
+def lanes(model: Loaded, spec: str = "prompt_lookup", tokens: int = 24) -> list[Racer]:
     params = SamplingParams(max_new_tokens=tokens)
     ids = model.encode(PROMPT)
     engines = {"plain": model.engine(), spec: model.engine(load_drafter(spec), adaptive=False)}
-    return [Lane(label, engine, ids, params) for label, engine in engines.items()]
+    return [Racer(label, engine, ids, params) for label, engine in engines.items()]
 
 
 def screen(width: int, terminal: bool = False, height: int = 24, **options: Any) -> Console:
@@ -159,7 +159,7 @@ def test_the_verdict_on_unequal_outputs(model: Loaded) -> None:
     both = lanes(model, tokens=8)
     for _ in race.race(both):
         pass
-    job = race.Job(0, race.Prompt(PROMPT), model.encode(PROMPT))
+    job = race.Job(0, race.PromptLine(PROMPT), model.encode(PROMPT))
     line, equal = race.verdict(model, job, both)
     assert equal and line.startswith("equal: yes, 8 tokens in ") and " instead of 8, " in line
     both[1].sequence.tokens[-3] ^= 1

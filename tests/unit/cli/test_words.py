@@ -53,7 +53,6 @@ def test_mistakes_are_told_before_torch_is_imported(tmp_path: Path) -> None:
             "chat a --model b": "give 'a' or --model, not both",
             "generate hi --dtype fp17": "unknown dtype 'fp17'",
             "chat --top-k 4 -t 0": "--top-k has no effect at temperature 0",
-            "datastore info nope": "no such file: nope",
             "generat": "Did you mean 'generate'?",
             "drafters lokahead": "Did you mean 'lookahead'?",
         }

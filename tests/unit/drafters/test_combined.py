@@ -16,14 +16,13 @@ from outpace.drafters import Drafter, load_drafter
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.prompt_lookup import PromptLookup
-from outpace.drafters.copying.token_recycling import TokenRecycling
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned
-from outpace.policy.plan import Plan
+from outpace.policy.plan import DraftPlan
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.batch import Batch
@@ -34,6 +33,7 @@ from parts import first, in_turn
 PROMPTS = [[5], [3, 9, 2, 7, 3, 9], [6, 1, 6, 1, 6]]
 GREEDY = SamplingParams(max_new_tokens=40)
 SAMPLED = SamplingParams(max_new_tokens=40, temperature=0.8, top_p=0.95, seed=5)
+RECYCLED = load_drafter("token_recycling:max_nodes=9")  # of outpace-lab: it learns from logits
 DRAFT_MODEL = DraftModel(ToyTarget(surprise=0.7), num_speculative_tokens=3)
 
 
@@ -84,14 +84,14 @@ class Recorded(Drafter[Any]):
         [
             Combined((DRAFT_MODEL, PromptLookup())),
             Combined(
-                (TokenRecycling(max_nodes=9), Jacobi(num_speculative_tokens=3)),
+                (RECYCLED, Jacobi(num_speculative_tokens=3)),
                 max_nodes=5,
                 row_cost=0,
                 minimum=2,
                 share=False,
             ),
             Combined((Lookahead(window=3, ngram=3), PromptLookup())),
-            Combined((PromptLookup(), TokenRecycling()), enough=0.01),
+            Combined((PromptLookup(), RECYCLED), enough=0.01),
         ],
     ),
 )
@@ -108,7 +108,7 @@ def counts(generation: Generation) -> dict[str, Any]:
 
 @pytest.mark.parametrize("params", [GREEDY, SAMPLED])
 @pytest.mark.parametrize("verifier", ["match", "rejection"])
-@pytest.mark.parametrize("part", [Lookahead(window=3, ngram=3), TokenRecycling(max_nodes=9), DRAFT_MODEL])
+@pytest.mark.parametrize("part", [Lookahead(window=3, ngram=3), RECYCLED, DRAFT_MODEL])
 def test_a_part_alone_sees_what_it_sees_uncombined(
     part: Drafter[Any], verifier: str, params: SamplingParams
 ) -> None:
@@ -147,7 +147,7 @@ def same_step(one: Step, other: Step) -> None:
 @pytest.mark.parametrize("options", [{}, {"max_nodes": 6, "row_cost": 0.0}])
 def test_each_part_sees_the_fate_of_its_own_nodes(options: dict[str, Any], params: SamplingParams) -> None:
     parts = (
-        Recorded(TokenRecycling(max_nodes=9), layers=(1,)),
+        Recorded(RECYCLED, layers=(1,)),
         Recorded(Jacobi(num_speculative_tokens=4), layers=(0, 2)),
         Recorded(PromptLookup()),
     )
@@ -363,8 +363,8 @@ class Timed(Pinned):
 
     measured: bool = True
 
-    def plan(self, batch: int) -> Plan:
-        return Plan(self.nodes, 0.01, plain_seconds=float(batch) if self.measured else None)
+    def plan(self, batch: int) -> DraftPlan:
+        return DraftPlan(self.nodes, 0.01, plain_seconds=float(batch) if self.measured else None)
 
 
 @pytest.mark.parametrize(
@@ -506,7 +506,7 @@ def test_the_likeliest_node_comes_first() -> None:
 
 
 def test_it_drafts_no_more_than_will_be_taken() -> None:
-    watch = Recorded(Combined((TokenRecycling(), PromptLookup()), row_cost=0))
+    watch = Recorded(Combined((RECYCLED, PromptLookup()), row_cost=0))
     stats = run(watch, adaptive=Pinned(3))
     assert max(len(draft) for _, draft, _ in watch.seen) == 3
     assert stats.steps < 400

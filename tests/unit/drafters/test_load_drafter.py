@@ -18,7 +18,6 @@ from outpace.drafters.parallel.jacobi import Jacobi
 WITH_WHAT_IT_NEEDS = {
     "either": "either:(suffix)+(prompt_lookup)",
     "combined": "combined:(lookahead)",
-    "retrieval": "retrieval:path=corpus",
     "dflash": "dflash:path=folder",
     "hydra": "hydra:path=folder",
 }

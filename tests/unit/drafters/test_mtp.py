@@ -364,7 +364,9 @@ def test_layers_with_a_state_are_refused(
     monkeypatch.setattr(
         mtp_checkpoint,
         "layouts",
-        lambda layers: [mtp_checkpoint.Layout(one.pattern, kind="hybrid") for one in layouts(layers)],
+        lambda layers: [
+            mtp_checkpoint.PredictionLayout(one.pattern, kind="hybrid") for one in layouts(layers)
+        ],
     )
     with pytest.raises(UnsupportedModel, match="keeps a state beside keys and values"):
         Engine(targets("qwen3_5_text", 1), "mtp")

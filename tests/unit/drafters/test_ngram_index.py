@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.drafters.copying.ngram_index import Match, NgramIndex
+from outpace.drafters.copying.ngram_index import NgramIndex, Occurrence
 
 
-def search(text: list[int], max_ngram: int, min_ngram: int, limit: int) -> list[Match]:
+def search(text: list[int], max_ngram: int, min_ngram: int, limit: int) -> list[Occurrence]:
     """The matches that the index should return, by looking at every place."""
     found = []
     for place in range(1, len(text)):
@@ -17,7 +17,7 @@ def search(text: list[int], max_ngram: int, min_ngram: int, limit: int) -> list[
         while length < min(max_ngram, place) and text[place - 1 - length] == text[-1 - length]:
             length += 1
         if length >= min_ngram:
-            found.append(Match(length, place))
+            found.append(Occurrence(length, place))
     return sorted(found, reverse=True)[:limit]
 
 
@@ -56,7 +56,7 @@ def test_follows_a_match_into_its_own_continuation() -> None:
     index = NgramIndex([9, 1, 2, 3, 1], 3)
     index.update()
     (match,) = index.matches(4)
-    assert match == Match(1, 2)
+    assert match == Occurrence(1, 2)
     assert [index.follow(match, depth) for depth in range(7)] == [2, 3, 1, 2, 3, 1, 2]
 
 
@@ -68,7 +68,7 @@ def test_a_text_that_has_grown_is_refused_until_it_is_read() -> None:
     with pytest.raises(ValueError, match="update"):
         index.matches(1)
     index.update()
-    assert index.matches(1) == [Match(2, 2)]
+    assert index.matches(1) == [Occurrence(2, 2)]
 
 
 class Counted(list[int]):

@@ -9,7 +9,7 @@ import pytest
 
 from outpace.core import SamplingParams
 from outpace.drafters.support.pieces import disagreement, pieces
-from outpace.drafters.support.reading import Encoding, TextReader, encode
+from outpace.drafters.support.reading import GrowingTokens, TextReader, encode
 from outpace.draws.noise import Key
 from outpace.sequence import Sequence
 from tokenizers_of import EOS, STORY, byte_level, sentencepiece_like
@@ -42,7 +42,7 @@ def test_tokenizers_disagree_at_the_first_id_that_differs() -> None:
 @pytest.mark.parametrize("tokenizer", [OWN, sentencepiece_like(150)], ids=["bytes", "chars"])
 def test_a_growing_text_is_encoded_from_where_it_is_settled(tokenizer: Any) -> None:
     text = STORY.replace("\u2013", "-") * 3
-    encoding, settled_before, calls = Encoding(tokenizer), 0, []
+    encoding, settled_before, calls = GrowingTokens(tokenizer), 0, []
     for end in range(5, len(text), 7):
         tokens, settled = encoding(text[:end])
         assert tokenizer.decode(tokens) == text[:end]

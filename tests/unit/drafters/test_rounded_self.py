@@ -20,7 +20,7 @@ from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import load_drafter
 from outpace.drafters.models import rounded_self
 from outpace.drafters.models.rounded_self import RoundedSelf
-from outpace.drafters.support.worth import Lately, Missed, Rates, Speed
+from outpace.drafters.support.worth import DraftSpeed, Lately, Missed, Rates
 from outpace.engine.engine import Engine
 from outpace.native.layers import functions
 from outpace.targets import Target
@@ -292,7 +292,7 @@ def test_rates_follow_what_is_seen() -> None:
         rates.count(1, 0.6, right=False)
     assert rates.chance(0, 0.6) > 0.9 and rates.chance(1, 0.6) < 0.1
     assert rates.chance(0, 0.1) == pytest.approx(0.1) and rates.usual > 0.95
-    speed = Speed()
+    speed = DraftSpeed()
     assert speed.tokens == 1
     for _ in range(200):
         speed.step(4, 2.0)

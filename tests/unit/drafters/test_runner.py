@@ -10,7 +10,7 @@ from torch import Tensor
 
 from models import tiny_llama
 from outpace.drafters.support import runner as module
-from outpace.drafters.support.runner import Feed, Runner, Track
+from outpace.drafters.support.runner import DraftRunner, Feed, Track
 from outpace.targets import CausalTarget, TargetModel
 from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget
@@ -28,7 +28,7 @@ def logits_after(model: TargetModel, tokens: list[int]) -> Tensor:
     return model.forward(cache, Batch.of({slot: tokens})).logits_of(slot)[-1]
 
 
-def same_rows(runner: Runner, track: Track) -> None:
+def same_rows(runner: DraftRunner, track: Track) -> None:
     """The track's rows are those of a fresh prefill of its tokens."""
     assert not track.parents
     assert runner.cache.length(track.slot) == len(track.tokens)
@@ -45,7 +45,7 @@ def same_rows(runner: Runner, track: Track) -> None:
 @pytest.mark.parametrize("make", models())
 def test_a_tree_in_several_forwards_is_its_paths(make: Any) -> None:
     model = make()
-    runner = Runner(model)
+    runner = DraftRunner(model)
     tracks = [runner.open() for _ in TEXTS]
     # Two of them grow trees of different widths, one only reads; then a second layer, uneven again.
     rows = runner.feed(
@@ -73,7 +73,7 @@ def test_a_tree_in_several_forwards_is_its_paths(make: Any) -> None:
 @pytest.mark.parametrize("make", models())
 def test_a_single_row_that_goes_on_with_a_tree_sees_its_own_branch(make: Any) -> None:
     model = make()
-    runner = Runner(model)
+    runner = DraftRunner(model)
     track = runner.open()
     runner.feed([track], [Feed([1, 2], (5, 6), (-1, -1))])
     (row,) = runner.feed([track], [Feed((), (7,), (0,))])
@@ -83,7 +83,7 @@ def test_a_single_row_that_goes_on_with_a_tree_sees_its_own_branch(make: Any) ->
 
 
 def test_a_text_that_changes_is_cut_back_to_what_it_shares() -> None:
-    runner = Runner(ToyTarget())
+    runner = DraftRunner(ToyTarget())
     track = runner.open()
     runner.feed([track], [Feed([1, 2, 3, 4, 5])])
     runner.rewind(track, [1, 2, 9, 4, 5, 6])
@@ -96,7 +96,7 @@ def test_a_text_that_changes_is_cut_back_to_what_it_shares() -> None:
 
 def test_late_texts_catch_up_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_CHUNK", 2)
-    runner = Runner(ToyTarget())
+    runner = DraftRunner(ToyTarget())
     tracks = [runner.open() for _ in TEXTS]
     runner.catch_up(tracks, TEXTS)
     assert [track.tokens for track in tracks] == [[5, 3], [], [1, 2, 3, 4]]

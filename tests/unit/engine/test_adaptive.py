@@ -21,7 +21,7 @@ from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Governor, Pinned
-from outpace.policy.plan import Outcome, Plan
+from outpace.policy.plan import DraftPlan, Outcome
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.targets.batch import Batch
@@ -116,12 +116,12 @@ class Erratic:
     timed = False
 
     def __init__(self) -> None:
-        self.planned: list[Plan] = []
+        self.planned: list[DraftPlan] = []
         self._random = random.Random(0)
 
-    def plan(self, batch: int) -> Plan:
+    def plan(self, batch: int) -> DraftPlan:
         nodes = self._random.choice([0, 0, 0, 1, 2, 5, 40, 40])
-        self.planned.append(Plan(nodes, narrow=self._random.random() < 0.3))
+        self.planned.append(DraftPlan(nodes, narrow=self._random.random() < 0.3))
         return self.planned[-1]
 
     def learn(self, outcome: Outcome) -> None:
@@ -201,8 +201,8 @@ class Costly(Pinned):
 
     row_cost: float = 0.0
 
-    def plan(self, batch: int) -> Plan:
-        return Plan(self.nodes, self.row_cost)
+    def plan(self, batch: int) -> DraftPlan:
+        return DraftPlan(self.nodes, self.row_cost)
 
 
 def test_a_draft_that_states_chances_is_cut_to_what_pays() -> None:
@@ -376,8 +376,8 @@ class Watching(Lookahead):
 
 def test_lookahead_begins_its_window_anew_after_plain_steps() -> None:
     class Alternating(Erratic):
-        def plan(self, batch: int) -> Plan:
-            self.planned.append(Plan(100 if len(self.planned) % 10 < 6 else 0))
+        def plan(self, batch: int) -> DraftPlan:
+            self.planned.append(DraftPlan(100 if len(self.planned) % 10 < 6 else 0))
             return self.planned[-1]
 
     engine = Engine(ToyTarget(), Watching(window=3, ngram=4, guesses=3), adaptive=Alternating())
@@ -397,8 +397,8 @@ def test_narrow_drafts_of_lookahead_are_guesses_alone() -> None:
     sizes: dict[bool, list[int]] = {False: [], True: []}
 
     class Alternating(Erratic):
-        def plan(self, batch: int) -> Plan:
-            self.planned.append(Plan(100, narrow=len(self.planned) % 10 >= 6))
+        def plan(self, batch: int) -> DraftPlan:
+            self.planned.append(DraftPlan(100, narrow=len(self.planned) % 10 >= 6))
             return self.planned[-1]
 
         def learn(self, outcome: Outcome) -> None:

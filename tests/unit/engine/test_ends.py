@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from outpace.core import OutpaceError, SamplingParams
+from outpace.core import OutpaceError, SamplingParams, StoppedBy
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget
 
@@ -40,15 +40,16 @@ def plain() -> Any:
     return decode(ENDLESS)
 
 
-def ended(tokens: list[int], stops: list[str], least: int) -> tuple[int, str, str]:
-    """Number of tokens, text and reason by the rule: the first stop string that a later token completes."""
+def ended(tokens: list[int], stops: list[str], least: int) -> tuple[int, str, StoppedBy]:
+    """Number of tokens, text and end by the rule: the first stop string that a later token completes."""
     for count in range(least + 1, len(tokens) + 1):
         whole, before = TEXT(tokens[:count]), len(TEXT(tokens[: count - 1]))
         for end in range(before + 1, len(whole) + 1):
             found = [stop for stop in stops if whole[:end].endswith(stop)]
             if found:
-                return count, whole[: end - max(map(len, found))], "stop"
-    return len(tokens), TEXT(tokens), "length"
+                longest = max(found, key=len)
+                return count, whole[: end - len(longest)], StoppedBy("stop string", longest)
+    return len(tokens), TEXT(tokens), StoppedBy("limit")
 
 
 def stop_strings() -> list[list[str]]:
@@ -64,8 +65,8 @@ def test_stop_strings_end_an_output_after_the_fewest_tokens(least: int, drafter:
     tokens = plain().tokens
     for stops in stop_strings():
         found = decode(replace(ENDLESS, stop=stops, min_tokens=least), drafter)
-        count, text, reason = ended(tokens, stops, least)
-        assert (found.tokens, found.text, found.finish_reason) == (tokens[:count], text, reason), stops
+        count, text, by = ended(tokens, stops, least)
+        assert (found.tokens, found.text, found.stopped_by) == (tokens[:count], text, by), stops
 
 
 def test_the_cases_are_different_ones_and_drafts_are_accepted() -> None:
@@ -78,11 +79,11 @@ def test_the_cases_are_different_ones_and_drafts_are_accepted() -> None:
 @pytest.mark.parametrize("least", [0, 1, 4, 5])
 def test_no_token_ends_an_output_before(least: int, verifier: str) -> None:
     first = plain().tokens[0]
-    for given, end, reason in (({}, END, "eos"), ({"stop_token_ids": [first]}, first, "stop")):
+    for given, end, kind in (({}, END, "end token"), ({"stop_token_ids": [first]}, first, "stop token")):
         eager = SamplingParams(max_new_tokens=5, min_tokens=least, logit_bias={end: 100}, **given)
         found = decode(eager, "prompt_lookup", verifier)
         assert len(found.tokens) == min(least + 1, 5) and end not in found.tokens[:least]
-        assert found.finish_reason == ("length" if least == 5 else reason)
+        assert found.stopped_by.kind == ("limit" if least == 5 else kind)
         shown = found.tokens[:least]  # the token that ends an output is not in its text
         assert found.text == TEXT(shown)
 

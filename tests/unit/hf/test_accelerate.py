@@ -71,7 +71,7 @@ def test_other_options_are_tested_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.warns(UserWarning, match="exact is off"):
         outpace.accelerate(model, "suffix", exact=False, fuse=False, pack=False)
     assert asked == []
-    monkeypatch.setattr(causal, "bit_test", disproves)
+    monkeypatch.setattr(causal, "why_bits_differ", disproves)
     with pytest.warns(UserWarning, match="not exact here.*sums in any order"):
         outpace.accelerate(model, "suffix")
     assert asked == ["bits", "steps"]

@@ -12,14 +12,14 @@ from transformers import Qwen3ForCausalLM
 import outpace
 from changing import WRITES, by_adding, by_new_parameter, made
 from outpace.targets.cpu.kernels import KERNELS, Compiled, OneDNN
-from outpace.targets.cpu.trials import unavailable
+from outpace.targets.cpu.trials import why_unavailable
 
 CALL = {"input_ids": torch.tensor([[3, 6, 7, 11, 6, 7]]), "max_new_tokens": 12}
 
 
 @pytest.fixture(params=[k for k in KERNELS if isinstance(k, Compiled | OneDNN)], ids=lambda k: k.name)
 def kernel(request: pytest.FixtureRequest) -> str:
-    if why := unavailable(request.param, torch.float32):
+    if why := why_unavailable(request.param, torch.float32):
         pytest.skip(f"{request.param.name} is not available here: {why}")
     name: str = request.param.name
     return name

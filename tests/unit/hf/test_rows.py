@@ -16,7 +16,7 @@ from transformers import (
 
 from outpace.core import SamplingParams
 from outpace.draws.sampling import warp
-from outpace.hf.rows import Recording, Row, split_warpers
+from outpace.hf.rows import GenerateRow, Recording, split_warpers
 
 PENALTY = RepetitionPenaltyLogitsProcessor(1.2)
 TEMPERATURE, TOP_K = TemperatureLogitsWarper(0.7), TopKLogitsWarper(9)
@@ -34,7 +34,7 @@ def test_processors_and_criteria_see_the_pads_and_each_criterion_is_called() -> 
         return lambda input_ids, scores: seen[name].append(input_ids.tolist()) or True
 
     prompt, criteria = torch.tensor([9, 9, 3, 4]), [criterion("first"), criterion("second")]
-    row = Row(prompt, 2, SamplingParams(), [processor], criteria, 5, Recording(None, None))
+    row = GenerateRow(prompt, 2, SamplingParams(), [processor], criteria, 5, Recording(None, None))
     row.params.logits_processors[0](torch.tensor([[3, 4]]), torch.zeros(1, 8))
     assert row.ends([3, 4, 5])
     assert seen == {

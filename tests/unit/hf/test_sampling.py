@@ -11,7 +11,6 @@ from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig, Top
 
 import outpace
 from mtp_folders import write_beside
-from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters import DRAFTERS
 from outpace.drafters.blocks.dflash import DFlashModule
 from outpace.drafters.eagle.eagle_module import EagleModule
@@ -140,7 +139,6 @@ def test_a_processor_that_a_batch_has_used_before(none: Any, lookahead: Any, bat
 OF_OPTIONS = {
     "either": "either:(suffix)+(prompt_lookup)",
     "combined": "combined:(lookahead)+(prompt_lookup)",
-    "retrieval": "retrieval:path={datastore},min_ngram=1",
 }
 
 
@@ -157,15 +155,12 @@ def untrained(cls: type[Learned], model: Any, folder: Path) -> str:
 @pytest.mark.parametrize("name", one_in(2, sorted(set(DRAFTERS) - {"draft_model", "assistant"})))
 def test_every_drafter_by_its_spec(name: str, none: Any, batch: Any, tmp_path: Path) -> None:
     model = make("llama")
-    greedy = model.generate(**batch, max_new_tokens=20)
-    with DatastoreWriter(tmp_path / "datastore", 259) as writer:
-        writer.add(greedy[0].tolist())
     if name in LEARNED:
         spec = untrained(LEARNED[name], model, tmp_path / name)
     elif name == "mtp":
         spec = f"mtp:path={write_beside(tmp_path / name, model, batch['input_ids'].tolist())}"
     else:
-        spec = OF_OPTIONS.get(name, name).replace("{datastore}", str(tmp_path / "datastore"))
+        spec = OF_OPTIONS.get(name, name)
     check_spec(spec, model, none, batch)
 
 

@@ -22,7 +22,7 @@ from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import Compiled
 from outpace.targets.cpu.linear import Linear
 from outpace.targets.cpu.trials import Trial
-from outpace.targets.kernel import Stock
+from outpace.targets.kernel import StockKernel
 from outpace.testing import ToyTarget
 
 
@@ -172,7 +172,7 @@ def test_gradients_reach_the_states_and_not_the_target() -> None:
     assert target.head(states).requires_grad and not target.embed(torch.tensor([1])).requires_grad
 
 
-class Copying(Stock):
+class Copying(StockKernel):
     """The stock kernel with a copy of the weights."""
 
     name = "copying"

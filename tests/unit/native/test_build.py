@@ -214,7 +214,7 @@ def test_two_processes_that_compile_at_once_both_have_the_functions(
 
     monkeypatch.setattr(build._Compiler, "library", beside)
     assert place.load().seven() == 7 == inner[0]
-    assert not build._untrusted(place.library) and not warnings(caplog)
+    assert not build._why_untrusted(place.library) and not warnings(caplog)
 
 
 def test_a_compiler_may_be_named_with_words_before_and_after(

@@ -15,7 +15,7 @@ from outpace.native import build, layers
 from outpace.targets.cpu import kernels, linear, trials
 from outpace.targets.cpu.kernels import Blocks, Compiled, Int4, Int8, Rounded
 from outpace.targets.cpu.trials import row_step
-from outpace.targets.kernel import Stock
+from outpace.targets.kernel import StockKernel
 from parts import first
 
 HERE = layers.functions(torch.float32)
@@ -186,7 +186,7 @@ def test_without_compiled_functions_it_is_not_available(monkeypatch: pytest.Monk
 def test_a_packed_drafter_is_nearly_the_drafter(
     size: int, rounds: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trial = trials.Trial(Compiled() if rounds else Stock(), single=False, rows=1, outcomes={})
+    trial = trials.Trial(Compiled() if rounds else StockKernel(), single=False, rows=1, outcomes={})
     monkeypatch.setattr(linear, "best_kernel", lambda dtype, threads: trial)
     torch.manual_seed(0)
     drafter = nn.ModuleDict(
@@ -204,7 +204,7 @@ def test_a_packed_drafter_is_nearly_the_drafter(
         linear.pack_drafter(drafter)
         own = drafter["norm"](given)
         found = drafter["feed"](own)
-    assert isinstance(drafter["norm"], linear.Norm) == (rounds and size % 16 == 0)
+    assert isinstance(drafter["norm"], linear.CompiledNorm) == (rounds and size % 16 == 0)
     assert {type(layer) for layer in drafter["feed"].children()} == {linear.Linear if rounds else nn.Linear}
     assert torch.allclose(own, normed, rtol=0.01)
     assert torch.equal(found, expected) != rounds

@@ -124,13 +124,13 @@ def test_rows_and_biases_that_a_product_does_not_take_are_refused(kernel: kernel
 
 @compiled_here
 def test_rows_that_a_norm_does_not_take_are_refused() -> None:
-    norm = linear.Norm(nn.Parameter(torch.ones(32)), 1e-5)
+    norm = linear.CompiledNorm(nn.Parameter(torch.ones(32)), 1e-5)
     assert norm(torch.ones(2, 3, 32)).shape == (2, 3, 32)
     for wrong in (torch.ones(2, 16), torch.ones(2, 3, 64), torch.ones(2, 32, dtype=torch.bfloat16)):
         with pytest.raises(OutpaceError, match="a compiled function takes"):
             norm(wrong)
     with pytest.raises(OutpaceError, match="a multiple of 16 weights of a norm, not 24"):
-        linear.Norm(nn.Parameter(torch.ones(24)), 1e-5)
+        linear.CompiledNorm(nn.Parameter(torch.ones(24)), 1e-5)
 
 
 @pytest.mark.skipif(isinstance(move.functions(), str), reason="nothing is compiled here")

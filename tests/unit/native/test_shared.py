@@ -14,7 +14,7 @@ from outpace.native import draw, layers
 from outpace.native.pool import pool
 from outpace.targets.cpu.compiled_attention import compiled_attention
 from outpace.targets.cpu.kernels import COMPILED, Compiled, Int4, Int8
-from outpace.targets.cpu.linear import Norm
+from outpace.targets.cpu.linear import CompiledNorm
 from outpace.targets.cpu.trials import using_threads
 from outpace.targets.inputs.shared import Shared
 from outpace.targets.kernel import Kernel
@@ -61,7 +61,7 @@ def test_products(kernel: Kernel, dtype: torch.dtype, rows: int, threads: int) -
 @DTYPES
 def test_norms(dtype: torch.dtype, threads: int) -> None:
     rows = some(301, 2048, dtype=dtype)
-    norm = Norm(torch.nn.Parameter(some(2048, dtype=dtype)), 1e-5)
+    norm = CompiledNorm(torch.nn.Parameter(some(2048, dtype=dtype)), 1e-5)
     with using_threads(threads):
         assert torch.equal(norm(rows), torch.cat([norm(row) for row in rows.split(1)]))
 

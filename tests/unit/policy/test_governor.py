@@ -15,7 +15,7 @@ from outpace.core import Draft, OutpaceError
 from outpace.policy.acceptance import Acceptance
 from outpace.policy.costs import Costs, Curve
 from outpace.policy.governor import WIDTHS, FullOrNarrow, Governor, Pinned
-from outpace.policy.plan import Outcome, Plan, Policy
+from outpace.policy.plan import DraftPlan, Outcome, Policy
 from parts import in_turn
 from unit.policy.simulation import (
     CURVES,
@@ -141,7 +141,7 @@ def plans(policy: Policy, machine: Machine, text: Text, tokens: int, batch: int 
     class Noting:
         timed = policy.timed
 
-        def plan(self, batch: int) -> Plan:
+        def plan(self, batch: int) -> DraftPlan:
             plan = policy.plan(batch)
             noted.append(plan.nodes)
             return plan
@@ -155,12 +155,12 @@ def plans(policy: Policy, machine: Machine, text: Text, tokens: int, batch: int 
 
 def test_nothing_is_drafted_before_a_plain_step_was_measured() -> None:
     governor = Governor()
-    assert governor.plan(1) == Plan(0)
-    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, None))
-    assert governor.plan(1) == Plan(0)
-    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, 0.5))
-    assert governor.plan(1) == Plan(0)  # it may have been slow, as the first
-    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, 0.1))
+    assert governor.plan(1) == DraftPlan(0)
+    governor.learn(Outcome(DraftPlan(0), [0], [[]], 0.0, None))
+    assert governor.plan(1) == DraftPlan(0)
+    governor.learn(Outcome(DraftPlan(0), [0], [[]], 0.0, 0.5))
+    assert governor.plan(1) == DraftPlan(0)  # it may have been slow, as the first
+    governor.learn(Outcome(DraftPlan(0), [0], [[]], 0.0, 0.1))
     assert governor.plan(1).nodes > 0
 
 
@@ -283,8 +283,8 @@ def test_a_clock_that_jumps_or_stops_changes_nothing(wrong: float) -> None:
     if not 0 < wrong < math.inf:
         broken = Governor()
         for _ in range(50):
-            assert broken.plan(1) == Plan(0)
-            broken.learn(Outcome(Plan(0), [0], [[]], wrong, wrong))
+            assert broken.plan(1) == DraftPlan(0)
+            broken.learn(Outcome(DraftPlan(0), [0], [[]], wrong, wrong))
 
 
 def test_governors_share_what_forwards_cost_and_not_what_is_accepted() -> None:
@@ -299,10 +299,10 @@ def test_governors_share_what_forwards_cost_and_not_what_is_accepted() -> None:
 
 def test_a_plan_takes_the_nodes_that_pay() -> None:
     draft = Draft([1, 2, 3], [-1, 0, 1], chances=[0.5, 0.2, 0.05])
-    assert Plan(2).take(draft) == 2
-    assert [Plan(64, cost).take(draft) for cost in (0.0, 0.1, 0.3, 0.6)] == [3, 2, 1, 0]
-    assert Plan(1, 0.0).take(draft) == 1
-    assert Plan(64, 0.6).take(Draft([1, 2, 3], [-1, 0, 1])) == 64
+    assert DraftPlan(2).take(draft) == 2
+    assert [DraftPlan(64, cost).take(draft) for cost in (0.0, 0.1, 0.3, 0.6)] == [3, 2, 1, 0]
+    assert DraftPlan(1, 0.0).take(draft) == 1
+    assert DraftPlan(64, 0.6).take(Draft([1, 2, 3], [-1, 0, 1])) == 64
 
 
 def test_the_costs_of_a_row_and_of_a_plain_step_are_measured() -> None:

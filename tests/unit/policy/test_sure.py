@@ -12,7 +12,7 @@ from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters.base import SequenceDrafter
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Governor
-from outpace.policy.plan import Outcome, Plan
+from outpace.policy.plan import DraftPlan, Outcome
 from outpace.policy.sure import WIDTHS, Account, Sure
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget
@@ -39,10 +39,12 @@ def test_the_nodes_with_the_most_tokens_per_time_are_taken(chances: Seq[float], 
     sure = Sure(tuple(seconds(1 + width) for width in WIDTHS))
     assert sure.take(chances) == nodes
     assert (
-        Plan(31, sure=sure).take(Draft(range(len(chances)), range(-1, len(chances) - 1), chances=chances))
+        DraftPlan(31, sure=sure).take(
+            Draft(range(len(chances)), range(-1, len(chances) - 1), chances=chances)
+        )
         == nodes
     )
-    assert Plan(31, sure=sure).take(Draft([1], [-1])) == 0  # a draft without chances is not sure
+    assert DraftPlan(31, sure=sure).take(Draft([1], [-1])) == 0  # a draft without chances is not sure
 
 
 def test_only_a_draft_that_may_pay_is_asked_for() -> None:
@@ -74,7 +76,7 @@ def decode(governor: Governor, steps: int, chance: float, right: int) -> tuple[f
         plan = governor.plan(1)
         size = path = 0
         if plan.sure is not None and chance >= plan.sure.least:
-            plan = Plan(plan.sure.nodes, sure=plan.sure)
+            plan = DraftPlan(plan.sure.nodes, sure=plan.sure)
             size = plan.sure.take([chance**depth for depth in range(1, 16)]) if plan.sure else 0
             drafts += size > 0
         elif plan.nodes:
@@ -114,7 +116,7 @@ def test_nothing_is_offered_to_several_sequences_or_before_a_measurement() -> No
     assert governor.plan(1).sure is None
     decode(governor, 200, 0.0, 0)
     assert governor.plan(1).sure is not None
-    governor.learn(Outcome(Plan(0), [0], [[]], 0.0, 1.0))
+    governor.learn(Outcome(DraftPlan(0), [0], [[]], 0.0, 1.0))
     assert governor.plan(2).sure is None
 
 
@@ -126,8 +128,8 @@ class Offering:
     timed: bool = False
     seen: list[Outcome] = field(default_factory=list)
 
-    def plan(self, batch: int) -> Plan:
-        return Plan(0, sure=self.sure)
+    def plan(self, batch: int) -> DraftPlan:
+        return DraftPlan(0, sure=self.sure)
 
     def learn(self, outcome: Outcome) -> None:
         self.seen.append(outcome)

@@ -16,9 +16,9 @@ from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Rows, Target
 from outpace.targets.batch import Batch, Building
 from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED
-from outpace.targets.cpu.trials import unavailable
+from outpace.targets.cpu.trials import why_unavailable
 from outpace.targets.gpu.graphs import Eager
-from outpace.targets.inputs.changes import Addresses, Structure, Weights, sample
+from outpace.targets.inputs.changes import Addresses, Structure, WatchedWeights, sample
 from outpace.targets.kernel import Kernel
 
 PROMPT = [3, 6, 7, 11]
@@ -45,7 +45,7 @@ FUSED = not isinstance(functions(torch.float32), str)
 
 def target(model: Any, kernel: Kernel, fused: bool, exact: bool, **more: Any) -> CausalTarget:
     """A target whose linear layers all use a kernel."""
-    if why := unavailable(kernel, model.dtype):
+    if why := why_unavailable(kernel, model.dtype):
         pytest.skip(f"{kernel.name} is not available here: {why}")
     if fused and isinstance(why := functions(model.dtype), str):
         pytest.skip(why)
@@ -137,18 +137,18 @@ def test_a_sample_has_all_of_a_vector_and_passes_through_all_columns_of_a_matrix
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_writes_that_are_not_counted_are_seen_by_the_values(dtype: torch.dtype) -> None:
     layer = nn.Linear(96, 64).to(dtype)
-    watched = Weights([layer])
+    watched = WatchedWeights([layer])
     assert not watched.changed(thorough=True)
     layer.bias.data[5] += 1
     assert watched.changed(thorough=True) and not watched.changed(thorough=False)
-    watched = Weights([layer])
+    watched = WatchedWeights([layer])
     layer.weight.data.neg_()
     assert watched.changed(thorough=True) and not watched.changed(thorough=False)
-    watched = Weights([layer])
+    watched = WatchedWeights([layer])
     layer.weight.data[layer.weight.isnan()] = 0
     assert not watched.changed(thorough=True)
     layer.weight.data.fill_(float("nan"))
-    assert not (watched := Weights([layer])).changed(thorough=True)  # bits, since NaN is unlike itself
+    assert not (watched := WatchedWeights([layer])).changed(thorough=True)  # bits, since NaN is unlike itself
 
 
 def test_weights_made_in_inference_mode_and_others_without_memory_can_be_watched() -> None:
@@ -156,7 +156,7 @@ def test_weights_made_in_inference_mode_and_others_without_memory_can_be_watched
         layer = nn.Linear(96, 64)
     layer.released = nn.Parameter(torch.empty(4, 4, device="meta"))
     layer.complex = nn.Parameter(torch.zeros(4, 4, dtype=torch.complex128))
-    watched = Weights([layer])
+    watched = WatchedWeights([layer])
     assert not watched.changed(thorough=True)
     with torch.inference_mode():
         assert not watched.changed(thorough=True)
@@ -181,7 +181,7 @@ def test_a_write_that_the_sample_misses_is_for_renew() -> None:
     model = made(torch.bfloat16)
     of = CausalTarget(model, check=False, quantise="int8", fuse=False)
     weight = model.lm_head.weight
-    watched = Weights([model.lm_head])
+    watched = WatchedWeights([model.lm_head])
     row = next(
         place
         for place in range(112)

@@ -28,8 +28,8 @@ from outpace.targets.cpu import kernels, trials
 from outpace.targets.cpu.exact_attention import exact_attention
 from outpace.targets.cpu.kernels import KERNELS, QUANTISED, HalfFBGEMM
 from outpace.targets.cpu.linear import Linear, Packer, piecewise
-from outpace.targets.cpu.trials import Trial, best_kernel, row_step, unavailable, using_threads
-from outpace.targets.kernel import Stock
+from outpace.targets.cpu.trials import Trial, best_kernel, row_step, using_threads, why_unavailable
+from outpace.targets.kernel import StockKernel
 from parts import first
 from paths import random_tree
 
@@ -43,7 +43,7 @@ def half_is_here() -> bool:
 @cache
 def available(dtype: torch.dtype) -> list[Any]:
     """Kernels that this machine has for a dtype."""
-    return [kernel for kernel in KERNELS if dtype in kernel.dtypes and not unavailable(kernel, dtype)]
+    return [kernel for kernel in KERNELS if dtype in kernel.dtypes and not why_unavailable(kernel, dtype)]
 
 
 # -- attention ----------------------------------------------------------------------------
@@ -196,7 +196,7 @@ def test_packed_layers_give_a_row_the_same_bits_among_any_rows(dtype: torch.dtyp
                 assert torch.equal(packed(rows[None, :count])[0], whole[:count]), (kernel.name, count)
 
 
-class Counting(Stock):
+class Counting(StockKernel):
     """A kernel that notes how many rows it multiplies."""
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ def test_rows_are_padded_to_the_step_of_a_kernel() -> None:
     assert kernel.rows == [4, 4, 4, 4, 8, 12]
 
 
-class Doubled(Stock):
+class Doubled(StockKernel):
     """A kernel whose results differ clearly from the stock layer's."""
 
     copies = True
@@ -252,7 +252,7 @@ def in_parts(rows: Tensor, weight: Tensor, parts: int = 1) -> Tensor:
     return torch.stack(sums).sum(dim=0)
 
 
-class Exactly(Stock):
+class Exactly(StockKernel):
     """A kernel whose rows do not see each other on any processor."""
 
     copies = True
@@ -328,7 +328,7 @@ def test_without_compiled_products_a_kernel_that_is_exact_is_taken(monkeypatch: 
 
 
 def test_of_two_kernels_that_are_about_as_fast_the_first_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
-    stock, first, second = three = Stock(), Exactly(), Exactly()
+    stock, first, second = three = StockKernel(), Exactly(), Exactly()
     seconds = dict(zip(three, (1.0, 0.6, 0.5), strict=True))
     monkeypatch.setattr(trials, "KERNELS", three)
     monkeypatch.setattr(trials, "_race", lambda calls, _: {one: [seconds[one]] * 3 for one in calls})

@@ -50,9 +50,26 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 
+# Those without compiled steps.
+STOCK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "lfm2": (
+        {
+            "layer_types": ["conv", "full_attention", "conv"],
+            "block_auto_adjust_ff_dim": False,
+            "tie_word_embeddings": True,
+        },
+        {"attention.head_count_kv": [0, 2, 0], "attention.layer_norm_rms_epsilon": 1e-5},
+    ),
+    "nemotron": (
+        {"partial_rotary_factor": 0.5},
+        {"rope.dimension_count": 16, "attention.layer_norm_epsilon": 1e-5},
+    ),
+}
+
+
 @cache
 def model(family: str) -> Any:
-    config = CONFIG_MAPPING[family](**{**SIZES, **FAMILIES[family][0]})
+    config = CONFIG_MAPPING[family](**{**SIZES, **(FAMILIES | STOCK)[family][0]})
     made = AutoModelForCausalLM.from_config(config).eval()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -81,6 +98,36 @@ def test_a_file_is_the_model_that_it_was_written_from(family: str, tmp_path: Pat
     with torch.inference_mode():
         right = model(family)(torch.tensor([TEXT])).logits[0]
     assert (logits(target, TEXT) - right).abs().max() < 1e-3 * right.abs().max()
+
+
+@pytest.mark.parametrize("family", STOCK)
+def test_other_families_run_on_transformers_steps_with_the_files_weights(family: str, tmp_path: Path) -> None:
+    path = write_file(model(family), tmp_path / "model.gguf", more=STOCK[family][1])
+    target = of_file(path, others=False, check=True, exact=True)
+    assert not target.plan.native and target.bit_exact
+    with torch.inference_mode():
+        right = model(family)(torch.tensor([TEXT])).logits[0]
+    assert (logits(target, TEXT) - right).abs().max() < 1e-3 * right.abs().max()
+
+
+@pytest.mark.parametrize("tensors", [1, 9])
+def test_a_split_file_is_the_whole_one(tensors: int, tmp_path: Path) -> None:
+    whole = of_file(write_file(model("qwen2"), tmp_path / "whole.gguf"), others=False)
+    first = write_file(model("qwen2"), tmp_path / "model.gguf", split=tensors)
+    assert len(list(tmp_path.glob("model-*.gguf"))) > 3
+    found = of_file(first, others=False)
+    assert not found.model.config.tie_word_embeddings, "the head is in another part than the config"
+    assert torch.equal(logits(found, TEXT), logits(whole, TEXT))
+
+
+def test_parts_of_different_files_are_refused(tmp_path: Path) -> None:
+    first = write_file(model("qwen2"), tmp_path / "model.gguf", split=12)
+    other = write_file(model("llama"), tmp_path / "other.gguf", split=12)
+    last = min(tmp_path.glob("model-00002-*"))
+    last.write_bytes(min(tmp_path.glob("other-00003-*")).read_bytes())
+    with pytest.raises(OutpaceError, match=r"have \d+ tensors, and it has \d+; fetch them again"):
+        of_file(first, others=False)
+    assert other.exists()
 
 
 @pytest.mark.parametrize(
@@ -124,9 +171,9 @@ def test_both_reasons_are_told_where_nothing_runs_a_file(tmp_path: Path) -> None
 
 
 def test_a_family_whose_files_no_test_compares_is_refused(tmp_path: Path) -> None:
-    config = CONFIG_MAPPING["nemotron"](**SIZES)
+    config = CONFIG_MAPPING["falcon"](**SIZES)
     path = write_file(AutoModelForCausalLM.from_config(config), tmp_path / "model.gguf")
-    with pytest.raises(UnsupportedModel, match="files of nemotron are not among those"):
+    with pytest.raises(UnsupportedModel, match="files of falcon are not among those"):
         of_file(path, others=False)
 
 

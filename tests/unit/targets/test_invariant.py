@@ -27,9 +27,9 @@ from outpace.targets.batch import Batch
 from outpace.targets.cpu.linear import Linear
 from outpace.targets.cpu.trials import row_step
 from outpace.targets.gpu.graphs import Eager, Made
-from outpace.targets.gpu.invariant import Norm, Triton, invariant_attention, invariant_norm
+from outpace.targets.gpu.invariant import InvariantNorm, Triton, invariant_attention, invariant_norm
 from outpace.targets.inputs.device_rows import in_order, read_numbers, row_numbers
-from outpace.targets.step.bit_test import bit_test
+from outpace.targets.step.bit_test import why_bits_differ
 from parts import first, in_turn, one_in
 from paths import random_tree
 from replay import Replay
@@ -98,7 +98,7 @@ def test_a_norm_is_the_models_with_one_rows_bits(kind: Any, dtype: torch.dtype, 
     norm = kind(48, eps=1e-5).to(device, dtype)
     norm.weight.data += some(48, dtype=dtype, device=device) / 3
     found = invariant_norm(norm, dtype)
-    assert isinstance(found, Norm)
+    assert isinstance(found, InvariantNorm)
     rows = some(2, 17, 48, dtype=dtype, device=device)
     with torch.inference_mode():
         whole, expected = found(rows), norm(rows)
@@ -331,8 +331,8 @@ def test_a_target_passes_the_bit_test(device: str) -> None:
     assert target.bit_exact and not target.inexact
     layers = list(target._modules.step.modules())
     assert sum(isinstance(one, Linear) for one in layers) == 2 * 7 + 1
-    assert sum(isinstance(one, Norm) for one in layers) == 2 * 2 + 1
-    assert not any(isinstance(one, Linear | Norm) for one in target.model.modules())
+    assert sum(isinstance(one, InvariantNorm) for one in layers) == 2 * 2 + 1
+    assert not any(isinstance(one, Linear | InvariantNorm) for one in target.model.modules())
 
 
 @pytest.mark.parametrize("device", TRITON_MODELS)
@@ -345,7 +345,7 @@ def test_a_split_by_rows_fails_the_bit_test(device: str, monkeypatch: pytest.Mon
 
     target = exact(device)
     monkeypatch.setattr(kernels, "linear", by_rows)
-    assert "(Linear) gives a row other bits" in bit_test(target, target._modules.step, 64)
+    assert "(Linear) gives a row other bits" in why_bits_differ(target, target._modules.step, 64)
 
 
 PROMPTS = [[*range(7, 16)], [50, 51]]

@@ -25,36 +25,38 @@ PLAIN = TargetOptions(exact=False, pack=False, fuse=False)
 class Noted(Plan):
     """A plan that is refused or disproved for given reasons."""
 
-    def __init__(self, name: str, exact: bool, refused: str = "", disproved: str = "") -> None:
+    def __init__(
+        self, name: str, exact: bool, refused: str | None = None, disproved: str | None = None
+    ) -> None:
         self.name, self.exact = name, exact  # type: ignore[misc]
         self.serves = frozenset({"exact"} if exact else ())
         self._refused, self._disproved, self.made = refused, disproved, 0
 
-    def refused(self, asked: Asked) -> str:
+    def why_refused(self, asked: Asked) -> str | None:
         return self._refused
 
     def make(self, asked: Asked) -> Any:
         self.made += 1
         return SimpleNamespace(packed={}, row_step=1)
 
-    def proven(self, asked: Asked, step: Any, bits: Any) -> str:
+    def why_unproven(self, asked: Asked, step: Any, bits: Any) -> str | None:
         return self._disproved
 
 
 def test_the_first_that_is_neither_refused_nor_disproved_is_taken() -> None:
     plans = [Noted("a", True, refused="of a"), Noted("b", True, disproved="of b"), Noted("c", False)]
     last, asked = Noted("d", False), Asked(tiny_llama(), PLAIN)
-    taken, _, plan = choose(asked, lambda _: "", [*plans, last])
+    taken, _, plan = choose(asked, lambda _: None, [*plans, last])
     assert taken is plans[2] and [one.made for one in [*plans, last]] == [0, 1, 1, 0]
     assert plan.name == "c" and not plan.exact and plan.inexact == "of b"
     assert plan.passed_over == (PassedOver("a", "of a", True), PassedOver("b", "of b", True, tried=True))
-    assert plan.why_not("b") == "of b" and not plan.why_not("c") + plan.why_not("d")
+    assert plan.why_not("b") == "of b" and plan.why_not("c") is plan.why_not("d") is None
 
 
 def test_an_option_of_true_means_this_plan_or_its_reason() -> None:
     plans = [Noted("b", True, disproved="of b"), Noted("c", False)]
     with pytest.raises(UnsupportedModel, match="is not bit-exact: of b; leave exact out"):
-        choose(Asked(tiny_llama(), TargetOptions(exact=True)), lambda _: "", plans)
+        choose(Asked(tiny_llama(), TargetOptions(exact=True)), lambda _: None, plans)
     assert not plans[1].made
 
 

@@ -142,7 +142,7 @@ def test_stock_steps_are_the_models_own_modules(monkeypatch: pytest.MonkeyPatch)
     model = tiny_llama(dtype=HALF, heads=8)
     # Whatever kernel would be the fastest here.
     monkeypatch.setattr(
-        "outpace.targets.step.plans.packing_refused", lambda _, pack, exact: "off" if pack is False else ""
+        "outpace.targets.step.plans.why_not_packed", lambda _, pack, exact: "off" if pack is False else None
     )
     target = CausalTarget(model, stock=True)
     assert target._modules.step is model and not target.plan.packed and not target.plan.native

@@ -42,7 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return run
 
-    for name in ("bit_test", "tested"):
+    for name in ("why_bits_differ", "tested"):
         monkeypatch.setattr(causal, name, noted(name, getattr(causal, name)))
     return found
 
@@ -53,9 +53,9 @@ def half(name: str = "gpt-neox") -> Any:
 
 def test_what_passed_is_not_tested_again(folder: Path, asked: list[str]) -> None:
     first = Target(half())
-    assert asked == ["bit_test", "tested"] and len(list(folder.iterdir())) == 2
+    assert asked == ["why_bits_differ", "tested"] and len(list(folder.iterdir())) == 2
     again = Target(half())
-    assert asked == ["bit_test", "tested"]
+    assert asked == ["why_bits_differ", "tested"]
     assert (again.bit_exact, again.inexact) == (first.bit_exact, first.inexact)
     Target(half(), check=True)
     assert len(asked) == 4
@@ -66,9 +66,9 @@ def test_what_passed_is_not_tested_again(folder: Path, asked: list[str]) -> None
 def test_inexact_is_remembered_with_its_reason(
     folder: Path, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(causal, "bit_test", lambda *_: "sums in any order")
+    monkeypatch.setattr(causal, "why_bits_differ", lambda *_: "sums in any order")
     first = Target(half())
-    monkeypatch.setattr(causal, "bit_test", lambda *_: "")
+    monkeypatch.setattr(causal, "why_bits_differ", lambda *_: None)
     for target in (first, Target(half())):
         assert (target.bit_exact, target.inexact) == (False, "sums in any order")
     assert asked == ["tested"]

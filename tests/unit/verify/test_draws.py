@@ -25,7 +25,7 @@ GREEDY = SamplingParams(max_new_tokens=28)
 SAMPLED = SamplingParams(max_new_tokens=28, temperature=1.0, seed=3)
 LOSSLESS = [name for name in VERIFIERS if not load_verifier(name).lossy]
 # Those that need nothing of a request; the others have tests of their own.
-CHOOSING = [name for name in ("jacobi", "lookahead", "prompt_lookup", "token_recycling") if name in DRAFTERS]
+CHOOSING = [name for name in ("jacobi", "lookahead", "prompt_lookup") if name in DRAFTERS]
 
 
 def decode(drafter: Any, verifier: str, params: SamplingParams) -> list[Generation]:

@@ -30,8 +30,8 @@ def test_a_lossy_verifier_says_so() -> None:
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("mach", "no verifier 'mach'. Did you mean 'match'.*There are: block, match, rejection, traversal"),
-        ("guess", "no verifier 'guess'. There are: block"),
+        ("mach", "no verifier 'mach'. Did you mean 'match'.*There are: match, rejection"),
+        ("guess", "no verifier 'guess'. There are: match"),
         ("match:beta=1", "match has no option 'beta'; it has: none"),
     ],
 )

@@ -18,16 +18,13 @@ from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.combined.combined import Combined
-from outpace.drafters.copying.prompt_lookup import PromptLookup
-from outpace.drafters.copying.suffix import Suffix
-from outpace.drafters.copying.token_recycling import TokenRecycling
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.draws.logits import Told
 from outpace.draws.noise import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
-HOSTED = (Lookahead, PromptLookup, Suffix, TokenRecycling)
+HOSTED = ("lookahead", "prompt_lookup", "suffix", "token_recycling")
 
 
 class HostedModel(TargetModel):
@@ -196,8 +193,8 @@ def hosted_drafter(spec: str, nodes: int) -> Drafter[Any]:
     drafter = load_drafter(spec)
     parts = drafter.parts if isinstance(drafter, Combined) else (drafter,)
     for part in parts:
-        if not isinstance(part, HOSTED):
-            names = ", ".join([*(cls.name for cls in HOSTED), Combined.name])
+        if part.name not in HOSTED:
+            names = ", ".join([*HOSTED, Combined.name])
             raise OutpaceError(
                 f"{part.name} cannot draft in SGLang: it needs the target's logits or hidden states, "
                 f"another model, or texts that SGLang's requests lack; use one of: {names}"

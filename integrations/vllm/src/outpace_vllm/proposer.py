@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -21,10 +21,7 @@ from numpy.typing import NDArray
 
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, load_drafter
-from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.copying.reference import Reference
-from outpace.drafters.copying.suffix import Suffix
-from outpace.drafters.retrieval.retrieval import Retrieval
 from outpace.draws.logits import Logits
 from outpace.draws.noise import Key
 from outpace.sequence import Sequence, Step
@@ -32,7 +29,7 @@ from outpace.targets.base import TargetModel
 from outpace.targets.weights.pretrained import load_tokenizer
 from outpace.tree import chain
 
-HOSTED = (PromptLookup, Suffix, Reference, Retrieval)
+HOSTED = ("prompt_lookup", "suffix", "reference", "retrieval")
 _KEY = "outpace"  # in vLLM's additional_config
 
 
@@ -195,21 +192,21 @@ def hosted_drafter(config: Any) -> Drafter[Any]:
         OutpaceError: there is none, or it cannot draft in vLLM.
     """
     spec = config.get(_KEY) if isinstance(config, Mapping) else None
-    names = ", ".join(cls.name for cls in HOSTED)
+    names = ", ".join(HOSTED)
     if not isinstance(spec, str):
         raise OutpaceError(
             f'name a drafter in additional_config={{"{_KEY}": "suffix"}}; vLLM can host: {names}'
         )
     drafter = load_drafter(spec)
-    if not isinstance(drafter, HOSTED):
+    if drafter.name not in HOSTED:
         raise OutpaceError(f"{drafter.name} cannot draft in vLLM: {_reason(drafter)}; use one of: {names}")
     if isinstance(drafter, Reference) and not drafter.prompt:
         raise OutpaceError("reference: requests of vLLM have no references; leave prompt at true")
-    if isinstance(drafter, Retrieval):
+    if drafter.name == "retrieval":
         return drafter
     if re.search(r"\bbranches\s*=", spec):
         raise OutpaceError(f"{drafter.name}: vLLM verifies chains, not trees; leave out branches")
-    return dataclasses.replace(drafter, branches=1)
+    return cast("Drafter[Any]", dataclasses.replace(cast(Any, drafter), branches=1))
 
 
 def _reason(drafter: Drafter[Any]) -> str:

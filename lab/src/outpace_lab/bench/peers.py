@@ -23,7 +23,7 @@ from typing import IO, Any
 import torch
 
 from outpace.bench.peers import Library, PeerOptions
-from outpace.bench.runs import Method, Request, Run
+from outpace.bench.runs import Method, MethodRun, PromptBatch
 from outpace.cli import screen
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
@@ -91,7 +91,7 @@ class Worker(Method):
         """Make the drafter forget earlier outputs at the next request."""
         self._fresh = True
 
-    def run(self, request: Request) -> Run:
+    def run(self, request: PromptBatch) -> MethodRun:
         """Decode.
 
         Raises:
@@ -108,7 +108,7 @@ class Worker(Method):
         }
         answer = self._ask(question)
         self._fresh = False
-        return Run(**answer)
+        return MethodRun(**answer)
 
     def close(self) -> None:
         """End the process: close its input, and kill it if it does not end."""
@@ -168,7 +168,7 @@ class Failed(Method):
         super().__init__(name, promised=False)
         self._reason = reason
 
-    def run(self, request: Request) -> Run:
+    def run(self, request: PromptBatch) -> MethodRun:
         """Raise the error.
 
         Raises:

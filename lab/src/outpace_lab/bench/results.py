@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from outpace.bench import record as records
-from outpace.bench.record import Record
+from outpace.bench.record import BenchRecord
 from outpace.bench.rows import Margin, Row, rows_of
-from outpace.bench.run import Measured, Trace
+from outpace.bench.run import Measured, MethodRuns
 from outpace_lab.bench.grading import Grader, Quality, quality_of
 from outpace_lab.bench.roof import Roof
 
@@ -39,7 +39,7 @@ class LabRow(Row):
 
 
 @dataclass
-class LabRecord(Record):
+class LabRecord(BenchRecord):
     """A record with the roof of the machine and the model; None if unknown. Its rows are ``LabRow``."""
 
     roof: Roof | None = None
@@ -69,7 +69,7 @@ def lab_rows_of(
     return found
 
 
-def _reached(measured: Measured, row: Row, trace: Trace, roof: Roof) -> Reached | None:
+def _reached(measured: Measured, row: Row, trace: MethodRuns, roof: Roof) -> Reached | None:
     """Compare the lower bound of the mean step's time with the time of its forward."""
     runs, per_step = trace.all_runs, row.milliseconds_per_step
     forwards = sum(run.forwards or 0 for run in runs)
@@ -88,7 +88,7 @@ def _reached(measured: Measured, row: Row, trace: Trace, roof: Roof) -> Reached 
     return Reached(moved, operations, least, bound, least / per_step.verify)
 
 
-def _quality(measured: Measured, trace: Trace, grader: Grader) -> tuple[Quality, ...]:
+def _quality(measured: Measured, trace: MethodRuns, grader: Grader) -> tuple[Quality, ...]:
     """Grade the first turns of the first repeat, and plain decoding's of the same prompts."""
     grades: dict[str, list[tuple[float, float]]] = {}
     for place, repeats in enumerate(trace.runs):

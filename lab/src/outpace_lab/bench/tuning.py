@@ -20,8 +20,8 @@ from typing import NamedTuple
 from outpace.bench.items import Suite
 from outpace.bench.ours import Ours
 from outpace.bench.rows import Row, rows_of
-from outpace.bench.run import Measured, Settings, Trace, measure
-from outpace.bench.runs import BASELINE, Request, Run
+from outpace.bench.run import Measured, MethodRuns, Settings, measure
+from outpace.bench.runs import BASELINE, MethodRun, PromptBatch
 from outpace.core import OutpaceError
 from outpace.engine.parts import Adaptive
 from outpace.loading import Loaded
@@ -53,7 +53,7 @@ class Goal:
                 "latency is tuned for one batch size; give one --batch, that of the intended use"
             )
 
-    def seconds(self, run: Run) -> float:
+    def seconds(self, run: MethodRun) -> float:
         """Seconds of a run according to the objective."""
         return run.seconds if self.objective == THROUGHPUT else sum(run.last_seconds)
 
@@ -122,7 +122,7 @@ class Frugal(Ours):
         super().begin(anew)
         self._engine.make_room(1, 1)
 
-    def run(self, request: Request) -> Run:
+    def run(self, request: PromptBatch) -> MethodRun:
         """Decode step by step."""
         longest = max(map(len, request.prompts))
         self._engine.make_room(len(request.prompts), longest + request.max_new_tokens + 64)
@@ -287,7 +287,7 @@ class _Race:
         count = min(keep, len(racing))
         self.watch.report(f"{count} candidates left" if count != 1 else f"{racing[0].name} left")
 
-    def _speed(self, trace: Trace) -> float:
+    def _speed(self, trace: MethodRuns) -> float:
         runs = [run for repeats in trace.runs for run in repeats[0]]
         return sum(run.tokens for run in runs) / sum(map(self.goal.seconds, runs))
 

@@ -7,4 +7,4 @@ import typer
 
 def register(app: typer.Typer) -> None:
     """Add the commands to outpace's command line; each module registers its own with ``outpace.cli.app``."""
-    from outpace_lab.cli import bench, drift, gguf, grow, scaling, search, train, tune  # noqa: F401
+    from outpace_lab.cli import bench, datastore, drift, gguf, grow, scaling, search, train, tune  # noqa: F401

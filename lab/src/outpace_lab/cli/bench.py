@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -12,9 +13,9 @@ from outpace.cli import bench as b
 from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
-from outpace.cli.parts import check_length, check_listed, numbers, profiled, sampling
+from outpace.cli.given import taking
+from outpace.cli.parts import numbers, profiled
 from outpace.cli.place import spread_of
-from outpace.core import DEFAULT_DRAFTER, TargetOptions
 from outpace.names import is_gguf
 from outpace_lab.cli.options import Html, Like
 from outpace_lab.cli.reports import check_outputs
@@ -60,70 +61,55 @@ SecondResult = Annotated[
 ]
 
 
+@dataclass(frozen=True, kw_only=True)
+class LabOptions(b.BenchOptions):
+    """The options of ``outpace bench lab``."""
+
+    peers: Peers = ""
+    gguf: Gguf = None
+    grade: Grade = False
+    run_code: RunCode = False
+    like: Like = ""
+    html: Html = None
+
+    def check(self) -> None:
+        super().check()
+        check_outputs(self.json_to, self.html)
+
+
 @benchmarks.command(
     "lab",
     epilog="Example: outpace bench lab --suite gsm8k --grade --html report.html",
 )
 @guarded
-def bench_lab(
-    suite: o.Suites = "builtin",
-    data: o.Data = None,
-    limit: o.Limit = None,
-    drafters: b.Drafters = f"none,{DEFAULT_DRAFTER},lookahead,prompt_lookup",
-    lengths: b.Lengths = None,
-    profile: b.ProfileToo = None,
-    verifier: o.VerifierName = "match",
-    adaptive: o.Adaptive = None,
-    peers: Peers = "",
-    assistant: b.Assistant = None,
-    gguf: Gguf = None,
-    batch: b.Batches = "1",
-    repeats: b.BenchRepeats = 1,
-    grade: Grade = False,
-    run_code: RunCode = False,
-    model: o.ModelName = None,
-    like: Like = "",
-    device: o.Device = None,
-    device_map: o.DeviceMap = None,
-    dtype: o.Dtype = "auto",
-    trust_remote_code: o.Trust = False,
-    llamacpp: o.LlamaCpp = "",
-    quantise: o.Quantise = None,
-    stock: o.Stock = False,
-    threads: o.Threads = None,
-    max_new_tokens: o.MaxNewTokens = 64,
-    temperature: o.Temperature = 0.0,
-    top_p: o.TopP = 1.0,
-    seed: b.BenchSeed = 0,
-    eos: o.Ends = False,
-    json_to: o.JsonTo = None,
-    html: Html = None,
-) -> None:
+@taking(LabOptions)
+def bench_lab(given: LabOptions) -> None:
     """Measure as `outpace bench` does, with the machine's roof, grades of answers and a report.
 
     Ends with exit code 1 if a method fails or its tokens differ from plain decoding's.
     """
-    sampling(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, seed=seed)
-    check_length(max_new_tokens)
-    check_outputs(json_to, html)
-    check_listed(suite, drafters, peers)
-    place, step = spread_of(device, device_map), TargetOptions(quantise=quantise, stock=stock)
-    source = source_of(like, model, place, dtype, trust_remote_code, llamacpp, True, step)
-    source.check_names(verifier=verifier)
-    batches = numbers("batch", batch)
+    given.check()
+    place, step = spread_of(given.device, given.device_map), given.steps(online=True)
+    how = given.dtype, given.trust_remote_code, given.llamacpp, True, step, given.backend
+    source = source_of(given.like, given.model, place, *how)
+    source.check_names(verifier=given.verifier)
+    batches = numbers("batch", given.batch)
     with screen.busy("reading the prompts ..."):
-        from outpace.bench.run import Settings
         from outpace_lab.cli import bench_run as runner
 
-        settings = Settings(max_new_tokens, temperature, top_p, seed, repeats, eos)
-        beside = peers or ("llama.cpp" if is_gguf(model or "") else b.TRANSFORMERS)
-        methods = (drafters, lengths, verifier, adaptive, beside, assistant)
-        chosen = runner.plan(suite, data, limit, *methods, batches, settings)
-        extras = runner.extras_of(chosen, gguf, grade, run_code)
+        peers = "llama.cpp" if is_gguf(given.model or "") else b.TRANSFORMERS
+        chosen = runner.plan(given, peers, batches)
+        extras = runner.extras_of(chosen, given.gguf, given.grade, given.run_code)
     notes: list[str] = []
-    plain = "" if profile else "none"
-    loaded, spec = profiled(source, plain, profile, verifier, at_once=chosen.batches, remark=notes.append)
-    found = runner.run(chosen.with_drafter(spec, notes), extras, loaded, json_to, html)
+    loaded, spec = profiled(
+        source,
+        "" if given.profile else "none",
+        given.profile,
+        given.verifier,
+        at_once=chosen.batches,
+        remark=notes.append,
+    )
+    found = runner.run(chosen.with_drafter(spec, notes), extras, loaded, given.json_to, given.html)
     finish(not found.interrupted, equal=found.equal)
 
 

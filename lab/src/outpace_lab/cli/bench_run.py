@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from outpace.cli import screen
-from outpace.cli.bench_run import Plan, measure_all, plan
+from outpace.cli.bench_run import BenchPlan, measure_all, plan
 from outpace.cli.writer import STANDARD_OUTPUT
 from outpace.core import OutpaceError, out_of_memory
 from outpace.loading import Loaded
@@ -31,13 +31,13 @@ __all__ = ["Extras", "extras_of", "plan", "run"]
 
 @dataclass(frozen=True)
 class Extras:
-    """Options of a benchmark beside those of ``Plan``."""
+    """Options of a benchmark beside those of ``BenchPlan``."""
 
     gguf: Path | None
     grade: bool
 
 
-def extras_of(chosen: Plan, gguf: Path | None, grade: bool, run_code: bool) -> Extras:
+def extras_of(chosen: BenchPlan, gguf: Path | None, grade: bool, run_code: bool) -> Extras:
     """Check the options that only this benchmark has.
 
     Raises:
@@ -54,7 +54,9 @@ def extras_of(chosen: Plan, gguf: Path | None, grade: bool, run_code: bool) -> E
     return Extras(gguf, grade)
 
 
-def run(chosen: Plan, extras: Extras, model: Loaded, to_json: str | None, html: Path | None) -> LabRecord:
+def run(
+    chosen: BenchPlan, extras: Extras, model: Loaded, to_json: str | None, html: Path | None
+) -> LabRecord:
     """Measure, and write the tables and the requested files.
 
     Raises:

@@ -14,7 +14,7 @@ from outpace.cli.app import app, finish, guarded, show
 from outpace.cli.comparing import compare, warm_up
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.observing import engine_of
-from outpace.cli.parts import Source, profiled, sampling
+from outpace.cli.parts import ModelSource, profiled, sampling
 from outpace.cli.progress import bar
 from outpace.cli.running import Job, prepare
 from outpace.core import SamplingParams
@@ -60,7 +60,7 @@ def drift_of(
     """
     params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     found = prompts.read(prompt, file)
-    source = Source(model, device, dtype, trust_remote_code, seq2seq=True)
+    source = ModelSource(model, device, dtype, trust_remote_code, seq2seq=True)
     loaded, spec = profiled(source, drafter, None, verifier)
     engine = engine_of(loaded, spec, verifier, 1, None)
     drifts, whole = measure(loaded, (loaded.engine(), engine), prepare(found, loaded, chat), params)

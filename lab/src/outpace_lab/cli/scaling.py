@@ -14,7 +14,7 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.parts import Source, check_length, check_listed, numbers
+from outpace.cli.parts import ModelSource, check_length, check_listed, numbers
 from outpace.cli.progress import bar
 from outpace.cli.writer import STANDARD_OUTPUT
 from outpace_lab.cli.options import Html
@@ -65,7 +65,7 @@ def scaling_law(
     check_length(max_new_tokens)
     check_listed(suite, "")
     check_outputs(json_to, html)
-    source = Source(model, device, dtype, trust_remote_code)
+    source = ModelSource(model, device, dtype, trust_remote_code)
     source.check_names()
     sizes, widths = sorted(numbers("ngrams", ngrams, least=2)), sorted(numbers("windows", windows))
     with screen.busy("reading the prompts ..."):

@@ -14,7 +14,7 @@ from outpace.cli import options as o
 from outpace.cli import progress, screen
 from outpace.cli.app import app, finish, guarded, show
 from outpace.cli.interrupt import Interrupt
-from outpace.cli.parts import Source, sampling
+from outpace.cli.parts import ModelSource, sampling
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
 from outpace_lab.cli.options import ChatPrompts, TrainingData
@@ -77,7 +77,7 @@ def search(
             raise OutpaceError(f"--out must end in .json, which distinguishes files from layers; not {out}")
         check_out(out, overwrite)
     check_known("measure", measure, MEASURES)
-    source = Source(model, device, dtype, trust_remote_code)
+    source = ModelSource(model, device, dtype, trust_remote_code)
     source.check_names()
     check_data(data)
     with screen.busy("preparing ..."):

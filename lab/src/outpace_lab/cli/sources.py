@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from outpace.cli import screen
-from outpace.cli.parts import Source
+from outpace.cli.parts import ModelSource
 from outpace.core import OutpaceError
 from outpace_lab.bench.llama_shapes import load_shape
 
@@ -14,13 +14,13 @@ if TYPE_CHECKING:
     from outpace.loading import Loaded
 
 
-def source_of(like: str, *given: Any, **more: Any) -> Source:
-    """The source of a model, grown to the shape ``like`` unless that is empty; the rest as for ``Source``."""
-    return GrownSource(*given, **{**more, "like": like}) if like else Source(*given, **more)
+def source_of(like: str, *given: Any, **more: Any) -> ModelSource:
+    """The source of a model, grown to the shape ``like`` if there is one; the rest is of ``ModelSource``."""
+    return GrownSource(*given, **{**more, "like": like}) if like else ModelSource(*given, **more)
 
 
 @dataclass(frozen=True)
-class GrownSource(Source):
+class GrownSource(ModelSource):
     """A model that is grown to the shape ``like`` in memory."""
 
     like: str = ""

@@ -23,7 +23,7 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.models.draft_model import DraftModel
-from outpace.drafters.support.runner import Feed, Runner, Track
+from outpace.drafters.support.runner import DraftRunner, Feed, Track
 from outpace.draws.logits import Logits
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
@@ -37,7 +37,7 @@ class Shared:
     """Data that an engine's sequences share: the draft model, its cache, the inner drafter's shared data."""
 
     decoder: Decoder
-    runner: Runner
+    runner: DraftRunner
     inner: Any
 
 
@@ -104,7 +104,7 @@ class Cascade(Drafter[CascadeState]):
                 f"cascade: {type(self.inner).__name__} needs the target's hidden states, which a draft model "
                 "does not provide; use another inner drafter"
             )
-        return Shared(decoder, Runner(decoder.model), inner)
+        return Shared(decoder, DraftRunner(decoder.model), inner)
 
     def renew(self, shared: Shared, target: TargetModel) -> Shared:
         model = shared.decoder.model
@@ -139,7 +139,7 @@ class Cascade(Drafter[CascadeState]):
             more = state.sequence.within_reach(length + self.tail) - length
             if text.finish_reason == "length" and more > 0:
                 # One more than is drafted, as for a target's bonus.
-                text.limit, text.finish_reason = text.output_length + more + 1, None
+                text.limit, text.stopped_by = text.output_length + more + 1, None
                 lengths.append((state, more))
         proposed = self.inner.propose([state.inner for state, _ in lengths]) if lengths else []
         return {

@@ -106,7 +106,7 @@ class Provisional(Sequence):
             self.processor.observe(token)
         self._committed = len(text)
         self.limit = self.output_length + length
-        self.finish_reason = None
+        self.stopped_by = None
         if not self._coupled:
             self.key = Key(key(self.original.key.seed, Stream.DRAFT, self.output_length))
         return same

@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from typing_extensions import Self
 
 from outpace.drafters.blocks.blocks import BlockConfig, BlockDrafter, BlockModule, BlockState, run_layers
-from outpace.drafters.support.layer_cache import Feed
+from outpace.drafters.support.layer_cache import LayerFeed
 from outpace.learned.layers import itself
 from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import DraftVocabulary
@@ -151,7 +151,7 @@ def _feed(active: Seq[BlockState], masks: int) -> Tensor:
         sees = np.tri(width, dtype=np.bool_)
         sees[:, : max(len(source) - first, 0)] = True
         sees[len(text) :] = True
-        feeds.append(Feed(state.slot, range(state.rows, state.rows + width), sees))
+        feeds.append(LayerFeed(state.slot, range(state.rows, state.rows + width), sees))
         embedded = module.embed_tokens(torch.tensor(text, dtype=torch.long, device=module.masks.device))
         inputs.append(torch.cat([embedded, module.masks[:masks]]))
         widths.append(len(text))

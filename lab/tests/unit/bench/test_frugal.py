@@ -11,7 +11,7 @@ import torch
 from outpace.bench.items import Item, Suite
 from outpace.bench.ours import Ours
 from outpace.bench.run import Settings, measure
-from outpace.bench.runs import Request
+from outpace.bench.runs import PromptBatch
 from outpace.cache.lanes import Lane
 from outpace.loading import Loaded
 from outpace_lab.bench.tuning import Frugal
@@ -24,9 +24,9 @@ SPECS = [
 ]
 
 
-def request(model: Loaded, texts: tuple[str, ...], seed: int) -> Request:
+def request(model: Loaded, texts: tuple[str, ...], seed: int) -> PromptBatch:
     prompts = [model.tokens(text) for text in texts]
-    return Request(prompts, [[]] * len(texts), 24, False, 1.0, [seed + i for i in range(len(texts))])
+    return PromptBatch(prompts, [[]] * len(texts), 24, False, 1.0, [seed + i for i in range(len(texts))])
 
 
 @pytest.mark.parametrize("spec", SPECS)
@@ -56,7 +56,7 @@ def test_room_is_made_before_the_seconds_begin_and_given_back(
     grown: list[Any] = []
     right, resize = Ours.run, Lane.resize
 
-    def spied(self: Ours, asked: Request) -> Any:
+    def spied(self: Ours, asked: PromptBatch) -> Any:
         rooms.append(self._engine.room)
         return right(self, asked)
 
@@ -78,7 +78,7 @@ def test_room_is_made_before_the_seconds_begin_and_given_back(
 
 
 def test_an_error_gives_the_room_back_too(model: Loaded, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Ours, asked: Request) -> Any:
+    def fail(self: Ours, asked: PromptBatch) -> Any:
         raise ValueError("no")
 
     method = Frugal(model, "none")
@@ -94,7 +94,7 @@ def test_one_candidate_at_a_time_has_a_cache(model: Loaded, monkeypatch: pytest.
     most: list[int] = []
     right = Ours.run
 
-    def spied(self: Ours, asked: Request) -> Any:
+    def spied(self: Ours, asked: PromptBatch) -> Any:
         most.append(sum(one._engine.room != (1, 1) for one in methods))
         return right(self, asked)
 

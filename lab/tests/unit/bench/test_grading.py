@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from outpace.bench.items import Expected, Item, Suite
-from outpace.bench.run import Measured, Settings, Trace
-from outpace.bench.runs import Run
+from outpace.bench.run import Measured, MethodRuns, Settings
+from outpace.bench.runs import MethodRun
 from outpace.core import OutpaceError
 from outpace.loading import Loaded
 from outpace_lab.bench import grading
@@ -103,7 +103,7 @@ def test_better_and_worse_than_plain_decoding() -> None:
         "other": [[0], [2], [3], [5], [1]],  # wrong, right, right, right, not graded
     }
     traces = [
-        Trace(Told(name, []), [[[Run([output], 1.0, 0.5, 1)]] for output in outputs])
+        MethodRuns(Told(name, []), [[[MethodRun([output], 1.0, 0.5, 1)]] for output in outputs])
         for name, outputs in runs.items()
     ]
     groups = [(item,) for item in items]

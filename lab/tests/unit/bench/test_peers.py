@@ -15,7 +15,7 @@ import pytest
 from outpace.bench.methods import make_methods
 from outpace.bench.ours import Ours
 from outpace.bench.peers import PeerOptions, library_of, split_peers, versions_of
-from outpace.bench.runs import Request
+from outpace.bench.runs import PromptBatch
 from outpace.core import OutpaceError
 from outpace.loading import Loaded, load
 from outpace.testing.gguf import write_gguf
@@ -175,10 +175,10 @@ def environment(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def request(*prompts: list[int], **more: Any) -> Request:
+def request(*prompts: list[int], **more: Any) -> PromptBatch:
     given: dict[str, Any] = {"max_new_tokens": 6, "ends": False, "temperature": 0.0, **more}
     given.setdefault("seeds", [0] * len(prompts))
-    return Request(prompts, [[]] * len(prompts), **given)
+    return PromptBatch(prompts, [[]] * len(prompts), **given)
 
 
 def started(library: str, kind: str, environment: Path) -> Worker:

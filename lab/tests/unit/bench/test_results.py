@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from outpace.bench.items import Item, Suite
-from outpace.bench.run import Measured, Settings, Trace
-from outpace.bench.runs import Run
+from outpace.bench.run import Measured, MethodRuns, Settings
+from outpace.bench.runs import MethodRun
 from outpace_lab.bench.results import LabRow, lab_rows_of
 from outpace_lab.bench.roof import Limits, Roof, Work
 from unit.bench.told import Told
@@ -14,10 +14,10 @@ from unit.bench.told import Told
 TOKENS = [1, 2, 3, 4]
 
 
-def measured(*runs: Run) -> Measured:
+def measured(*runs: MethodRun) -> Measured:
     """Runs of plain decoding and of another method, on a prompt of ten tokens."""
     items = (Item("p", "x", ("one",)),)
-    traces = [Trace(Told(name, []), [[[run]]]) for name, run in zip(("none", "a"), runs, strict=True)]
+    traces = [MethodRuns(Told(name, []), [[[run]]]) for name, run in zip(("none", "a"), runs, strict=True)]
     return Measured(Suite("s", items, "here"), 1, Settings(4), [items], [[[[9] * 10]]], traces)
 
 
@@ -28,8 +28,8 @@ def rows(found: Measured, roof: Roof | None) -> list[LabRow]:
 def test_the_share_of_the_roof() -> None:
     work = Work(weight_bytes=1000, row_bytes=10, weight_numbers=100, attention_numbers=1)
     more = {"steps": 2, "forwards": 2, "drafted": 6, "draft_seconds": 0.0, "verify_seconds": 0.5}
-    plain = Run([TOKENS], 4.5, 0.5, 1, forwards=4, steps=4, drafted=0, accepted=0)
-    found = measured(plain, Run([TOKENS], 1.5, 0.5, 1, **more))
+    plain = MethodRun([TOKENS], 4.5, 0.5, 1, forwards=4, steps=4, drafted=0, accepted=0)
+    found = measured(plain, MethodRun([TOKENS], 1.5, 0.5, 1, **more))
     # The mean step: 4 rows after 10 prompt tokens and half of the 4 written.
     moved, operations = 1000 + 12 * 10, 2 * 4 * (100 + 12 * 1)
     by_memory = rows(found, Roof(work, Limits(10_000, 0, 10_000), (), 1))[1].roof

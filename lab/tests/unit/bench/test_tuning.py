@@ -13,7 +13,7 @@ import pytest
 
 from outpace.bench.items import Item, Suite
 from outpace.bench.run import Settings
-from outpace.bench.runs import Request, Run
+from outpace.bench.runs import MethodRun, PromptBatch
 from outpace.core import OutpaceError, Promise
 from outpace.drafters import load_drafter
 from outpace_lab.bench import tuning
@@ -48,7 +48,7 @@ class Clock:
 
 def made_up(
     monkeypatch: pytest.MonkeyPatch,
-    speeds: dict[str, float] | Callable[[str, Request], tuple[float, list[float]]],
+    speeds: dict[str, float] | Callable[[str, PromptBatch], tuple[float, list[float]]],
     clock: Clock | None = None,
     broken: str = "",
     wrong: str = "",
@@ -68,7 +68,7 @@ def made_up(
         def begin(self, anew: bool = False) -> None:
             pass
 
-        def run(self, request: Request) -> Run:
+        def run(self, request: PromptBatch) -> MethodRun:
             asked.append((self.name, len(request.prompts)))
             if self.name == broken:
                 raise RuntimeError("no such kernel")
@@ -82,7 +82,7 @@ def made_up(
                 clock.now += seconds
             outputs = [[int(self.name == wrong), *range(9)] for _ in request.prompts]
             steps = 10 if self.name == "none" else 5
-            return Run(outputs, seconds, 0.0, 0, steps=steps * len(outputs), last_seconds=last)
+            return MethodRun(outputs, seconds, 0.0, 0, steps=steps * len(outputs), last_seconds=last)
 
     def widths_of(
         target: Any, context: int, widths: tuple[int, ...], batch: int, before: Callable[[], None]
@@ -155,7 +155,7 @@ def test_outputs_that_are_not_plain_decodings_are_counted(monkeypatch: pytest.Mo
 
 
 def test_the_best_of_several_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    def seconds(name: str, request: Request) -> tuple[float, list[float]]:
+    def seconds(name: str, request: PromptBatch) -> tuple[float, list[float]]:
         """Four at once are twice as fast together; a drafter pays for one at a time only."""
         count = len(request.prompts)
         took = (10 / ONE[name]) if count == 1 else (20 / ONE["none"] if name == "none" else 40 / ONE[name])
@@ -185,7 +185,7 @@ def test_each_batch_has_its_part_of_the_time(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_latency_counts_the_seconds_of_each_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
-    def seconds(name: str, request: Request) -> tuple[float, list[float]]:
+    def seconds(name: str, request: PromptBatch) -> tuple[float, list[float]]:
         """All are done after 2 s; with one drafter three of four prompts are done after 1 s."""
         early = [1.0] * 3 if name == SPECS[2] else [2.0] * 3
         return 2.0 - 0.1 * (name == SPECS[1]), [*early, 2.0]
@@ -353,7 +353,7 @@ def test_no_time_is_left_after_the_first_prompt(monkeypatch: pytest.MonkeyPatch)
 def test_who_left_early_is_not_chosen_though_later_prompts_are_slower_for_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def seconds(name: str, request: Request) -> tuple[float, list[float]]:
+    def seconds(name: str, request: PromptBatch) -> tuple[float, list[float]]:
         easy = request.prompts[0][0] <= 4
         took = {"none": 1.0, SPECS[0]: 0.9, SPECS[1]: 0.7, SPECS[2]: 0.8}[name] * (1 if easy else 10)
         return took, [took]
@@ -372,7 +372,7 @@ def test_noise_costs_little(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     draws, clock = random.Random(seed), Clock()
     speeds = {"none": 1.0} | {f"jacobi:num_speculative_tokens={i}": 10.0 * 1.05**i for i in range(2, 34)}
 
-    def seconds(name: str, request: Request) -> tuple[float, list[float]]:
+    def seconds(name: str, request: PromptBatch) -> tuple[float, list[float]]:
         took = 10 / speeds[name] * (1 + 0.5 * draws.uniform(-1, 1))
         return took, [took]
 
@@ -391,7 +391,7 @@ def test_recorded_costs_a_fifth_of_the_grid_and_within_5_percent_of_its_best(
     seen, unseen = range(0, count, 2), range(1, count, 2)
     grid = sum(one["seconds"][place] for one in table.values() for place in seen)
 
-    def seconds(name: str, request: Request) -> tuple[float, list[float]]:
+    def seconds(name: str, request: PromptBatch) -> tuple[float, list[float]]:
         took = table[name]["seconds"][seen[request.prompts[0][0] - 1]] if name in warm else 0.0
         warm.add(name)
         return took, [took]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from outpace.outline import outline_of
@@ -10,11 +12,15 @@ from outpace.spec import _hints, _needed
 from outpace.testing import gguf
 from outpace_lab import names
 from outpace_lab.cli.train_run import way_of
+from outpace_lab.datastores.writer import DatastoreWriter
 from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.objectives import OBJECTIVES
-from without_torch import check_mistakes
+from without_torch import check_answers, check_mistakes
 
 MISTAKES = {
+    "generate -p x --drafter retrieval:path=./no/store": "no such file: ./no/store",
+    "datastore build texts --out x --model ./no/such/folder": "no such folder",
+    "datastore info nope": "no such file: nope",
     "train medsa --data x --out y": "Did you mean 'medusa'?",
     'train {"method":"medsa"} --data x --out y': "Did you mean 'medusa'?",
     "train mtp --data x --out y": "mtp is not trained: its layers are the family's own modules",
@@ -58,6 +64,12 @@ MISTAKES = {
 
 def test_mistakes_are_found_without_torch() -> None:
     check_mistakes(MISTAKES)
+
+
+def test_answers_that_need_no_torch(tmp_path: Path) -> None:
+    with DatastoreWriter(tmp_path / "store", 300) as writer:
+        writer.add(range(300))
+    check_answers({f"datastore info {tmp_path / 'store'}": "300 in 1 documents"})
 
 
 @pytest.mark.parametrize(

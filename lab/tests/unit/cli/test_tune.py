@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from outpace.bench.runs import Request, Run
+from outpace.bench.runs import MethodRun, PromptBatch
 from outpace.cli import app
 from outpace.core import OutpaceError
 from outpace.engine.profile import Profile, load_profile, save_profile
@@ -105,7 +105,7 @@ def test_a_candidate_that_fails_is_told(
 ) -> None:
     right = Frugal.run
 
-    def fail(self: Frugal, request: Request) -> Run:
+    def fail(self: Frugal, request: PromptBatch) -> MethodRun:
         if self.name.startswith("lookahead"):
             raise ValueError("no such kernel")
         return right(self, request)
@@ -122,7 +122,7 @@ def unequal(monkeypatch: pytest.MonkeyPatch, model: Loaded, apart: float) -> Non
     """Every drafter's outputs differ from plain decoding's at the sixth token, at such a margin."""
     right = Frugal.run
 
-    def wrong(self: Frugal, request: Request) -> Run:
+    def wrong(self: Frugal, request: PromptBatch) -> MethodRun:
         found = right(self, request)
         if self.name != "none":
             found = replace(found, seconds=found.seconds / 1000)  # so that it is chosen
@@ -218,7 +218,7 @@ def test_answers_end_at_end_tokens_where_that_is_asked_for(
 ) -> None:
     right, asked = Frugal.run, []
 
-    def spied(self: Frugal, request: Request) -> Run:
+    def spied(self: Frugal, request: PromptBatch) -> MethodRun:
         asked.append(request.ends)
         return right(self, request)
 

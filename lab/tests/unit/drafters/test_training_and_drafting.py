@@ -25,7 +25,7 @@ from outpace.drafters.eagle.eagle_module import EagleConfig
 from outpace.drafters.heads.hydra import Hydra, HydraConfig
 from outpace.drafters.heads.medusa import Medusa, MedusaConfig
 from outpace.engine.engine import Engine
-from outpace.policy.plan import Outcome, Plan
+from outpace.policy.plan import DraftPlan, Outcome
 from outpace.targets import Target
 from outpace_lab.drafters.blockwise import Blockwise, BlockwiseConfig, BlockwiseHeads
 from outpace_lab.drafters.layers.early_exit import EarlyExit
@@ -120,8 +120,8 @@ class Now:
     nodes: Iterator[int]
     timed: bool = False
 
-    def plan(self, batch: int) -> Plan:
-        return Plan(next(self.nodes))
+    def plan(self, batch: int) -> DraftPlan:
+        return DraftPlan(next(self.nodes))
 
     def learn(self, outcome: Outcome) -> None: ...
 

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from lossless.datastore import with_datastore
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
 import taught
-from lossless.datastore import with_datastore
 from lossless.test_matrix import SPECS
 from lossless.trained import with_trained
 from models import tiny_llama

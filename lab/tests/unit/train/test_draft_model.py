@@ -20,7 +20,7 @@ from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
 from outpace.engine.engine import Engine
 from outpace.targets import Target
-from outpace.targets.kernel import Stock
+from outpace.targets.kernel import StockKernel
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.drafters.cascade import Cascade
 from outpace_lab.train import data
@@ -434,7 +434,7 @@ def test_drafters_without_text_of_their_own_are_refused(documents: list[Document
         replace(SETTINGS, on_policy=1.5)
 
 
-class Sealed(Stock):
+class Sealed(StockKernel):
     """A kernel whose packed weights cannot be copied, as oneDNN's."""
 
     copies = True

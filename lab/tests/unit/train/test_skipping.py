@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from models import tiny_llama
-from outpace.core import Generation, OutpaceError, SamplingParams, Stats, UnsupportedModel
+from outpace.core import Generation, OutpaceError, SamplingParams, Stats, StoppedBy, UnsupportedModel
 from outpace.drafters import load_drafter
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget
@@ -22,7 +22,7 @@ PARAMS = SamplingParams(max_new_tokens=24, ignore_eos=True)
 
 def generation(tokens: int, steps: int, drafted: int) -> Generation:
     stats = Stats(steps=steps, tokens=tokens, drafted=drafted, seconds_verify=2.0)
-    return Generation([1] * tokens, "length", 0, stats)
+    return Generation([1] * tokens, StoppedBy("limit"), 0, stats)
 
 
 def test_a_set_is_judged_by_tokens_for_the_layers_that_ran() -> None:

@@ -8,11 +8,11 @@ from outpace.core import SamplingParams
 from outpace.verify import load_verifier
 from unit.verify import test_draws as own
 
-VERIFIERS = ["bild", "lenient", "spectr", "top_beta", "typical"]
+VERIFIERS = ["bild", "block", "lenient", "spectr", "top_beta", "traversal", "typical"]
 
 
-@pytest.mark.parametrize("verifier", ["spectr", "typical"])
-@pytest.mark.parametrize("drafter", [*own.CHOOSING, "draft_model"])
+@pytest.mark.parametrize("verifier", ["block", "spectr", "traversal", "typical"])
+@pytest.mark.parametrize("drafter", [*own.CHOOSING, "draft_model", "token_recycling"])
 def test_greedy_tokens_are_those_of_plain_decoding(drafter: str, verifier: str) -> None:
     own.test_greedy_tokens_are_those_of_plain_decoding(drafter, verifier)
 

@@ -16,7 +16,7 @@ from outpace_lab.verify.lossy import BiLD, TopBeta, Typical
 LOSSY = {"typical", "top_beta", "bild", "lenient"}
 
 
-@pytest.mark.parametrize("name", sorted({*LOSSY, "spectr"}))
+@pytest.mark.parametrize("name", sorted({*LOSSY, "block", "spectr", "traversal"}))
 def test_every_verifier_loads_by_name_and_lossy_ones_say_so(name: str) -> None:
     verifier = load_verifier(name)
     assert installed("verifiers")[name].load() is type(verifier)

@@ -20,8 +20,8 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws, Noise
 from outpace.drafters.support.forest import Grown, grow_from, grow_on_device
 from outpace.drafters.support.growth import Growth, grow_whole
-from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
-from outpace.drafters.support.plans import Plan
+from outpace.drafters.support.layer_cache import Forward, LayerCache, LayerFeed, Slot
+from outpace.drafters.support.plans import GrowthPlan
 from outpace.drafters.support.shapes import Growing, shape_of
 from outpace.learned.layers import Layer, LayerConfig, Rotary, initialise
 from outpace.learned.vocabulary import DraftsPart
@@ -163,7 +163,7 @@ class BlockDrafter(Drafter[BlockState]):
             Logits [n, tokens, vocabulary].
         """
 
-    def grown(self, plan: Plan, members: Seq[BlockState]) -> Grown:
+    def grown(self, plan: GrowthPlan, members: Seq[BlockState]) -> Grown:
         """As ``fill``, and draw from the block on its device."""
         return grow_from(plan, members, self.fill(members))
 
@@ -183,7 +183,7 @@ class BlockDrafter(Drafter[BlockState]):
 
 
 def run_layers(
-    active: Seq[BlockState], feeds: Seq[Feed], inputs: Seq[Tensor], keep: Seq[int]
+    active: Seq[BlockState], feeds: Seq[LayerFeed], inputs: Seq[Tensor], keep: Seq[int]
 ) -> list[Tensor]:
     """Run one forward of the layers for all sequences.
 

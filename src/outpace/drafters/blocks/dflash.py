@@ -36,9 +36,9 @@ from outpace.drafters.blocks.blocks import (
     run_layers,
     through,
 )
-from outpace.drafters.support.forest import Forest, Grown, Inputs
-from outpace.drafters.support.layer_cache import Feed, Forward
-from outpace.drafters.support.plans import Plan, pack, unpack
+from outpace.drafters.support.forest import Forest, Grown, GrowthInputs
+from outpace.drafters.support.layer_cache import Forward, LayerFeed
+from outpace.drafters.support.plans import GrowthPlan, pack, unpack
 from outpace.learned import published_dflash
 from outpace.learned.hidden_layers import default_layers
 from outpace.learned.learned import Fit, head_weights
@@ -233,7 +233,7 @@ class DFlash(BlockDrafter):
         _feed_text([state for state in active if state.waiting])
         return _fill(active)
 
-    def grown(self, plan: Plan, members: Seq[BlockState]) -> Grown:
+    def grown(self, plan: GrowthPlan, members: Seq[BlockState]) -> Grown:
         _feed_text([state for state in members if state.waiting])
         return _run_growth(plan, members)
 
@@ -261,7 +261,7 @@ def _feed_part(states: Seq[BlockState], texts: Seq[Tensor]) -> None:
         return
     fused = [module.fuse(text) for text in texts]
     forward = cache.begin(
-        [Feed.text(state.slot, state.rows, len(rows)) for state, rows in zip(states, fused, strict=True)]
+        [LayerFeed.text(state.slot, state.rows, len(rows)) for state, rows in zip(states, fused, strict=True)]
     )
     text = forward.pad(fused)
     angles = module.rotary(forward.positions, text)
@@ -305,7 +305,7 @@ def _read(module: DFlashModule, inputs: FixedInputs, layers: tuple[int, ...]) ->
     return Made(inputs.states, {})
 
 
-def _run_growth(plan: Plan, members: Seq[BlockState]) -> Grown:
+def _run_growth(plan: GrowthPlan, members: Seq[BlockState]) -> Grown:
     """Fill the blocks of sequences that share a plan and draw from them, by a forward of fixed shapes."""
     shared = members[0].shared
     module, cache = shared.module, shared.cache
@@ -317,14 +317,14 @@ def _run_growth(plan: Plan, members: Seq[BlockState]) -> Grown:
         made = cache.shapes.replay(
             window.lane.memory,
             (plan, window.stop, window.columns, module.drafted.revision(module.target)),
-            lambda: Inputs(numbers, none, FixedRows(window, none.device)),
+            lambda: GrowthInputs(numbers, none, FixedRows(window, none.device)),
             lambda inputs: inputs.fill(numbers, places, none),
             lambda inputs: _growth(module, plan, inputs),
         )
     return Grown.of(made, places)
 
 
-def _growth(module: DFlashModule, plan: Plan, inputs: Inputs) -> Made:
+def _growth(module: DFlashModule, plan: GrowthPlan, inputs: GrowthInputs) -> Made:
     """Fill blocks and draw from them with the data in the inputs, without any data from the host."""
     numbers, columns = unpack(plan, inputs.numbers), inputs.rows
     assert columns is not None
@@ -353,7 +353,7 @@ def _fill(active: Seq[BlockState]) -> Tensor:
     module = active[0].shared.module
     width = 1 + module.config.tokens
     sees = np.ones((width, width), dtype=np.bool_)
-    feeds = [Feed(state.slot, range(state.rows, state.rows + width), sees) for state in active]
+    feeds = [LayerFeed(state.slot, range(state.rows, state.rows + width), sees) for state in active]
     roots = upload([state.sequence.tokens[-1] for state in active], module.mask.device)
     rows = run_layers(active, feeds, list(module.masked(roots)), keep=[0] * len(active))
     logits: Tensor = module.drafted.spread(module.logits(torch.stack(rows)[:, 1:]))

@@ -24,7 +24,7 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.combined.ledger import Guesses, Ledger
-from outpace.drafters.combined.share import Share
+from outpace.drafters.combined.share import PartStep
 from outpace.drafters.support.memories import Memories
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
@@ -38,7 +38,7 @@ _NOTHING, _NO_GUESSES = Draft(), Guesses()
 Layers = list[tuple[int, ...]]  # the target's layers that each part reads
 
 
-class Shared(NamedTuple):
+class CombinedShared(NamedTuple):
     """Data that an engine's sequences share: that of each part, the measurements, the cost of a row."""
 
     prepared: list[Any]
@@ -166,24 +166,24 @@ class Combined(Drafter[CombinedState]):
     def reads_top(self) -> int:
         return max(part.reads_top for part in self.parts)
 
-    def prepare(self, target: TargetModel) -> Shared:
+    def prepare(self, target: TargetModel) -> CombinedShared:
         prepared = [part.prepare(target) for part in self.parts]
         layers = [part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)]
         usual = _CPU_ROW if target.device.type == "cpu" else _ROW
         row_cost = usual if self.row_cost is None else self.row_cost
-        return Shared(prepared, Memories(Ledger), layers, row_cost)
+        return CombinedShared(prepared, Memories(Ledger), layers, row_cost)
 
-    def renew(self, shared: Shared, target: TargetModel) -> Shared:
+    def renew(self, shared: CombinedShared, target: TargetModel) -> CombinedShared:
         prepared = [part.renew(own, target) for part, own in zip(self.parts, shared.prepared, strict=True)]
         return shared._replace(prepared=prepared, ledgers=Memories(Ledger))
 
-    def hidden_layers(self, shared: Shared) -> tuple[int, ...]:
+    def hidden_layers(self, shared: CombinedShared) -> tuple[int, ...]:
         return tuple(sorted({layer for own in shared.layers for layer in own}))
 
-    def drafts_unread(self, shared: Shared) -> bool:
+    def drafts_unread(self, shared: CombinedShared) -> bool:
         return not all(shared.layers)
 
-    def start(self, sequence: Sequence, shared: Shared) -> CombinedState:
+    def start(self, sequence: Sequence, shared: CombinedShared) -> CombinedState:
         ledger = shared.ledgers.memory_of(sequence) if self.share else Ledger()
         state = CombinedState(sequence, [], ledger, shared.layers, shared.row_cost)
         self._clear(state)
@@ -254,7 +254,7 @@ class Combined(Drafter[CombinedState]):
     def observe(self, states: Seq[CombinedState], steps: Seq[Step]) -> None:
         for place, part in enumerate(self.parts):
             own = [
-                Share(step, state.proposals[place], state.nodes[place], state.layers[place])
+                PartStep(step, state.proposals[place], state.nodes[place], state.layers[place])
                 if step.draft.tokens or step.hidden
                 else step  # there is nothing to restrict
                 for state, step in zip(states, steps, strict=True)

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
-from outpace.drafters.combined.share import Share
+from outpace.drafters.combined.share import PartStep
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import worthwhile
@@ -50,7 +50,7 @@ class Reached:
             self._tokens += _FORGET * (_HOPE * self._time - self._tokens)
 
 
-class Shared(NamedTuple):
+class EitherShared(NamedTuple):
     """Data that an engine's sequences share: those of each part, and what the second one reaches."""
 
     prepared: list[Any]
@@ -126,23 +126,23 @@ class Either(Drafter[EitherState]):
     def reads_top(self) -> int:
         return max(part.reads_top for part in self.parts)
 
-    def prepare(self, target: TargetModel) -> Shared:
+    def prepare(self, target: TargetModel) -> EitherShared:
         prepared = [part.prepare(target) for part in self.parts]
         if any(part.hidden_layers(own) for part, own in zip(self.parts, prepared, strict=True)):
             raise OutpaceError("either: a part must not read hidden states; use combined")
-        return Shared(prepared, Reached())
+        return EitherShared(prepared, Reached())
 
-    def renew(self, shared: Shared, target: TargetModel) -> Shared:
-        return Shared(
+    def renew(self, shared: EitherShared, target: TargetModel) -> EitherShared:
+        return EitherShared(
             [part.renew(own, target) for part, own in zip(self.parts, shared.prepared, strict=True)],
             Reached(),
         )
 
-    def warm(self, shared: Shared, slots: int) -> None:
+    def warm(self, shared: EitherShared, slots: int) -> None:
         for part, own in zip(self.parts, shared.prepared, strict=True):
             part.warm(own, slots)
 
-    def start(self, sequence: Sequence, shared: Shared) -> EitherState:
+    def start(self, sequence: Sequence, shared: EitherShared) -> EitherState:
         state = EitherState(sequence, shared.reached)
         try:
             for part, own in zip(self.parts, shared.prepared, strict=True):
@@ -186,7 +186,7 @@ class Either(Drafter[EitherState]):
     def observe(self, states: Seq[EitherState], steps: Seq[Step]) -> None:
         for place, part in enumerate(self.parts):
             own = [
-                step if state.drafted == place else Share(step, _NOTHING, (), ())
+                step if state.drafted == place else PartStep(step, _NOTHING, (), ())
                 for state, step in zip(states, steps, strict=True)
             ]
             part.observe([state.states[place] for state in states], own)

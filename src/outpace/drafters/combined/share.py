@@ -14,7 +14,7 @@ from outpace.sequence import Step
 from outpace.tree import path_to, select
 
 
-class Share(Step):
+class PartStep(Step):
     """A step restricted to one part's nodes, as if the part had drafted alone.
 
     Most parts read only the text, so everything else is computed on first use.

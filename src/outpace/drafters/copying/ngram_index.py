@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 
-class Match(NamedTuple):
+class Occurrence(NamedTuple):
     """An earlier occurrence of the text's last ``length`` tokens; ``place`` is the token that followed it."""
 
     length: int
@@ -67,7 +67,7 @@ class NgramIndex:
         del self._known[unchanged:]
         self.update()
 
-    def matches(self, limit: int) -> list[Match]:
+    def matches(self, limit: int) -> list[Occurrence]:
         """At most ``limit`` earlier occurrences of the text's end: the longest first, then the latest.
 
         Raises:
@@ -76,7 +76,7 @@ class NgramIndex:
         tokens, end = self._tokens, len(self._tokens)
         if end != self._read:
             raise ValueError(f"the text has {end} tokens but the index {self._read}: call update first")
-        found: dict[int, Match] = {}
+        found: dict[int, Occurrence] = {}
         for size in reversed(self._sizes):
             if size > end:
                 continue
@@ -86,10 +86,10 @@ class NgramIndex:
                 if len(found) >= limit:
                     return list(found.values())
                 if place < end and place not in found:
-                    found[place] = Match(size, place)
+                    found[place] = Occurrence(size, place)
         return list(found.values())
 
-    def follow(self, match: Match, depth: int) -> int:
+    def follow(self, match: Occurrence, depth: int) -> int:
         """The token ``depth`` places after a match, 0 for the next one.
 
         A continuation that reaches the end of the text continues from its own beginning: the text is taken to

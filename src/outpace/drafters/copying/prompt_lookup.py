@@ -18,12 +18,12 @@ from typing import Any, ClassVar
 
 from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.copying.ngram_index import Match, NgramIndex
+from outpace.drafters.copying.ngram_index import NgramIndex, Occurrence
 from outpace.drafters.support.best_first import best_first, trust
 from outpace.drafters.support.draws import check_confidence
 from outpace.sequence import Sequence
 
-Context = tuple[int, list[Match]]  # a node's depth, and the matches that support it
+Context = tuple[int, list[Occurrence]]  # a node's depth, and the matches that support it
 
 
 @dataclass
@@ -116,7 +116,7 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
             chance: the estimated probability that the node itself is accepted.
         """
         depth, matches = context[0] + 1, context[1]
-        support: dict[int, tuple[float, list[Match]]] = {}
+        support: dict[int, tuple[float, list[Occurrence]]] = {}
         for match in matches:
             token = index.follow(match, depth)
             stake = chance * trust(match.length + depth)

@@ -17,15 +17,15 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from outpace.cache.lanes import Memory, power_of_two
+from outpace.cache.lanes import LaneMemory, power_of_two
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.draws import Draws, Noise, check_grown
-from outpace.drafters.support.forest import Forest, Grown, Inputs, grow_on_device
+from outpace.drafters.support.forest import Forest, Grown, GrowthInputs, grow_on_device
 from outpace.drafters.support.growth import Growth, grow_whole
-from outpace.drafters.support.plans import Plan, pack, unpack
-from outpace.drafters.support.shapes import Confident, Growing, Shape, Static
+from outpace.drafters.support.plans import GrowthPlan, pack, unpack
+from outpace.drafters.support.shapes import Confident, Growing, Static, TreeShape
 from outpace.drafters.support.vocabulary import part_of
 from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
@@ -130,7 +130,7 @@ class HeadGrowth(Growth):
 
     heads: Heads
     shapes: FixedShapes | None = None
-    memory: Memory = field(default_factory=Memory)
+    memory: LaneMemory = field(default_factory=LaneMemory)
 
     def revision(self) -> int:
         return self.heads.drafted.revision(self.heads.target)
@@ -186,7 +186,7 @@ class HeadDrafter(Drafter[HeadState]):
         """The heads, bound to the target."""
         return self.kind.of(self.path, target)
 
-    def shape(self, heads: Heads) -> Shape:
+    def shape(self, heads: Heads) -> TreeShape:
         """The shape of the tree of guesses."""
         return Static(heads.tree())
 
@@ -252,14 +252,14 @@ class TreeHeads(HeadDrafter):
         self.check_least(max_nodes=1, expand=1)
         check_grown(self.name, self.expand is not None, self.draws)
 
-    def shape(self, heads: Heads) -> Shape:
+    def shape(self, heads: Heads) -> TreeShape:
         nodes = heads.max_nodes if self.max_nodes is None else self.max_nodes
         if self.expand is None:
             return Static(heads.tree(nodes))
         return Confident(self.expand, nodes, heads.depth)
 
 
-def _run_growth(plan: Plan, members: Seq[HeadState]) -> Grown:
+def _run_growth(plan: GrowthPlan, members: Seq[HeadState]) -> Grown:
     """Grow the trees of sequences that share a plan, by a forward of fixed shapes."""
     shared, places = members[0].shared, range(len(members))
     before = torch.stack([state.before for state in members if state.before is not None])
@@ -268,14 +268,14 @@ def _run_growth(plan: Plan, members: Seq[HeadState]) -> Grown:
     made = shared.shapes.replay(
         shared.memory,
         (plan, len(numbers), shared.revision()),
-        lambda: Inputs(numbers, before),
+        lambda: GrowthInputs(numbers, before),
         lambda inputs: inputs.fill(numbers, places, before),
         lambda inputs: _growth(shared, plan, inputs),
     )
     return Grown.of(made, places)
 
 
-def _growth(shared: HeadGrowth, plan: Plan, inputs: Inputs) -> Made:
+def _growth(shared: HeadGrowth, plan: GrowthPlan, inputs: GrowthInputs) -> Made:
     """Grow trees from the data in the inputs, without any data from the host."""
     numbers = unpack(plan, inputs.numbers)
     forest = Forest(plan, numbers, shared.vocabulary.drafted(inputs.given)[1])

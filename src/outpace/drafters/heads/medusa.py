@@ -24,7 +24,7 @@ from typing_extensions import Self
 
 from outpace.core import OutpaceError
 from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_nodes, check_shared
-from outpace.drafters.support.shapes import Shape, Static, branching_parents, numbers
+from outpace.drafters.support.shapes import Static, TreeShape, branching_parents, numbers
 from outpace.embedded import nano_drafter_path
 from outpace.learned import published_medusa
 from outpace.learned.learned import Fit
@@ -153,7 +153,7 @@ class Medusa(TreeHeads):
     def heads(self, target: TargetModel) -> Heads:
         return MedusaHeads.of(nano_drafter_path("medusa") if self.path is None else self.path, target)
 
-    def shape(self, heads: Heads) -> Shape:
+    def shape(self, heads: Heads) -> TreeShape:
         factors = self._factors()
         if len(factors) > heads.depth:
             raise OutpaceError(

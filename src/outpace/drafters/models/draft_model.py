@@ -22,11 +22,11 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws, check_confidence, check_grown, log_confidence
 from outpace.drafters.support.forest import grow_on_device
-from outpace.drafters.support.growth import Drafting, Shared, feed_of, grow
+from outpace.drafters.support.growth import GrowthShared, GrowthState, feed_of, grow
 from outpace.drafters.support.programs import grow_by_model, warm
-from outpace.drafters.support.runner import Feed, Runner
+from outpace.drafters.support.runner import DraftRunner, Feed
 from outpace.drafters.support.sequoia import count_ranks
-from outpace.drafters.support.shapes import Growing, Shape, shape_of
+from outpace.drafters.support.shapes import Growing, TreeShape, shape_of
 from outpace.drafters.support.vocabulary import Vocabulary, part_of, vocabulary_of
 from outpace.embedded import nano_draft_path
 from outpace.learned.published import find_model
@@ -37,7 +37,7 @@ from outpace.targets.weights.pretrained import load_model, load_tokenizer
 
 
 @dataclass(frozen=True)
-class DraftModel(Drafter[Drafting]):
+class DraftModel(Drafter[GrowthState]):
     """A smaller model that drafts.
 
     Attributes:
@@ -122,7 +122,7 @@ class DraftModel(Drafter[Drafting]):
                 "draft_model: vocabulary=text drafts chains; leave out branching, acceptance, expand"
             )
 
-    def _shape(self) -> Shape:
+    def _shape(self) -> TreeShape:
         return shape_of(
             self.num_speculative_tokens, self.branching, self.acceptance, self.expand, self.max_nodes
         )
@@ -150,7 +150,7 @@ class DraftModel(Drafter[Drafting]):
         theirs = load_tokenizer(self.target_tokenizer, target, needed)
         return vocabulary_of(self.vocabulary, model, target, own, theirs)
 
-    def prepare(self, target: TargetModel) -> Shared:
+    def prepare(self, target: TargetModel) -> GrowthShared:
         model = self.load(target)
         ids = drafted_ids(model.model)
         if ids is not None and self.vocabulary != "same":
@@ -173,37 +173,37 @@ class DraftModel(Drafter[Drafting]):
             draws = replace(draws, noise="greedy")
         # Rows of a draft that grows as one graph are dropped, and accepted tokens are fed again.
         late = max(vocabulary.late, shape.depth + 1) if model.plays(1) else vocabulary.late
-        return Shared(
+        return GrowthShared(
             shape=shape,
             draws=draws,
             vocabulary=vocabulary,
             least=log_confidence(self.min_confidence),
             by_path=self.confidence == "path",
-            runner=Runner(model, late, ids),
+            runner=DraftRunner(model, late, ids),
         )
 
-    def renew(self, shared: Shared, target: TargetModel) -> Shared:
+    def renew(self, shared: GrowthShared, target: TargetModel) -> GrowthShared:
         return replace(shared, runner=shared.runner.renewed())
 
-    def warm(self, shared: Shared, slots: int) -> None:
+    def warm(self, shared: GrowthShared, slots: int) -> None:
         warm(shared, slots)
 
-    def start(self, sequence: Sequence, shared: Shared) -> Drafting:
-        return Drafting(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))
+    def start(self, sequence: Sequence, shared: GrowthShared) -> GrowthState:
+        return GrowthState(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))
 
-    def stop(self, state: Drafting) -> None:
+    def stop(self, state: GrowthState) -> None:
         state.shared.runner.close(state.track)
 
-    def revise(self, state: Drafting, unchanged: int) -> bool:
+    def revise(self, state: GrowthState, unchanged: int) -> bool:
         state.reader.revise(unchanged)
         return True
 
-    def catch_up(self, state: Drafting) -> bool:
+    def catch_up(self, state: GrowthState) -> bool:
         if not state.text:
             state.text, _ = state.reader.read()
         return not state.text or state.shared.runner.advance([state.track], [state.text])
 
-    def propose(self, states: Seq[Drafting]) -> list[Draft]:
+    def propose(self, states: Seq[GrowthState]) -> list[Draft]:
         active = []
         for state in states:
             state.text, unchanged = state.reader.read()
@@ -225,12 +225,12 @@ class DraftModel(Drafter[Drafting]):
             feeds = [feed_of(state) for state in active]
         return [self._finish(state) for state in states]
 
-    def observe(self, states: Seq[Drafting], steps: Seq[Step]) -> None:
+    def observe(self, states: Seq[GrowthState], steps: Seq[Step]) -> None:
         if states and states[0].shared.shape.branches:
             for step in steps:
                 count_ranks(step)
 
-    def _begin(self, state: Drafting) -> Growing:
+    def _begin(self, state: GrowthState) -> Growing:
         """An empty tree within the draft model's context; without layers if there is no text."""
         tree, context = state.shared.begin(state.sequence), state.shared.model.context
         if not state.text:
@@ -240,5 +240,5 @@ class DraftModel(Drafter[Drafting]):
             tree.layers = min(tree.layers, context - len(state.text) + 1)
         return tree
 
-    def _finish(self, state: Drafting) -> Draft:
+    def _finish(self, state: GrowthState) -> Draft:
         return state.shared.vocabulary.draft(state.reader, state.tree.finish(self.replacement))

@@ -27,10 +27,10 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws
 from outpace.drafters.support.growth import grow
-from outpace.drafters.support.shapes import Growing, Shape
+from outpace.drafters.support.shapes import Growing, TreeShape
 from outpace.drafters.support.vocabulary import Current
 from outpace.drafters.support.within import PartShared, Within, layers_of, place_of
-from outpace.drafters.support.worth import Lately, Missed, Rates, Speed
+from outpace.drafters.support.worth import DraftSpeed, Lately, Missed, Rates
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.batch import Batch
@@ -86,7 +86,7 @@ class Weighed(Growing):
                     depth[node] = place + 1
 
 
-class Leading(Shape):
+class Leading(TreeShape):
     """A chain of the likeliest tokens with second choices, which ends where a row is worth more than it.
 
     Args:
@@ -141,7 +141,7 @@ class SelfShared(PartShared):
     missed: Missed = field(default_factory=Missed)
 
     rates: dict[bool, Rates] = field(default_factory=lambda: {True: Rates(), False: Rates()})
-    speed: Speed = field(default_factory=Speed)
+    speed: DraftSpeed = field(default_factory=DraftSpeed)
     forwards: dict[int, Lately] = field(default_factory=dict)
     more: dict[int, Lately] = field(default_factory=dict)
 

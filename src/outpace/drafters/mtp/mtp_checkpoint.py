@@ -37,7 +37,7 @@ _OTHER = "; use a drafter that needs no layers, as suffix"
 
 
 @dataclass(frozen=True)
-class Layout:
+class PredictionLayout:
     """How a checkpoint names its prediction layers.
 
     Attributes:
@@ -53,13 +53,13 @@ class Layout:
     mlp: str = "sparse"
 
 
-def layouts(layers: int) -> list[Layout]:
+def layouts(layers: int) -> list[PredictionLayout]:
     """The layouts of a model with this many layers."""
     stem = r"^(?:model\.)?(?:language_model\.)?(?:model\.)?"
     return [
-        Layout(rf"{stem}layers\.({'|'.join(str(layers + more) for more in range(64))})\."),
-        Layout(r"^mtp\.(?:layers\.(\d+)\.|(?:fc|norm|pre_fc_norm_embedding|pre_fc_norm_hidden)\.)"),
-        Layout(rf"{stem}mtp\.layers\.(\d+)\.", chained=False, kind=_SLIDING, mlp="dense"),
+        PredictionLayout(rf"{stem}layers\.({'|'.join(str(layers + more) for more in range(64))})\."),
+        PredictionLayout(r"^mtp\.(?:layers\.(\d+)\.|(?:fc|norm|pre_fc_norm_embedding|pre_fc_norm_hidden)\.)"),
+        PredictionLayout(rf"{stem}mtp\.layers\.(\d+)\.", chained=False, kind=_SLIDING, mlp="dense"),
     ]
 
 
@@ -70,7 +70,7 @@ class Found:
     Attributes:
         layers: transformers' modules, each with the norms around it.
         config: of these layers.
-        chained: see ``Layout``.
+        chained: see ``PredictionLayout``.
         rotary: the target's position embeddings; None if it has none.
         by_kind: these depend on the kind of layer.
     """
@@ -179,7 +179,7 @@ def _count(config: Any, found: int, folder: Path) -> int:
     return found
 
 
-def _config(config: Any, layout: Layout, count: int) -> Any:
+def _config(config: Any, layout: PredictionLayout, count: int) -> Any:
     """The config of the prediction layers: the family's own, with the kinds of these layers."""
     made = copy.deepcopy(config)
     made.num_mtp_layers = count
@@ -193,7 +193,7 @@ def _config(config: Any, layout: Layout, count: int) -> Any:
     return made
 
 
-def _loaded(model: Any, config: Any, layout: Layout, folder: Path) -> Any:
+def _loaded(model: Any, config: Any, layout: PredictionLayout, folder: Path) -> Any:
     """transformers' ``MtpModel`` with the weights of a folder, without the parts it shares with the target.
 
     Args:
@@ -228,7 +228,7 @@ def _loaded(model: Any, config: Any, layout: Layout, folder: Path) -> Any:
     return MtpModel.from_pretrained(_stand_in(model, config, layout, folder))
 
 
-def _stand_in(model: Any, config: Any, layout: Layout, folder: Path) -> Any:
+def _stand_in(model: Any, config: Any, layout: PredictionLayout, folder: Path) -> Any:
     """What ``MtpModel`` reads of a model, so that the user's is unchanged.
 
     The embeddings and the head are left out: prediction layers use the target's.

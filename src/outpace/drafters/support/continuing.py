@@ -23,11 +23,11 @@ from outpace.cache import FixedRows
 from outpace.core import Draft
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws, Noise, check_confidence, check_grown, log_confidence
-from outpace.drafters.support.forest import Forest, Grown, Inputs, grow_on_device
+from outpace.drafters.support.forest import Forest, Grown, GrowthInputs, grow_on_device
 from outpace.drafters.support.growth import Growth, grow
-from outpace.drafters.support.layer_cache import Feed, Forward, LayerCache, Slot
-from outpace.drafters.support.plans import Plan, pack, unpack
-from outpace.drafters.support.shapes import Growing, Shape, shape_of
+from outpace.drafters.support.layer_cache import Forward, LayerCache, LayerFeed, Slot
+from outpace.drafters.support.plans import GrowthPlan, pack, unpack
+from outpace.drafters.support.shapes import Growing, TreeShape, shape_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.gpu.fixed import FixedInputs, width_of
@@ -134,7 +134,7 @@ class ContinuingDrafter(Drafter[ContinuedState]):
         check_confidence(self.name, self.min_confidence)
         check_grown(self.name, shape.weighs, self.draws)
 
-    def _shape(self, depth: int) -> Shape:
+    def _shape(self, depth: int) -> TreeShape:
         """The shape of its trees.
 
         Args:
@@ -200,7 +200,7 @@ class ContinuingDrafter(Drafter[ContinuedState]):
         return [_finish(state) for state in states]
 
 
-def _run_growth(plan: Plan, members: Seq[ContinuedState]) -> Grown:
+def _run_growth(plan: GrowthPlan, members: Seq[ContinuedState]) -> Grown:
     """Grow the trees of sequences that share a plan, by a forward of fixed shapes."""
     shared, outputs = members[0].shared, torch.cat([state.outputs for state in members])
     cache, rows = shared.cache, max(plan.rows, 1)
@@ -211,14 +211,14 @@ def _run_growth(plan: Plan, members: Seq[ContinuedState]) -> Grown:
         made = cache.shapes.replay(
             window.lane.memory,
             (plan, window.stop, window.columns, shared.revision()),
-            lambda: Inputs(numbers, outputs, FixedRows(window, outputs.device)),
+            lambda: GrowthInputs(numbers, outputs, FixedRows(window, outputs.device)),
             lambda inputs: inputs.fill(numbers, places, outputs),
             lambda inputs: _growth(shared, plan, inputs),
         )
     return Grown.of(made, places)
 
 
-def _growth(shared: Continuing, plan: Plan, inputs: Inputs) -> Made:
+def _growth(shared: Continuing, plan: GrowthPlan, inputs: GrowthInputs) -> Made:
     """Grow trees from the data in the inputs, without any data from the host."""
     numbers = unpack(plan, inputs.numbers)
     outputs, columns = inputs.given[:, None], inputs.rows
@@ -262,7 +262,7 @@ def _catch_up(behind: Seq[ContinuedState]) -> None:
             width = len(next(iter(now.values())))
             state.waiting = [later] if len(next(iter(later.values()))) else []
             text = state.sequence.tokens[state.rows + 1 : state.rows + 1 + width]
-            feeds.append(Feed.text(state.slot, state.rows, width))
+            feeds.append(LayerFeed.text(state.slot, state.rows, width))
             tokens.append(text)
             features.append(state.shared.committed(now, state.outputs))
             state.rows += width
@@ -323,7 +323,7 @@ def _feed_fronts(active: Seq[ContinuedState]) -> None:
             tree.fed[node] = row
         state.parents += above
         sees = ancestor_mask(state.parents)[before:]
-        feeds.append(Feed(state.slot, [state.rows - 1 + tree.depth] * len(above), np.asarray(sees)))
+        feeds.append(LayerFeed(state.slot, [state.rows - 1 + tree.depth] * len(above), np.asarray(sees)))
         tokens.append([tree.tokens[node] for node in tree.front])
         features.append(gather(state.outputs, [1 + row for row in above]))
     for state, rows in zip(active, _forward(active, feeds, tokens, features, depth), strict=True):
@@ -331,7 +331,7 @@ def _feed_fronts(active: Seq[ContinuedState]) -> None:
 
 
 def _forward(
-    active: Seq[ContinuedState], feeds: Seq[Feed], tokens: Seq[Seq[int]], read: Seq[Tensor], depth: int
+    active: Seq[ContinuedState], feeds: Seq[LayerFeed], tokens: Seq[Seq[int]], read: Seq[Tensor], depth: int
 ) -> list[Tensor]:
     """Run one forward for all sequences and return the outputs of each one's rows, [w, ...]."""
     shared = active[0].shared

@@ -22,7 +22,7 @@ from torch.nn.functional import pad
 from outpace.cache import FixedRows
 from outpace.drafters.support.draws import Children
 from outpace.drafters.support.growth import G, advance, confident, hang
-from outpace.drafters.support.plans import Numbers, Plan, groups, pack, unpack
+from outpace.drafters.support.plans import GrowthNumbers, GrowthPlan, groups, pack, unpack
 from outpace.draws.many_rows import has_kernels
 from outpace.draws.warped import keys_on_device, noisy, warped
 from outpace.targets.gpu.graphs import Made
@@ -41,7 +41,7 @@ class Forest:
         above: the parent of each node of the front, as a place in the front before, [n, front].
     """
 
-    def __init__(self, plan: Plan, numbers: Numbers, ids: Tensor | None) -> None:
+    def __init__(self, plan: GrowthPlan, numbers: GrowthNumbers, ids: Tensor | None) -> None:
         self._plan, self._numbers, self._ids = plan, numbers, ids
         self.tokens = self.above = torch.empty(0)
         self._distributions: list[Tensor] = []
@@ -186,7 +186,7 @@ def _indices(parents: tuple[int, ...], device: torch.device) -> Tensor:
         return upload(list(parents), device)
 
 
-class Inputs:
+class GrowthInputs:
     """Inputs of the growth of a batch's trees, at fixed addresses.
 
     Args:
@@ -243,7 +243,9 @@ class Grown(NamedTuple):
         return cls(gather(found, order), [gather(torch.cat(each), order) for each in layers])
 
 
-def grow_on_device(states: Seq[G], run: Callable[[Plan, list[G]], Grown | None], graphs: bool) -> list[G]:
+def grow_on_device(
+    states: Seq[G], run: Callable[[GrowthPlan, list[G]], Grown | None], graphs: bool
+) -> list[G]:
     """Grow trees whose tokens stay on the device until all are drawn; one transfer then brings them.
 
     Args:
@@ -269,7 +271,7 @@ def grow_on_device(states: Seq[G], run: Callable[[Plan, list[G]], Grown | None],
     return left
 
 
-def grow_from(plan: Plan, members: Seq[Any], rows: Tensor) -> Grown:
+def grow_from(plan: GrowthPlan, members: Seq[Any], rows: Tensor) -> Grown:
     """Draw chains from logits that do not depend on the tokens before them, [n, layers, vocabulary]."""
     places = range(len(members))
     numbers = unpack(plan, upload(pack(plan, members, places, [0] * len(members), len(members)), rows.device))
@@ -279,7 +281,7 @@ def grow_from(plan: Plan, members: Seq[Any], rows: Tensor) -> Grown:
     return Grown.of(forest.made, places)
 
 
-def _hang_tree(plan: Plan, state: Any, found: Seq[float], distributions: Seq[Tensor]) -> None:
+def _hang_tree(plan: GrowthPlan, state: Any, found: Seq[float], distributions: Seq[Tensor]) -> None:
     tree, vocabulary, start = state.tree, state.shared.vocabulary, 0
     slots = {-1: 0}  # node of the front -> its place in the device's front
     for depth, layer in enumerate(plan.layers):

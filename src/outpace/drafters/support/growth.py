@@ -11,9 +11,9 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from outpace.drafters.support.draws import Children, Draws
-from outpace.drafters.support.runner import Feed, Runner, Track
-from outpace.drafters.support.shapes import Growing, Shape
-from outpace.drafters.support.vocabulary import Reader, Vocabulary
+from outpace.drafters.support.runner import DraftRunner, Feed, Track
+from outpace.drafters.support.shapes import Growing, TreeShape
+from outpace.drafters.support.vocabulary import Vocabulary, VocabularyReader
 from outpace.draws.sampling import warp
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
@@ -28,7 +28,7 @@ class Growth:
         by_path: whether that confidence is the whole path's, not the token's.
     """
 
-    shape: Shape
+    shape: TreeShape
     draws: Draws
     vocabulary: Vocabulary = field(default_factory=Vocabulary)
     least: float = -math.inf
@@ -66,10 +66,10 @@ G = TypeVar("G", bound=Grows)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shared(Growth):
+class GrowthShared(Growth):
     """Data that an engine's sequences share: the draft model with its cache, and the rules of its trees."""
 
-    runner: Runner
+    runner: DraftRunner
 
     def ends(self, sequence: Sequence) -> frozenset[int]:
         return self.model.eos_token_ids if self.vocabulary.text else sequence.stop_tokens
@@ -80,13 +80,13 @@ class Shared(Growth):
 
 
 @dataclass
-class Drafting:
+class GrowthState:
     """A sequence's rows in the draft model's cache, its text in that model's tokens, and this step's tree."""
 
     sequence: Sequence
-    shared: Shared
+    shared: GrowthShared
     track: Track
-    reader: Reader
+    reader: VocabularyReader
     text: Seq[int] = ()
     tree: Growing = field(init=False)
 
@@ -139,7 +139,7 @@ def grow(active: Seq[Grows], rows: Tensor) -> None:
         advance(state, layer)
 
 
-def feed_of(state: Drafting) -> Feed:
+def feed_of(state: GrowthState) -> Feed:
     """The front of a tree as the draft model's input."""
     tree = state.tree
     parents = [tree.fed[tree.parents[node]] for node in tree.front]

@@ -20,11 +20,11 @@ from outpace.targets.gpu.fixed import FixedShapes
 from outpace.transfer import upload
 from outpace.tree import chain_mask
 
-__all__ = ["Feed", "Feeding", "Forward", "LayerCache", "Slot"]
+__all__ = ["Feeding", "Forward", "LayerCache", "LayerFeed", "Slot"]
 
 
 @dataclass(frozen=True)
-class Feed:
+class LayerFeed:
     """Input of one sequence to a forward: w rows after its cached ones.
 
     Attributes:
@@ -37,7 +37,7 @@ class Feed:
     sees: NDArray[np.bool_]
 
     @classmethod
-    def text(cls, slot: Slot, first: int, width: int) -> Feed:
+    def text(cls, slot: Slot, first: int, width: int) -> LayerFeed:
         """Rows of a text, from position ``first`` on, with causal attention."""
         return cls(slot, range(first, first + width), chain_mask(width))
 
@@ -66,7 +66,7 @@ class Forward:
 class Feeding(Forward):
     """A forward of feeds, open until ``keep``."""
 
-    def __init__(self, cache: KVCache, feeds: Seq[Feed], device: torch.device) -> None:
+    def __init__(self, cache: KVCache, feeds: Seq[LayerFeed], device: torch.device) -> None:
         self._cache = cache
         self._feeds = feeds
         (window,) = cache.begin({feed.slot: len(feed.positions) for feed in feeds})
@@ -153,7 +153,7 @@ class LayerCache:
         if self.length(slot) > length:
             self._cache.truncate(slot, length)
 
-    def begin(self, feeds: Seq[Feed]) -> Feeding:
+    def begin(self, feeds: Seq[LayerFeed]) -> Feeding:
         """Open a forward for feeds of at least one row each."""
         return Feeding(self._cache, feeds, self.device)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outpace.cache.lanes import power_of_two
 from outpace.drafters.support.growth import Grows, Growth
-from outpace.drafters.support.shapes import Confident, Shape
+from outpace.drafters.support.shapes import Confident, TreeShape
 from outpace.drafters.support.vocabulary import Subset, Vocabulary
 from outpace.draws.many_rows import host_keys, is_cut, limits_of
 from outpace.draws.sampling import TINY_TEMPERATURE
@@ -28,7 +28,7 @@ Kind = Literal["best", "warped", "shared", "own"]
 
 
 @dataclass(frozen=True)
-class Layer:
+class GrowthLayer:
     """A layer of growth: ``front`` nodes have ``count`` candidates for children each.
 
     Attributes:
@@ -42,7 +42,7 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Plan:
+class GrowthPlan:
     """All about the trees of a batch that a graph contains.
 
     Attributes:
@@ -53,7 +53,7 @@ class Plan:
         stops: number of tokens that end a text, with padding.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[GrowthLayer, ...]
     kind: Kind
     cut: bool
     fused: bool
@@ -87,7 +87,7 @@ def kind_of(state: Grows) -> Kind | None:
     return None if state.tree.shape.branches or draws.weigh else "own"
 
 
-def groups(states: Seq[Any], graphs: bool) -> Iterator[tuple[Plan | None, list[Any]]]:
+def groups(states: Seq[Any], graphs: bool) -> Iterator[tuple[GrowthPlan | None, list[Any]]]:
     """The sequences with something to draft, by the plan that they share; None if the host draws for them.
 
     Args:
@@ -102,7 +102,7 @@ def groups(states: Seq[Any], graphs: bool) -> Iterator[tuple[Plan | None, list[A
         yield (None if key is None else _plan(key[0], members, graphs)), members
 
 
-def _plan(kind: Kind, states: Seq[Grows], graphs: bool) -> Plan:
+def _plan(kind: Kind, states: Seq[Grows], graphs: bool) -> GrowthPlan:
     shared, shape = states[0].shared, states[0].tree.shape
     params = [state.sequence.params for state in states]
     ends = max(len(shared.ends(state.sequence)) for state in states)
@@ -112,15 +112,15 @@ def _plan(kind: Kind, states: Seq[Grows], graphs: bool) -> Plan:
 
 
 def plan_of(
-    kind: Kind, shared: Growth, shape: Shape, depth: int, ends: int, cut: bool = False, fused: bool = True
-) -> Plan:
+    kind: Kind, shared: Growth, shape: TreeShape, depth: int, ends: int, cut: bool = False, fused: bool = True
+) -> GrowthPlan:
     """The plan of trees of a shape.
 
     Args:
         depth: number of its layers that grow.
         ends: the most tokens that end a text.
     """
-    return Plan(
+    return GrowthPlan(
         layers=layers_of(shape.key, depth),
         kind=kind,
         cut=kind != "best" and cut,
@@ -134,16 +134,16 @@ def plan_of(
 
 
 @lru_cache(maxsize=256)
-def layers_of(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[Layer, ...]:
-    """The layers of a tree of a shape, by ``Shape.key``."""
+def layers_of(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[GrowthLayer, ...]:
+    """The layers of a tree of a shape, by ``TreeShape.key``."""
     name, numbers = key
     if name == "confident":
         width = numbers[0]
-        return tuple(Layer(width if place else 1, width, None) for place in range(depth))
-    below, front, parents, layers = children(numbers), [-1], tuple[int, ...](), list[Layer]()
+        return tuple(GrowthLayer(width if place else 1, width, None) for place in range(depth))
+    below, front, parents, layers = children(numbers), [-1], tuple[int, ...](), list[GrowthLayer]()
     while front and len(layers) < depth:
         count = max(len(below[node]) for node in front)
-        layers.append(Layer(len(front), count, parents))
+        layers.append(GrowthLayer(len(front), count, parents))
         next_ = {
             slot * count + rank: child
             for slot, node in enumerate(front)
@@ -158,7 +158,7 @@ def layers_of(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[Layer, ...]
 _FIRST = 8
 
 
-class Numbers(NamedTuple):
+class GrowthNumbers(NamedTuple):
     """What the growth of a batch reads, on the device.
 
     Attributes:
@@ -180,7 +180,9 @@ class Numbers(NamedTuple):
     stops: Tensor
 
 
-def pack(plan: Plan, states: Seq[Any], places: Seq[int], bases: Seq[int], size: int) -> NDArray[np.int64]:
+def pack(
+    plan: GrowthPlan, states: Seq[Any], places: Seq[int], bases: Seq[int], size: int
+) -> NDArray[np.int64]:
     """The numbers of a batch for one upload, [size, n].
 
     Args:
@@ -211,10 +213,10 @@ def pack(plan: Plan, states: Seq[Any], places: Seq[int], bases: Seq[int], size: 
 _ALL = 1 << 40  # more tokens than any vocabulary has
 
 
-def unpack(plan: Plan, numbers: Tensor) -> Numbers:
+def unpack(plan: GrowthPlan, numbers: Tensor) -> GrowthNumbers:
     """Split the array of ``pack`` on its device."""
     reals = numbers.view(torch.float64)
     keys = numbers[:, _FIRST : _FIRST + len(plan.layers)]
     warps = Warps(reals[:, 3], numbers[:, 4], reals[:, 5], reals[:, 6])
     used, stops = numbers[:, 1] > 0, numbers[:, _FIRST + len(plan.layers) :]
-    return Numbers(numbers[:, 0], used, numbers[:, 2], warps, reals[:, 7], keys, stops)
+    return GrowthNumbers(numbers[:, 0], used, numbers[:, 2], warps, reals[:, 7], keys, stops)

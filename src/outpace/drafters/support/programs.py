@@ -16,10 +16,10 @@ from outpace.cache import FixedRows, FixedWindow, Slot
 from outpace.cache.lanes import power_of_two
 from outpace.drafters.support.draws import Noise
 from outpace.drafters.support.forest import Forest, Grown
-from outpace.drafters.support.growth import Drafting, Shared
-from outpace.drafters.support.plans import Kind, Plan, grows_on_device, pack, plan_of, unpack
+from outpace.drafters.support.growth import GrowthShared, GrowthState
+from outpace.drafters.support.plans import GrowthPlan, Kind, grows_on_device, pack, plan_of, unpack
 from outpace.drafters.support.runner import Track
-from outpace.targets.gpu.fixed import Step
+from outpace.targets.gpu.fixed import FixedStep
 from outpace.targets.gpu.graphs import Made
 from outpace.targets.inputs.device_rows import read_numbers, row_numbers
 from outpace.targets.inputs.forward import rows_of
@@ -47,7 +47,12 @@ class ModelGrowth:
     """
 
     def __init__(
-        self, plan: Plan, shared: Shared, tracks: Seq[Track], feeds: Seq[Seq[int]], states: Seq[Drafting]
+        self,
+        plan: GrowthPlan,
+        shared: GrowthShared,
+        tracks: Seq[Track],
+        feeds: Seq[Seq[int]],
+        states: Seq[GrowthState],
     ) -> None:
         self._plan, self._shared, self._states = plan, shared, states
         self._tracks, self._fed = tracks, [Rows(tokens) for tokens in feeds]
@@ -69,11 +74,11 @@ class ModelGrowth:
         return {slot: len(row.tokens) for slot, row in self._feeds.items()}
 
     @property
-    def key(self) -> Plan:
+    def key(self) -> GrowthPlan:
         return self._plan
 
     @property
-    def forward(self) -> Callable[[Tensor, FixedRows, Step], Made]:
+    def forward(self) -> Callable[[Tensor, FixedRows, FixedStep], Made]:
         return partial(_forward, self._plan, self._shared, self._width)
 
     def numbers(self, window: FixedWindow) -> NDArray[np.int64]:
@@ -90,7 +95,9 @@ class ModelGrowth:
         self.parts.append(Grown.of(made, [window.slots.index(slot) for slot in own.values()]))
 
 
-def _forward(plan: Plan, shared: Shared, width: int, numbers: Tensor, rows: FixedRows, step: Step) -> Made:
+def _forward(
+    plan: GrowthPlan, shared: GrowthShared, width: int, numbers: Tensor, rows: FixedRows, step: FixedStep
+) -> Made:
     """Read the ends of texts, in ``width`` rows each, and grow trees after them."""
     end, runner = 3 + 2 * width, shared.runner
     text = read_numbers(numbers[:, :end], width)
@@ -108,7 +115,7 @@ def _forward(plan: Plan, shared: Shared, width: int, numbers: Tensor, rows: Fixe
         logits = step(rows.at(at), forest.tokens, trees)
 
 
-def grow_by_model(plan: Plan, members: Seq[Drafting]) -> Grown | None:
+def grow_by_model(plan: GrowthPlan, members: Seq[GrowthState]) -> Grown | None:
     """Grow the trees of sequences that share a plan; None if that takes single forwards."""
     shared = members[0].shared
     context = math.inf if shared.model.context is None else shared.model.context
@@ -124,7 +131,7 @@ def grow_by_model(plan: Plan, members: Seq[Drafting]) -> Grown | None:
     return Grown.joined(growth.parts, np.argsort(growth.order).tolist())
 
 
-def warm(shared: Shared, slots: int) -> None:
+def warm(shared: GrowthShared, slots: int) -> None:
     """Capture what usual drafts of up to ``slots`` texts run, greedy and sampled; there must be none yet."""
     runner = shared.runner
     if not (runner.model.plays(1) and grows_on_device(shared)):

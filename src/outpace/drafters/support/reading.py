@@ -20,7 +20,7 @@ def encode(tokenizer: Any, text: str) -> list[int]:
     return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
 
-class Encoding:
+class GrowingTokens:
     """Tokens of a text that grows at its end.
 
     New text may change the tokens before it: "wal" becomes "walking". The end of the text is therefore
@@ -82,7 +82,7 @@ class TextReader:
 
     def _open(self) -> None:
         self._stream = TextStream(self._target)
-        self._encoding = Encoding(self._own)
+        self._encoding = GrowingTokens(self._own)
         self._start = self._seen  # the target's token at which this stretch of text begins
 
     def read(self) -> tuple[list[int], int]:

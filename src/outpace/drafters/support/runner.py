@@ -63,7 +63,7 @@ class Feed(NamedTuple):
         )
 
 
-class Runner:
+class DraftRunner:
     """A draft model and its cache; each text has a track in it.
 
     Args:
@@ -90,9 +90,9 @@ class Runner:
         # Forwards of fixed shapes return all logits, or run outside these.
         self._head = None if ids is None or self.cache.fixed else PartialHead(model, ids)
 
-    def renewed(self) -> Runner:
+    def renewed(self) -> DraftRunner:
         """A runner of the same draft model with a cache of its own, which is empty."""
-        return Runner(self.model, self.late, self._ids)
+        return DraftRunner(self.model, self.late, self._ids)
 
     def warm(self, slots: int) -> None:
         """Prepare forwards for up to this number of texts; there must be none yet."""

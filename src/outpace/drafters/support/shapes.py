@@ -39,7 +39,7 @@ class Growing:
     """
 
     layers: int
-    shape: Shape
+    shape: TreeShape
     tokens: list[int] = field(default_factory=list)
     parents: list[int] = field(default_factory=list)
     weights: list[float] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Growing:
         return range(first, len(self.tokens))
 
 
-class Shape(ABC):
+class TreeShape(ABC):
     """Rules by which a tree grows.
 
     Attributes:
@@ -103,7 +103,7 @@ class Shape(ABC):
         """The nodes of the newest layer that get children."""
 
     @abstractmethod
-    def within(self, nodes: int | None) -> Shape:
+    def within(self, nodes: int | None) -> TreeShape:
         """This shape limited to the ``nodes`` nodes likeliest to be accepted; itself for None."""
 
     def finish(self, tree: Growing, replacement: bool) -> Draft:
@@ -112,7 +112,7 @@ class Shape(ABC):
         return Draft(tuple(tree.tokens), tuple(tree.parents), rows, replacement)
 
 
-class Static(Shape):
+class Static(TreeShape):
     """A static tree: a node's child of rank r is the r-th child of its place in that tree.
 
     A chain is a static tree too.
@@ -158,7 +158,7 @@ class Static(Shape):
         return self._narrower[nodes]
 
 
-class Confident(Shape):
+class Confident(TreeShape):
     """EAGLE-2's dynamic tree (Li et al. 2024, arXiv 2406.16858, section 4).
 
     The ``width`` nodes of each layer with the most confident paths get ``width`` children each; in the end
@@ -206,7 +206,7 @@ def shape_of(
     expand: int | None = None,
     max_nodes: int | None = None,
     method: str = "draft_model",
-) -> Shape:
+) -> TreeShape:
     """The shape that a draft model's options describe; by default a chain of ``depth`` tokens.
 
     Args:

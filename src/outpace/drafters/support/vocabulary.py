@@ -26,7 +26,7 @@ _REMEDY = (
 )
 
 
-class Reader(Protocol):
+class VocabularyReader(Protocol):
     """One sequence's committed text in the draft model's tokens."""
 
     def read(self) -> tuple[Seq[int], int]:
@@ -47,7 +47,7 @@ class Vocabulary:
     late = 2
     text = False
 
-    def reader(self, sequence: Sequence) -> Reader:
+    def reader(self, sequence: Sequence) -> VocabularyReader:
         return _SameReader(sequence)
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -69,7 +69,7 @@ class Vocabulary:
         """Drafted tokens in the draft model's ids."""
         return tokens
 
-    def draft(self, reader: Reader, draft: Draft) -> Draft:
+    def draft(self, reader: VocabularyReader, draft: Draft) -> Draft:
         """A tree of drafted tokens in the target's ids."""
         return draft
 
@@ -165,7 +165,7 @@ class Intersection(Vocabulary):
         self._own = dict(sorted(pairs.items()))
         self._pairs = torch.tensor([list(self._own), list(self._own.values())])
 
-    def reader(self, sequence: Sequence) -> Reader:
+    def reader(self, sequence: Sequence) -> VocabularyReader:
         return TextReader(sequence, *self._tokenizers)
 
     def logits(self, rows: Tensor) -> Tensor:
@@ -201,10 +201,10 @@ class TextOnly(Vocabulary):
         self._tokenizers = draft, target
         self._size = size
 
-    def reader(self, sequence: Sequence) -> Reader:
+    def reader(self, sequence: Sequence) -> VocabularyReader:
         return TextReader(sequence, *self._tokenizers)
 
-    def draft(self, reader: Reader, draft: Draft) -> Draft:
+    def draft(self, reader: VocabularyReader, draft: Draft) -> Draft:
         assert isinstance(reader, TextReader)
         tokens = reader.translate(draft.tokens)
         legal = next((place for place, token in enumerate(tokens) if token >= self._size), len(tokens))

@@ -37,7 +37,7 @@ class Lately:
         return known[(len(known) - 1) // 2]
 
 
-class Speed:
+class DraftSpeed:
     """Tokens per time of recent steps.
 
     Over many steps decoding emits the most tokens per time if a row is added whenever it adds more tokens per

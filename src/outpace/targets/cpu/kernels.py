@@ -15,7 +15,7 @@ from outpace.native import memory
 from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, byref, functions
 from outpace.native.pointers import address, check, pointer, pointer_or_null, row_addresses
-from outpace.targets.kernel import Kernel, Stock
+from outpace.targets.kernel import Kernel, StockKernel
 
 
 class Panels(NamedTuple):
@@ -410,6 +410,6 @@ class Int4(Rounded):
         return product
 
 
-STOCK, COMPILED = Stock(), Compiled()
+STOCK, COMPILED = StockKernel(), Compiled()
 KERNELS: tuple[Kernel, ...] = (STOCK, COMPILED, OneDNN(), HalfFBGEMM())
 QUANTISED: dict[str, Rounded] = {kernel.name: kernel for kernel in (Int8(), Int4())}

@@ -81,7 +81,11 @@ class Linear(nn.Module):
         return f"{self.in_features}, {self.out_features}, kernel={self.kernel.name}"
 
 
-class Rounded(Linear):
+class Table(nn.Module):
+    """Embeddings that are no weights in floats; it looks up, as torch's do."""
+
+
+class RoundedLinear(Linear):
     """A linear layer of a model whose weights are rounded already, as in its checkpoint.
 
     Args:
@@ -97,12 +101,12 @@ class Rounded(Linear):
         self.register_buffer("numbers", blocks.weights, persistent=False)
 
 
-def rounded_of(model: Any) -> list[Rounded]:
+def rounded_of(model: Any) -> list[RoundedLinear]:
     """The layers of a model whose weights are rounded already."""
-    return [module for module in model.modules() if isinstance(module, Rounded)]
+    return [module for module in model.modules() if isinstance(module, RoundedLinear)]
 
 
-class Norm(nn.Module):
+class CompiledNorm(nn.Module):
     """A root mean square norm by the compiled function, of rows in the dtype of its weight.
 
     Args:
@@ -191,11 +195,11 @@ class Packer:
         """The replacement of a module; None to keep it."""
         if module not in self._layers:
             return None
-        if isinstance(module, Rounded):
+        if isinstance(module, RoundedLinear):
             return self._rounded(module)
         return self._replaced(module) if type(module) is nn.Linear else None
 
-    def _rounded(self, module: Rounded) -> Linear:
+    def _rounded(self, module: RoundedLinear) -> Linear:
         """A layer whose weights are rounded already."""
         kernel, blocks = module.kernel, module.packed
         self.kernels[kernel.name] += 1
@@ -283,7 +287,7 @@ def pack_drafter(module: nn.Module) -> None:
             if (replaced := packer(child)) is not None:
                 setattr(parent, name, replaced)
             elif rounds and type(child) is nn.RMSNorm and child.eps and not child.weight.numel() % LANES:
-                setattr(parent, name, Norm(child.weight, child.eps))
+                setattr(parent, name, CompiledNorm(child.weight, child.eps))
 
 
 def _stepped(model: Any) -> Iterator[tuple[str, nn.Module]]:
@@ -313,7 +317,7 @@ def linears_of(model: Any, dtypes: Collection[torch.dtype] = STOCK.dtypes) -> li
     ]
 
 
-def unproven(step: nn.Module) -> str:
+def why_unproven(step: nn.Module) -> str | None:
     """The first module for which a row's bits are not known to be independent of the other rows.
 
     They are for linear layers (``row_step``), for embeddings, which only look up, and for the convolutions of
@@ -322,17 +326,17 @@ def unproven(step: nn.Module) -> str:
     rounding to a half dtype hides nearly all effects of the order of a sum.
 
     Returns:
-        Its name and the reason; empty if there is none.
+        Its name and the reason; None if there is none.
     """
     known = {*linears_of(step), *convolutions_of(step)}
     for name, module in _stepped(step):
-        if not isinstance(module, Linear | nn.Embedding) and module not in known:
+        if not isinstance(module, Linear | nn.Embedding | Table) and module not in known:
             # What a recurrent layer has as a buffer are factors of single numbers (Falcon-H1).
             buffers = () if is_adapted(module) else module.buffers(recurse=False)
             weights = [*module.parameters(recurse=False), *buffers]
             if any(weight.dim() > 1 for weight in weights):
                 return f"{name} ({type(module).__name__}) multiplies rows in another way"
-    return ""
+    return None
 
 
 def has_hooks(module: nn.Module) -> bool:

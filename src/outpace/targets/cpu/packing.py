@@ -10,10 +10,10 @@ from torch import Tensor, nn
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.cpu.kernels import KERNELS, QUANTISED
 from outpace.targets.cpu.linear import has_hooks, linears_of
-from outpace.targets.cpu.trials import best_kernel, unavailable
+from outpace.targets.cpu.trials import best_kernel, why_unavailable
 from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.config import family, is_multimodal
-from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.kernel import Kernel
 
 _PACKED = {kernel.name: kernel for kernel in KERNELS if kernel.copies}
@@ -35,8 +35,8 @@ def check_pack(pack: bool | str, quantise: str | None) -> None:
         raise OutpaceError(f"quantise={quantise!r} has kernels of its own; leave pack={pack!r} out")
 
 
-def packing_refused(model: Any, pack: bool | str, exact: bool) -> str:
-    """The reason not to pack a model's weights; empty to pack them.
+def why_not_packed(model: Any, pack: bool | str, exact: bool) -> str | None:
+    """The reason not to pack a model's weights; None to pack them.
 
     Args:
         exact: for a bit-exact step, whether it is faster or not.
@@ -44,18 +44,18 @@ def packing_refused(model: Any, pack: bool | str, exact: bool) -> str:
     if pack is False:
         return "pack is off"
     if isinstance(pack, str) and (kernel := _PACKED.get(pack)):
-        return untouchable(model) or _not_for(kernel, model)
-    why = untouchable(model) or _none_to_pack(model, exact)
-    return why or ("" if pack is True or copies_fit(model) else NO_MEMORY)
+        return why_untouchable(model) or _why_not_for(kernel, model)
+    why = why_untouchable(model) or _why_none_packed(model, exact)
+    return why or (None if pack is True or copies_fit(model) else NO_MEMORY)
 
 
 def packing_wanted(model: Any, pack: bool | str, exact: bool) -> bool | Kernel:
-    """Decide whether to pack a model, or with which kernel; ``exact`` as for ``packing_refused``.
+    """Decide whether to pack a model, or with which kernel; ``exact`` as for ``why_not_packed``.
 
     Raises:
         UnsupportedModel: ``pack`` is True, or a kernel's name, but the model cannot be packed.
     """
-    why = packing_refused(model, pack, exact)
+    why = why_not_packed(model, pack, exact)
     if why and pack not in (False, "auto"):
         by = "" if pack is True else f" by {pack}"
         raise UnsupportedModel(f"{family(model)} cannot be packed{by}: {why}; leave pack out")
@@ -74,12 +74,14 @@ def check_quantise(model: Any, quantise: str | None) -> None:
     Raises:
         UnsupportedModel: the model does not allow it.
     """
-    if quantise is not None and (why := untouchable(model) or _not_to_round(model, QUANTISED[quantise])):
+    if quantise is not None and (
+        why := why_untouchable(model) or _why_not_rounded(model, QUANTISED[quantise])
+    ):
         raise UnsupportedModel(f"{family(model)} cannot be quantised to {quantise}: {why}")
 
 
-def _not_to_round(model: Any, kernel: Kernel) -> str:
-    """The reason not to round a model's weights for a kernel; empty if there is none."""
+def _why_not_rounded(model: Any, kernel: Kernel) -> str | None:
+    """The reason not to round a model's weights for a kernel; None if there is none."""
     if model.dtype not in kernel.dtypes:
         return f"the kernel is for bfloat16, and the model is in {model.dtype}; load it in bfloat16"
     if is_multimodal(model.config):
@@ -91,30 +93,30 @@ def _not_to_round(model: Any, kernel: Kernel) -> str:
             return f"{name} ({type(module).__name__}) {what}; leave quantise out"
     if not known:
         return "it has no linear layers"
-    return ""
+    return None
 
 
-def _not_for(kernel: Kernel, model: Any) -> str:
-    """The reason why a kernel takes none of a model's layers; empty if it takes some."""
+def _why_not_for(kernel: Kernel, model: Any) -> str | None:
+    """The reason why a kernel takes none of a model's layers; None if it takes some."""
     dtypes = {layer.weight.dtype for layer in linears_of(model)} & kernel.dtypes
     if not dtypes:
         names = sorted(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
         return f"it has no plain linear layers in {' or '.join(names)}"
-    return next(filter(None, (unavailable(kernel, dtype) for dtype in dtypes)), "")
+    return next(filter(None, (why_unavailable(kernel, dtype) for dtype in dtypes)), None)
 
 
-def _none_to_pack(model: Any, exact: bool) -> str:
-    """The reason why none of a model's layers would be packed; empty if some would."""
+def _why_none_packed(model: Any, exact: bool) -> str | None:
+    """The reason why none of a model's layers would be packed; None if some would."""
     layers = linears_of(model)
     if not layers:
         return "it has no plain linear layers in float32, bfloat16 or float16"
     if exact:
-        return ""
+        return None
     largest = max((layer.weight for layer in layers), key=Tensor.numel)
     dtype = largest.dtype
     if not any(kernel.takes(largest) for kernel in KERNELS if kernel.copies and dtype in kernel.dtypes):
         return "its layers are too small to gain from it"
     trial = best_kernel(dtype, torch.get_num_threads())
     if trial.kernel.takes(largest) and trial.kernel.copies:
-        return ""
+        return None
     return "; ".join(f"{name}: {what}" for name, what in trial.outcomes.items())

@@ -7,7 +7,6 @@ A file's blocks are repacked, and no number in them changes: ``QuantPart.unpack`
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -21,7 +20,7 @@ from outpace.native.forward import MARKED, ProductStruct, QuantPartStruct, Quant
 from outpace.native.layers import DTYPES, functions
 from outpace.native.pointers import check, pointer, pointer_or_null, struct_pointer
 from outpace.targets.cpu.kernels import multiply
-from outpace.targets.cpu.linear import Rounded
+from outpace.targets.cpu.linear import RoundedLinear, Table
 from outpace.targets.kernel import Kernel
 
 # ggml's names of types -> its numbers, which ``native/quants.h`` has too.
@@ -194,7 +193,7 @@ class Quantised(Kernel):
 KERNELS = {number: Quantised(name) for name, number in TYPES.items()}
 
 
-class QuantLinear(Rounded):
+class QuantLinear(RoundedLinear):
     """A linear layer whose weights are those of a GGUF file."""
 
     def __init__(self, linear: nn.Linear, part: QuantPart, dtype: torch.dtype) -> None:
@@ -205,7 +204,7 @@ class QuantLinear(Rounded):
         self.take(Quants([part], dtype))
 
 
-class QuantEmbedding(nn.Module):
+class QuantEmbedding(Table):
     """Embeddings that are looked up in the blocks of a file.
 
     Args:
@@ -250,8 +249,3 @@ class QuantEmbedding(nn.Module):
         if self.embed_scale is not None:
             found = found * self.embed_scale
         return found.view(*tokens.shape, size)
-
-
-def bytes_of(shape: Sequence[int], type_: int) -> int:
-    """Bytes of a tensor in a file; its last axis is a row."""
-    return math.prod(shape[:-1]) * row_bytes(type_, shape[-1])

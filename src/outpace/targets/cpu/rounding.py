@@ -54,7 +54,7 @@ class Rounding:
 
     Attributes:
         layers: those that are replaced.
-        refused: why the step cannot be rounded; empty if it can.
+        refused: why the step cannot be rounded; None if it can.
         numbers: bits -> number of weights that are rounded to them.
         bytes: of the rounded weights.
         head_share: the head's share of them, if it can be cut to the first tokens; otherwise 0.
@@ -71,13 +71,13 @@ class Rounding:
         plain = linears_of(step, _DTYPES)
         self.layers: list[Any] = [*plain, *packed]
         self.live: list[nn.Module] = [*plain, *own]
-        self.refused = self._refused()
+        self.refused = self._why_refused()
         self.numbers = Counter[int]()
         for layer in self.layers:
             self.numbers[self._bits_of(layer)] += layer.in_features * layer.out_features
         self.bytes = int(sum(BYTES[each] * count for each, count in self.numbers.items()))
 
-    def _refused(self) -> str:
+    def _why_refused(self) -> str | None:
         if isinstance(why := functions(torch.float32), str):
             return f"products with rounded weights are compiled functions: {why}"
         if not self.layers:
@@ -92,7 +92,7 @@ class Rounding:
                 return "its weights are those of a GGUF file, which are rounded on native steps alone"
             if _source_of(layer) is None:
                 return "the weights of its layers were released; leave release out"
-        return ""
+        return None
 
     def made(self) -> Any:
         """A copy of the step with rounded layers.

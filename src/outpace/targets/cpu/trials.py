@@ -213,7 +213,7 @@ def best_kernel(dtype: torch.dtype, threads: int) -> Trial:
     outcomes: dict[str, str] = {}
     calls: dict[Kernel, Callable[[Tensor], Any]] = {}
     for kernel in KERNELS:
-        if why := unavailable(kernel, dtype):
+        if why := why_unavailable(kernel, dtype):
             outcomes[kernel.name] = f"not available here: {why}"
         elif dtype in kernel.dtypes:
             calls[kernel] = _call(kernel, weights)
@@ -261,15 +261,15 @@ def products_of_a_row(dtype: torch.dtype, threads: int) -> Products:
     return Products(call / _LAYERS, {bits: seconds[0] / numbers for bits, seconds in found.items()})
 
 
-def unavailable(kernel: Kernel, dtype: torch.dtype) -> str:
-    """The reason why this machine does not run a kernel for a dtype; empty if it does, or is not for it."""
+def why_unavailable(kernel: Kernel, dtype: torch.dtype) -> str | None:
+    """The reason why this machine does not run a kernel for a dtype; None if it does, or is not for it."""
     if dtype not in kernel.dtypes:
-        return ""
+        return None
     try:
         kernel.multiply(torch.ones(1, 64, dtype=dtype), kernel.pack(torch.ones(64, 64, dtype=dtype)), None)
     except UNAVAILABLE as error:
         return first_line(error)
-    return ""
+    return None
 
 
 def _call(kernel: Kernel, weights: Sequence[Tensor]) -> Callable[[Tensor], Any]:

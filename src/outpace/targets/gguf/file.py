@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping
+from bisect import bisect_right
+from collections.abc import Mapping
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,10 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel, first_line, load_extra
-from outpace.targets.cpu.quants import TYPES, QuantEmbedding, QuantLinear, QuantPart, compiled, row_bytes
+from outpace.targets.cpu.quants import (
+    TYPES,
+    QuantEmbedding,
+    QuantLinear,
+    QuantPart,
+    compiled,
+    row_bytes,
+)
 from outpace.targets.gguf.settings import settle
-from outpace.targets.llamacpp.header import without_texts
-from outpace.targets.llamacpp.library import check_file
+from outpace.targets.llamacpp.header import joined
+from outpace.targets.llamacpp.library import check_file, parts_of
 
 _FREQUENCIES = "rope_freqs.weight"
 _ENDS = ("eos", "eot", "eom")
@@ -28,12 +37,13 @@ _NAMES = {number: name for name, number in TYPES.items()}
 
 
 class _Place(NamedTuple):
-    """A tensor in a file: torch's shape."""
+    """A tensor in a file, or in one of its parts: torch's shape."""
 
     type: int
     shape: tuple[int, ...]
     start: int
     size: int
+    path: Path
 
 
 # Whose files the tests compare with the model that they were written from.
@@ -42,8 +52,10 @@ _FAMILIES = frozenset(
         "gemma2",
         "gemma3",
         "gemma3_text",
+        "lfm2",
         "llama",
         "mistral",
+        "nemotron",
         "phi3",
         "qwen2",
         "qwen3",
@@ -57,7 +69,7 @@ class GgufFile:
     """A GGUF file's config, and its tensors by transformers' names.
 
     Args:
-        path: the file.
+        path: the file, or the first part of a split one.
 
     Attributes:
         config: transformers'.
@@ -75,22 +87,23 @@ class GgufFile:
         check_file(path)
         if isinstance(why := compiled(), str):
             raise UnsupportedModel(f"products with its weights are compiled functions: {why}")
-        head, size = without_texts(path)
-        moved = path.stat().st_size - size
+        parts = parts_of(path)
+        head = joined(parts)
         with tempfile.TemporaryDirectory() as folder:
             copy = Path(folder) / path.name
             with copy.open("wb") as file:  # of the tensors it has no bytes, only the room
-                file.write(head)
-                file.truncate(size)
-            self.config, self.architecture, tensors = _described(copy, self._ends)
+                file.write(head.head)
+                file.truncate(head.size)
+            self.config, self.architecture, tensors = _described(copy, self._ends, head.vocabulary)
         family = self.config.model_type
         if family not in _FAMILIES:  # names and rows by transformers' mapping that no test has compared
             raise UnsupportedModel(f"files of {family} are not among those that are tested here")
-        self.texts = size < path.stat().st_size  # a vocabulary was left out
-        self._places = {
-            name: _Place(place.type, place.shape, place.start + moved, place.size)
-            for name, place in tensors.items()
-        }
+        self.texts = head.vocabulary > 0
+        self._places = {}
+        for name, place in tensors.items():
+            part = bisect_right(head.places, place.start, key=itemgetter(0)) - 1
+            start, begin = head.places[part]
+            self._places[name] = place._replace(start=place.start - start + begin, path=parts[part])
         unknown = {place.type for place in self._places.values()} - set(_NAMES)
         if unknown:
             raise UnsupportedModel(f"tensors of ggml's type {min(unknown)} are not read")
@@ -201,19 +214,19 @@ class GgufFile:
 
     def _bytes(self, place: _Place) -> Tensor:
         """A tensor's bytes in the file, mapped: [rows, bytes of one]."""
-        whole = torch.from_file(str(self.path), size=self.path.stat().st_size, dtype=torch.uint8)
+        whole = torch.from_file(str(place.path), size=place.path.stat().st_size, dtype=torch.uint8)
         part = whole[place.start : place.start + place.size]
         return part.view(-1, row_bytes(place.type, place.shape[-1]))
 
 
-def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str, _Place]]:
+def _described(copy: Path, ends: dict[str, int], vocabulary: int) -> tuple[Any, str, Mapping[str, _Place]]:
     """Config, architecture and tensors of a file; their places are those in this copy of its header.
 
     Args:
         ends: filled with the tokens that end a text, or a turn.
+        vocabulary: tokens of the file, whose texts this copy has not.
     """
     from gguf import GGUFReader
-    from transformers import AutoConfig
     from transformers.integrations.ggml import GGUF_CONFIG_MAPPING
 
     told = logging.getLogger("transformers.modeling_gguf_pytorch_utils")  # of the vocabulary, left out here
@@ -226,7 +239,7 @@ def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str,
         for name in _ENDS:
             if (value := reader.fields.get(f"tokenizer.ggml.{name}_token_id")) is not None:
                 ends[name] = int(value.contents())
-        config = AutoConfig.from_pretrained(str(copy.parent), gguf_file=copy.name)
+        config = _config(copy, architecture, vocabulary)
         mapped: Any = GGUF_CONFIG_MAPPING.get(config.model_type) or GGUF_CONFIG_MAPPING.get(architecture, {})
         own = f"{architecture}."
         values = {
@@ -241,16 +254,23 @@ def _described(copy: Path, ends: dict[str, int]) -> tuple[Any, str, Mapping[str,
         raise UnsupportedModel(f"transformers cannot read its config: {first_line(error)}") from error
     finally:
         told.setLevel(level)
-    return config, architecture, dict(_tensors(reader))
-
-
-def _tensors(reader: Any) -> Iterator[tuple[str, _Place]]:
+    places = {}
     for tensor in reader.tensors:
         shape = tuple(int(size) for size in reversed(tensor.shape))
-        yield (
-            tensor.name,
-            _Place(int(tensor.tensor_type), shape, int(tensor.data_offset), int(tensor.n_bytes)),
-        )
+        start, size = int(tensor.data_offset), int(tensor.n_bytes)
+        places[tensor.name] = _Place(int(tensor.tensor_type), shape, start, size, copy)
+    return config, architecture, places
+
+
+def _config(copy: Path, architecture: str, vocabulary: int) -> Any:
+    """transformers' config. It has two ways to read one, and the newer one counts the texts."""
+    from transformers import AutoConfig
+    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, get_gguf_config, read_gguf_metadata
+
+    if architecture not in GGUF_CONFIG_ARCHS:
+        return AutoConfig.from_pretrained(str(copy.parent), gguf_file=copy.name)
+    values, names = read_gguf_metadata(str(copy))
+    return AutoConfig.for_model(**get_gguf_config({**values, "tokenizer.ggml.tokens": vocabulary}, names))
 
 
 def _order(processor: Any, name: str, place: _Place) -> Tensor | None:

@@ -85,6 +85,7 @@ def _window(config: Any, value: Any) -> bool:
 _KNOWN: Mapping[str, Callable[[Any, Any], bool]] = {
     "attention.key_length": _head,
     "attention.value_length": _head,
+    "attention.layer_norm_epsilon": _attribute("norm_eps"),
     "attn_logit_softcapping": _attribute("attn_logit_softcapping"),
     "final_logit_softcapping": _attribute("final_logit_softcapping"),
     "attention.sliding_window": _window,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from outpace.cache import CacheFull, FixedCache, FixedRows, FixedWindow, Slot
-from outpace.cache.lanes import Memory, power_of_two
+from outpace.cache.lanes import LaneMemory, power_of_two
 from outpace.core import TargetOptions, out_of_memory
 from outpace.targets.base import TargetModel
 from outpace.targets.batch import Batch
@@ -95,7 +95,7 @@ class FixedInputs:
                     self.states[sequence, : len(states[slot])] = states[slot]
 
 
-class Step(Protocol):
+class FixedStep(Protocol):
     """A forward of a model within a program."""
 
     def __call__(self, rows: FixedRows, tokens: Tensor, trees: Trees) -> Tensor:
@@ -120,7 +120,7 @@ class Program(Protocol):
     @property
     def key(self) -> Hashable: ...
     @property
-    def forward(self) -> Callable[[Tensor, FixedRows, Step], Made]: ...
+    def forward(self) -> Callable[[Tensor, FixedRows, FixedStep], Made]: ...
 
     def numbers(self, window: FixedWindow) -> NDArray[np.int64]:
         """What differs from run to run, [B, n]."""
@@ -179,7 +179,7 @@ class FixedShapes:
     """
 
     def __init__(self, runner: Runner, compiled: Mapping[str, Any] | None, most: int | None = None) -> None:
-        self.known: weakref.WeakKeyDictionary[Memory, _Known] = weakref.WeakKeyDictionary()
+        self.known: weakref.WeakKeyDictionary[LaneMemory, _Known] = weakref.WeakKeyDictionary()
         self.runner = runner
         self.most = most
         self._options = compiled
@@ -239,7 +239,7 @@ class FixedShapes:
             lambda inputs: forward(inputs, hidden_layers),
         )
 
-    def play(self, program: Program, window: FixedWindow, device: torch.device, step: Step) -> None:
+    def play(self, program: Program, window: FixedWindow, device: torch.device, step: FixedStep) -> None:
         """Run a program over one window.
 
         Args:
@@ -257,7 +257,7 @@ class FixedShapes:
 
     def replay(
         self,
-        memory: Memory,
+        memory: LaneMemory,
         shape: tuple[Any, ...],
         make: Callable[[], I],
         fill: Callable[[I], None],

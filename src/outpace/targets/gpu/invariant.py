@@ -15,7 +15,7 @@ from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from outpace.core import UnsupportedModel
 from outpace.targets.inputs.masks import INVARIANT
-from outpace.targets.kernel import Kernel, Stock
+from outpace.targets.kernel import Kernel, StockKernel
 
 _EPSILONS = ("variance_epsilon", "eps", "epsilon")
 _CLOSE = 4  # units in the last place by which a norm may differ from the model's own
@@ -28,7 +28,7 @@ class Triton(Kernel):
     """Products whose tiles do not depend on the number of rows."""
 
     name = "Triton"
-    dtypes = Stock.dtypes
+    dtypes = StockKernel.dtypes
     copies = False
     alike = True
 
@@ -44,7 +44,7 @@ class Triton(Kernel):
 TRITON = Triton()
 
 
-class Norm(nn.Module):
+class InvariantNorm(nn.Module):
     """A root mean square norm; see ``invariant_kernels.norm``."""
 
     def __init__(self, weight: Tensor, epsilon: float, adds_one: bool, rounds: bool) -> None:
@@ -72,7 +72,9 @@ def invariant_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
     with torch.inference_mode():
         expected = module(rows)
         found = [
-            Norm(weight, epsilon, adds_one, rounds) for adds_one in (False, True) for rounds in (True, False)
+            InvariantNorm(weight, epsilon, adds_one, rounds)
+            for adds_one in (False, True)
+            for rounds in (True, False)
         ]
         off = [float((norm(rows).double() - expected.double()).abs().max()) for norm in found]
     best = min(range(len(off)), key=off.__getitem__)
@@ -81,15 +83,15 @@ def invariant_norm(module: nn.Module, dtype: torch.dtype) -> nn.Module | None:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return "norm" in type(module).__name__.lower() and not isinstance(module, (*_SUMS_BY_ROW, Norm))
+    return "norm" in type(module).__name__.lower() and not isinstance(module, (*_SUMS_BY_ROW, InvariantNorm))
 
 
-def unproven_norm(step: nn.Module) -> str:
-    """The first norm whose sums may depend on the number of rows, and the reason; empty if there is none."""
+def why_norm_unproven(step: nn.Module) -> str | None:
+    """The first norm whose sums may depend on the number of rows, and the reason; None if there is none."""
     for name, module in step.named_modules():
         if _is_norm(module):
             return f"{name} ({type(module).__name__}) sums as torch does, by the number of rows"
-    return ""
+    return None
 
 
 def invariant_attention(

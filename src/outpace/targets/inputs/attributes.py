@@ -186,24 +186,24 @@ class Attributes:
         self._kinds: list[Any] = list(map(type, modules))
         self._forwards = {kind: kind.forward for kind in self._kinds}
 
-    def changed(self, everywhere: bool = True) -> str:
-        """What is other in the modules, by its name; empty if nothing is.
+    def changed(self, everywhere: bool = True) -> str | None:
+        """What is other in the modules, by its name; None if nothing is.
 
         Args:
             everywhere: look at all modules, and not only at those of transformers' models, for whose numbers
                 steps stand with masks and caches of their own, whatever they run.
         """
         if all(space.same() for space in self._modules):
-            return self._others() if everywhere else ""
+            return self._others() if everywhere else None
         other = [
             f"{path}.{name} {became}".lstrip(".")
             for (path, _), space in zip(self._model.named_modules(), self._modules, strict=False)
             if not space.same() and (everywhere or space.of.__module__.startswith("transformers"))
             for name, became in space.differing()
         ]
-        return "; ".join(other[:_SHOWN])
+        return "; ".join(other[:_SHOWN]) or None
 
-    def _others(self) -> str:
+    def _others(self) -> str | None:
         for module, name, value in self._tensors:
             if vars(module).get(name) is not value:
                 return f"the tensor {name} of a {type(module).__name__} is another"
@@ -212,12 +212,12 @@ class Attributes:
         for kind, forward in self._forwards.items():
             if kind.forward is not forward:
                 return f"{kind.__name__}.forward was replaced"
-        return ""
+        return None
 
-    def reconfigured(self) -> str:
-        """What is other in the configs, by its name; empty if nothing is."""
+    def reconfigured(self) -> str | None:
+        """What is other in the configs, by its name; None if nothing is."""
         for config, space in self._configs:
             if not space.same():
                 name, became = next(space.differing())
                 return f"{type(config).__name__}.{name} {became}"
-        return ""
+        return None

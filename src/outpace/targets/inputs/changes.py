@@ -70,7 +70,7 @@ def _plain(weight: Any) -> bool:
     return type(weight) in _PLAIN and weight.layout is torch.strided and not weight.is_complex()
 
 
-class Weights(Addresses):
+class WatchedWeights(Addresses):
     """Detector of weights that were modified or replaced."""
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:

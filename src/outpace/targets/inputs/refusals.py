@@ -171,8 +171,8 @@ def check_stock(model: Any) -> None:
         )
 
 
-def why_chains_only(model: Any, seq2seq: bool = False, states: bool = False) -> str:
-    """The reason why a model can be given chains but no trees; empty if it is to be given trees.
+def why_chains_only(model: Any, seq2seq: bool = False, states: bool = False) -> str | None:
+    """The reason why a model can be given chains but no trees; None if it is to be given trees.
 
     A tree's positions differ from its rows' order, and its mask from a causal one. For a chain of one
     sequence the model's own positions and mask are right.
@@ -185,7 +185,7 @@ def why_chains_only(model: Any, seq2seq: bool = False, states: bool = False) -> 
             tell, since its texts are shorter than any window in use.
     """
     if states and not attends(model.config.get_text_config(decoder=True)):
-        return ""
+        return None
     if missing := not_taken(model, _TREE_ARGUMENTS_OF_SEQ2SEQ if seq2seq else _TREE_ARGUMENTS):
         return f"it takes no {missing}"
     if (kind := model.config.model_type) in _MISUSED:
@@ -205,7 +205,7 @@ def why_chains_only(model: Any, seq2seq: bool = False, states: bool = False) -> 
         if not _KINDS_OF_CHAINS.issuperset(kinds):
             raise UnsupportedModel(f"{family(model)} {why}")
         return f"it {why}"
-    return ""
+    return None
 
 
 def not_taken(model: Any, arguments: Iterable[str]) -> str:
@@ -214,8 +214,8 @@ def not_taken(model: Any, arguments: Iterable[str]) -> str:
     return ", ".join(argument for argument in arguments if argument not in accepted)
 
 
-def why_not_exact(model: Any, exact: bool | Literal["auto"], native: bool = False) -> str:
-    """The reason not to try a bit-exact step with a model; empty if it is to be tried.
+def why_not_exact(model: Any, exact: bool | Literal["auto"], native: bool = False) -> str | None:
+    """The reason not to try a bit-exact step with a model; None if it is to be tried.
 
     Args:
         native: its forwards are computed in C, where exactness costs nothing.
@@ -227,7 +227,7 @@ def why_not_exact(model: Any, exact: bool | Literal["auto"], native: bool = Fals
         return "exact='auto' leaves GPUs as they are, since the cost there is not measured"
     if on_gpu and (why := why_no_triton()):
         return why
-    if why := untouchable(model, GPU if on_gpu else "cpu"):
+    if why := why_untouchable(model, GPU if on_gpu else "cpu"):
         return why
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     if attention not in ("sdpa", "eager", *([TREE] if on_gpu else [])):
@@ -236,11 +236,11 @@ def why_not_exact(model: Any, exact: bool | Literal["auto"], native: bool = Fals
         return f"sums over {model.dtype} would need a wider type"
     if exact == "auto" and model.dtype == torch.float32 and not native:
         return "near-ties flip so rarely in float32 that exact='auto' leaves it unchanged"
-    return ""
+    return None
 
 
-def untouchable(model: Any, device: str = "cpu") -> str:
-    """The reason why a model's modules cannot be replaced on a kind of device; empty if they can."""
+def why_untouchable(model: Any, device: str = "cpu") -> str | None:
+    """The reason why a model's modules cannot be replaced on a kind of device; None if they can."""
     devices = {weight.device.type for weight in model.parameters()}
     if devices != {device}:
         return f"it runs on {', '.join(sorted(devices))}; this is for a {'CPU' if device == 'cpu' else 'GPU'}"
@@ -250,7 +250,7 @@ def untouchable(model: Any, device: str = "cpu") -> str:
         hasattr(module, "base_layer") for module in model.modules()
     ):
         return "it has adapters, which may change its weights; merge them first"
-    return ""
+    return None
 
 
 def keeps_states(model: Any) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import mmap
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,9 +22,11 @@ _RANGES = {
     b"attention.head_count": (1, 1 << 16),
     b"expert_count": (0, 512),
 }
+_HEADLESS = (b"mamba", b"rwkv")  # families without attention
 _VOCABULARY = b"tokenizer.ggml."
 _LISTS = {b"tokens": (8,), b"merges": (8,), b"scores": (6,), b"token_type": (4, 5)}  # types of their entries
 _PER_TOKEN = (b"scores", b"token_type")
+_SPLIT_TENSORS = b"split.tensors.count"
 _MAGIC, _VERSIONS = b"GGUF", (2, 3)
 _LONGEST_KEY, _LONGEST_NAME = 65535, 63
 _MOST_AXES = 4
@@ -63,14 +65,47 @@ def check_header(path: Path) -> None:
         raise OutpaceError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def without_texts(path: Path) -> tuple[bytes, int]:
-    """The header of a checked file without its lists of texts, as those of a vocabulary are.
+class Joined(NamedTuple):
+    """The header of a file, or of all parts of a split one, without lists of texts, as of a vocabulary.
 
-    Returns:
-        The header, filled up to where tensors begin, and the size of a file with it and the same tensors.
+    Attributes:
+        head: the header, filled up to where tensors begin.
+        size: of a file with it and the tensors of all parts, one part after the other.
+        places: of each part, where its tensors begin in that file, and in its own.
+        vocabulary: tokens, whose texts are left out.
     """
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        return _Header(data).without_texts()
+
+    head: bytes
+    size: int
+    places: list[tuple[int, int]]
+    vocabulary: int
+
+
+def joined(paths: Sequence[Path]) -> Joined:
+    """The header of a checked file, or of the parts of a split one, of which the first has the values.
+
+    Raises:
+        OutpaceError: the parts are not those of one file.
+    """
+    values, infos, places, tensors, wanted, vocabulary = b"", list[bytes](), list[tuple[int, int]](), 0, 0, 0
+    end = alignment = version = count = 0
+    for path in paths:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            own = _Header(data).parts(end)
+        if not places:
+            version, count, values, vocabulary = own.version, own.count, own.values, own.vocabulary
+            alignment, wanted = own.alignment, own.wanted
+        infos.append(own.infos)
+        tensors += own.tensors
+        places.append((end, own.begin))
+        end += -(-(path.stat().st_size - own.begin) // alignment) * alignment
+    if len(paths) > 1 and tensors != wanted:
+        raise OutpaceError(
+            f"the parts of {paths[0]} have {tensors} tensors, and it has {wanted}; fetch them again"
+        )
+    head = struct.pack("<4sIQQ", b"GGUF", version, tensors, count) + values + b"".join(infos)
+    head += bytes(-len(head) % alignment)
+    return Joined(head, len(head) + end, [(len(head) + start, begin) for start, begin in places], vocabulary)
 
 
 class _Value(NamedTuple):
@@ -86,6 +121,29 @@ class _Tensor(NamedTuple):
     name: str
     start: int
     size: int | None  # None for a type that is not known here
+
+
+class _Parts(NamedTuple):
+    """Pieces of a header, as ``joined`` puts them together.
+
+    Attributes:
+        count: of the values.
+        tensors: their number, in this file.
+        infos: what is said of tensors.
+        begin: where tensors begin.
+        wanted: number of the tensors of all parts of a split file, if it says one.
+        vocabulary: tokens, whose texts are left out.
+    """
+
+    version: int
+    count: int
+    tensors: int
+    values: bytes
+    infos: bytes
+    begin: int
+    alignment: int
+    wanted: int
+    vocabulary: int
 
 
 class _Header:
@@ -120,23 +178,27 @@ class _Header:
         _check_vocabulary(found)
         self._check_places([self._tensor(alignment) for _ in range(tensors)], alignment)
 
-    def without_texts(self) -> tuple[bytes, int]:
+    def parts(self, moved: int) -> _Parts:
+        """The header in pieces, without texts; tensors are moved by some bytes."""
         version = self._number("<I")
         tensors, values = self._number("<Q"), self._number("<Q")
-        kept, found = list[bytes](), dict[bytes, _Value]()
+        kept, found, wanted = list[bytes](), dict[bytes, _Value](), 0
         for _ in range(values):
             begin = self._at
             key, value = self._value()
             found[key] = value
             if value.inner != _STRING:
                 kept.append(bytes(self._data[begin : self._at]))
-        alignment, begin = _checked_alignment(found.get(b"general.alignment")), self._at
+            if key == _SPLIT_TENSORS and _SIZES.get(value.kind) == 4:
+                wanted = int.from_bytes(self._data[self._at - 4 : self._at], "little")
+        alignment, infos = _checked_alignment(found.get(b"general.alignment")), b""
         for _ in range(tensors):
-            self._tensor(alignment)
-        head = struct.pack("<4sIQQ", b"GGUF", version, tensors, len(kept)) + b"".join(kept)
-        head += bytes(self._data[begin : self._at])
-        head += bytes(-len(head) % alignment)
-        return head, len(head) + self._size - -(-self._at // alignment) * alignment
+            begin = self._at
+            tensor = self._tensor(alignment)
+            infos += bytes(self._data[begin : self._at - 8]) + struct.pack("<Q", tensor.start + moved)
+        begin = -(-self._at // alignment) * alignment
+        tokens = found.get(_VOCABULARY + b"tokens", _Value(_STRING)).entries
+        return _Parts(version, len(kept), tensors, b"".join(kept), infos, begin, alignment, wanted, tokens)
 
     def _value(self) -> tuple[bytes, _Value]:
         key = self._string(_LONGEST_KEY, "the name of a value")
@@ -235,6 +297,7 @@ def _check_numbers(found: Mapping[bytes, _Value]) -> None:
         name = next((name for name in _RANGES if key.endswith(b"." + name)), None)
         if name is not None and value.kind == _UINT32:
             least, most = _RANGES[name]
+            least = 0 if key.startswith(_HEADLESS) else least
             if not least <= value.number <= most:
                 raise _Wrong(f"its {name.decode()} is {value.number}, and llama.cpp takes {least} to {most}")
 

@@ -91,9 +91,9 @@ class LlamaCppTarget(TargetModel):
         self.context = int(lib.llama_model_n_ctx_train(self._weights.pointer)) or None
         self.eos_token_ids = self.tokenizer.end_tokens
         self.max_leaves = int(lib.llama_max_parallel_sequences()) // 2 - 1
-        self.plan = StepPlan("llama.cpp", inexact=self._order_of_sums() or "not tested")
-        if self.options.exact is True and self._order_of_sums():
-            raise UnsupportedModel(f"{self.path} is not bit-exact: {self._order_of_sums()}; {self._remedy()}")
+        self.plan = StepPlan("llama.cpp", inexact=self._why_inexact() or "not tested")
+        if self.options.exact is True and self._why_inexact():
+            raise UnsupportedModel(f"{self.path} is not bit-exact: {self._why_inexact()}; {self._remedy()}")
         self.widths = Widths()
         self._tiled = self.file_type in _TILED and not self.options.n_gpu_layers
         self._times: list[tuple[int, float]] | None = None  # rows and seconds of steps of the self-test
@@ -305,7 +305,7 @@ class LlamaCppTarget(TargetModel):
         Raises:
             UnsupportedModel: a tree does not equal its paths.
         """
-        reason, measured = self._order_of_sums(), {}
+        reason, measured = self._why_inexact(), {}
         if self.options.exact and not reason:
             measured = self._choose()
         worst, seconds = self._differences()
@@ -325,7 +325,7 @@ class LlamaCppTarget(TargetModel):
             UnsupportedModel: ``exact=True`` cannot be kept.
         """
         self.widths, self.seconds = found.widths, found.seconds
-        if not self._order_of_sums():
+        if not self._why_inexact():
             differ = f"rows alone and among others differ by {found.off:.2g} of their spread"
             self.plan = replace(self.plan, exact=not found.off, inexact=differ if found.off else "")
         if self.options.exact is True and not self.bit_exact:
@@ -385,19 +385,19 @@ class LlamaCppTarget(TargetModel):
         """The options of a model that is not bit-exact."""
         if self.options.n_gpu_layers:
             return "leave n_gpu_layers out, or exact=true"
-        if self._order_of_sums():
+        if self._why_inexact():
             return "give flash_attn=true,type_k=bfloat16,type_v=float16, or leave exact=true out"
         return "leave exact=true out, or take a file of another type, such as q8_0"
 
-    def _order_of_sums(self) -> str:
-        """The reason why forwards may sum attention in different orders; empty if they do not."""
+    def _why_inexact(self) -> str | None:
+        """The reason why forwards may sum attention in different orders; None if they do not."""
         if self.options.n_gpu_layers:
             return "kernels of GPUs sum in other orders for other numbers of rows"
         if not self._flash:
             return "without flash attention sums depend on the places of all rows in the cache"
         if set(self._types) <= {"float16", "float32"}:
             return "with keys and values of this type sums depend on the numbers of rows and threads"
-        return ""
+        return None
 
 
 def _refuse_state(model: LlamaModel) -> None:

@@ -13,12 +13,12 @@ from outpace.native.forward import ACTIVATIONS
 from outpace.native.layers import DTYPES, LANES, functions
 from outpace.targets.cpu.compiled_attention import HEAD_SIZE
 from outpace.targets.cpu.kernels import rounded_panel
-from outpace.targets.cpu.linear import Rounded, has_hooks
+from outpace.targets.cpu.linear import RoundedLinear, has_hooks
 from outpace.targets.cpu.quants import QuantEmbedding, QuantLinear
 from outpace.targets.inputs.attributes import attributes
 from outpace.targets.inputs.changes import hooks_of
 from outpace.targets.inputs.config import is_multimodal
-from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.native.recipe import RECIPES, Recipe
 
 _ACTIVATIONS = ("torch.nn.modules.activation", "transformers.activations")
@@ -29,7 +29,7 @@ _NORMS: dict[str, set[type]] = {"rms": set(), "wide rms": set(), "layer": {nn.La
 
 def why_not_native(model: Any) -> str | None:
     """The reason why a model has no native form; None if it has one."""
-    if why := untouchable(model):
+    if why := why_untouchable(model):
         return why
     recipe = recipe_of(model)
     if recipe is None:
@@ -50,7 +50,7 @@ def why_not_native(model: Any) -> str | None:
         if hooks_of(module):
             return "modules in it have hooks"
         kind = type(module)
-        if kind in plain or isinstance(module, Rounded | QuantEmbedding):
+        if kind in plain or isinstance(module, RoundedLinear | QuantEmbedding):
             continue
         if kind.__module__ in _ACTIVATIONS:
             continue  # whether it is the config's, ``_why_altered`` sees
@@ -81,7 +81,9 @@ def _why_no_sizes(base: Any, recipe: Recipe) -> str | None:
 def _why_no_linears(base: Any, recipe: Recipe) -> str | None:
     for layer in base.layers:
         for group in linears_of_layer(layer, recipe):
-            if any(type(linear) is not nn.Linear and not isinstance(linear, Rounded) for linear in group):
+            if any(
+                type(linear) is not nn.Linear and not isinstance(linear, RoundedLinear) for linear in group
+            ):
                 return "some of its linear layers are quantised or replaced already"
             if any(has_hooks(linear) for linear in group):
                 return "modules in it have hooks"
@@ -98,7 +100,7 @@ def _rounding_of(linear: Any) -> str:
     """How the weights of a linear layer are rounded; those of GGUF files join, whatever their types are."""
     if isinstance(linear, QuantLinear):
         return _QUANTS
-    return str(linear.kernel.name) if isinstance(linear, Rounded) else ""
+    return str(linear.kernel.name) if isinstance(linear, RoundedLinear) else ""
 
 
 def recipe_of(model: Any) -> Recipe | None:
@@ -163,7 +165,7 @@ def _why_altered(base: Any, recipe: Recipe) -> str | None:
         except Exception as error:  # of a config that was changed since, whatever its entries are now
             return f"its config makes no such layer: {first_line(error)}"
         for name, part in layer.named_modules():
-            if isinstance(part, nn.Linear | Rounded | QuantEmbedding):
+            if isinstance(part, nn.Linear | RoundedLinear | QuantEmbedding):
                 continue
             usual: Any = made.get(name)
             place = f"layers.{number}.{name}".rstrip(".")

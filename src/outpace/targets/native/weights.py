@@ -14,7 +14,7 @@ from outpace.core import UnsupportedModel
 from outpace.native.forward import ACTIVATIONS, NORMS, LayerStruct, NormStruct, ProductStruct
 from outpace.native.pointers import pointer, pointer_or_null
 from outpace.targets.cpu.kernels import COMPILED, QUANTISED, Blocks, Panels
-from outpace.targets.cpu.linear import Rounded
+from outpace.targets.cpu.linear import RoundedLinear
 from outpace.targets.cpu.quants import QuantEmbedding, Quants
 from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.native.fitting import activation_of, head_size, linears_of_layer, stack_base
@@ -119,9 +119,9 @@ class Weights:
         self.held.extend(linears)
         packed, kernel = self._packed(linears, order, head)
         self.kernels.update(
-            linear.kernel.name if isinstance(linear, Rounded) else kernel for linear in linears
+            linear.kernel.name if isinstance(linear, RoundedLinear) else kernel for linear in linears
         )
-        self.doubled.extend(linear for linear in linears if not isinstance(linear, Rounded))
+        self.doubled.extend(linear for linear in linears if not isinstance(linear, RoundedLinear))
         bias = None
         if any(linear.bias is not None for linear in linears):
             parts = [
@@ -138,13 +138,13 @@ class Weights:
             )
         self._kept.append(bias)
         self.products.append(Product(packed, bias, head))
-        self._files.drop(linear.weight for linear in linears if not isinstance(linear, Rounded))
+        self._files.drop(linear.weight for linear in linears if not isinstance(linear, RoundedLinear))
         return packed.product(bias)
 
     def _packed(
         self, linears: Sequence[Any], order: Tensor | None, head: bool
     ) -> tuple[Panels | Blocks | Quants, str]:
-        rounded = [linear for linear in linears if isinstance(linear, Rounded)]
+        rounded = [linear for linear in linears if isinstance(linear, RoundedLinear)]
         if rounded and isinstance(rounded[0].packed, Quants):
             return Quants.joined([linear.packed for linear in rounded]), ""
         if rounded:

@@ -99,7 +99,7 @@ class _Forward(NamedTuple):
 
 
 @dataclass(eq=False)
-class _Block:
+class _RankBlock:
     """Rows copied on every rank; ``rows`` are those of this one."""
 
     number: int
@@ -156,13 +156,13 @@ class LedCache(WrappedCache):
     def provisional(self, ahead: Mapping[Slot, int] | None = None) -> AbstractContextManager[None]:
         raise OutpaceError("a target on several ranks does not draft with itself; use another drafter")
 
-    def read_rows(self, slot: Slot, start: int, stop: int) -> _Block:
-        block = _Block(next(self._blocks), self.inner.read_rows(slot, start, stop))
+    def read_rows(self, slot: Slot, start: int, stop: int) -> _RankBlock:
+        block = _RankBlock(next(self._blocks), self.inner.read_rows(slot, start, stop))
         self._note("read_rows", slot.number, start, stop, block.number)
         weakref.finalize(block, self._calls.append, (self.number, "forget", block.number))
         return block
 
-    def write_rows(self, slot: Slot, block: _Block) -> None:
+    def write_rows(self, slot: Slot, block: _RankBlock) -> None:
         self.inner.write_rows(slot, block.rows)
         self._note("write_rows", slot.number, block.number)
 

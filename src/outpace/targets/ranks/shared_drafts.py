@@ -100,7 +100,7 @@ class Traffic:
 
 
 @dataclass(frozen=True)
-class _Fed:
+class _SlotPart:
     """One slot's part of a forward.
 
     Attributes:
@@ -132,7 +132,7 @@ class ParallelCache(WrappedCache):
         super().__init__(inner)
         self._feed = feed
         self.missed: dict[Slot, list[int]] = {}
-        self.fed: dict[Slot, _Fed] = {}
+        self.fed: dict[Slot, _SlotPart] = {}
 
     def allocate(self, rows: int = 0) -> Slot:
         slot = self.inner.allocate(rows)
@@ -278,7 +278,7 @@ class ParallelTarget(WrappedTarget):
         return found if max(busy) <= _MOST * nodes else None
 
     def _tell(
-        self, output: Output, fed: Mapping[Slot, _Fed], trees: Mapping[Slot, Tree], shares: bool
+        self, output: Output, fed: Mapping[Slot, _SlotPart], trees: Mapping[Slot, Tree], shares: bool
     ) -> dict[Slot, Told]:
         """The target's tokens at all nodes, of all ranks; without ``shares`` at this rank's own nodes."""
         plain = all(tree.processor.plain for tree in trees.values())
@@ -301,7 +301,7 @@ class ParallelTarget(WrappedTarget):
             }
         return {slot: Told(table, plain) for slot, table in tables.items()}
 
-    def measure(self, widths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), repeats: int = 3) -> Measured:
+    def measure(self, widths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), repeats: int = 3) -> MeasuredSeconds:
         """Seconds of this model's forwards and of telling, the slowest rank's; all ranks call it together."""
         forwards = {}
         for width in widths:
@@ -317,7 +317,7 @@ class ParallelTarget(WrappedTarget):
 
             forwards[width] = self._slowest(forward, repeats)
         tokens = np.zeros(64, np.int32)
-        return Measured(forwards, self._slowest(lambda: self.peers.agree(tokens), 3 * repeats))
+        return MeasuredSeconds(forwards, self._slowest(lambda: self.peers.agree(tokens), 3 * repeats))
 
     def _slowest(self, call: Callable[[], object], repeats: int) -> float:
         taken = []
@@ -329,7 +329,7 @@ class ParallelTarget(WrappedTarget):
         return float(self.peers.agree(microseconds)[0]) / 1e6
 
 
-def _part(missed: Sequence[int], rows: Rows, root: int, nodes: Sequence[int] | None) -> _Fed:
+def _part(missed: Sequence[int], rows: Rows, root: int, nodes: Sequence[int] | None) -> _SlotPart:
     """The rows of a slot that a rank feeds, whose draft begins after the root's row.
 
     Args:
@@ -341,11 +341,11 @@ def _part(missed: Sequence[int], rows: Rows, root: int, nodes: Sequence[int] | N
     parents = rows.tree
     above = [*range(-1, len(missed) - 1), *(fed_as.get(parents[row], len(missed) - 1) for row in taken)]
     to_feed = Rows([*missed, *(rows.tokens[row] for row in taken)], above)
-    return _Fed(rows.tokens, fed_as, chosen, to_feed, len(missed) + root)
+    return _SlotPart(rows.tokens, fed_as, chosen, to_feed, len(missed) + root)
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSeconds:
     """Seconds that ``ParallelTarget.measure`` found, the same on all ranks.
 
     Attributes:

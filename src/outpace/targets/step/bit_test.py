@@ -32,7 +32,7 @@ def distinct_ids(vocabulary: int, turn: int, count: int) -> list[int]:
 
 
 @torch.inference_mode()
-def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
+def why_bits_differ(target: TargetModel, step: nn.Module, vocabulary: int) -> str | None:
     """Compare the bits of a text's logits between plain decoding and other shapes of forwards.
 
     The other shapes: a tree beside another sequence, after a prompt in chunks; chains of 2 and 4 rows; the
@@ -43,7 +43,7 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
         vocabulary: number of token ids that have an embedding.
 
     Returns:
-        The operation whose output bits for a row depend on other rows; empty if all bits are equal.
+        The operation whose output bits for a row depend on other rows; None if all bits are equal.
     """
     room = _room(target)
     if room < 2:
@@ -63,7 +63,7 @@ def bit_test(target: TargetModel, step: nn.Module, vocabulary: int) -> str:
         with using_threads(threads):
             if not torch.equal(_as_tree(target, text, room), plain):
                 return f"its rows have other bits with {threads} threads than with {current}"
-    return ""
+    return None
 
 
 def _room(target: TargetModel) -> int:

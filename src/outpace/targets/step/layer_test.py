@@ -30,7 +30,7 @@ from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Output
 from outpace.targets.step.agreement import difference, hooks_restored, largest_difference, shaken
-from outpace.targets.step.reference import SHORT, Imprecise, Stock, Texts, dtype_name
+from outpace.targets.step.reference import SHORT, Imprecise, StockModel, TrialTexts, dtype_name
 from outpace.targets.step.replay import Replay, layers_of, shown, wider
 from outpace.targets.step.tame import tame
 from outpace.targets.step.tree_test import checked_subtree
@@ -59,9 +59,9 @@ class _Fed:
     logits: Tensor
 
 
-def compare_layers(target: TargetModel, stock: Stock, turn: int) -> None:
+def compare_layers(target: TargetModel, stock: StockModel, turn: int) -> None:
     """Compare plain steps and a tree, with the model's own weights, with the stock model's layers."""
-    texts = Texts.for_target(target, stock.embedded, SHORT, turn)
+    texts = TrialTexts.for_target(target, stock.embedded, SHORT, turn)
     try:
         _compare(target, stock, texts)
     except UnsupportedModel as error:
@@ -73,7 +73,7 @@ def compare_layers(target: TargetModel, stock: Stock, turn: int) -> None:
         ) from error
 
 
-def _compare(target: TargetModel, stock: Stock, texts: Texts) -> None:
+def _compare(target: TargetModel, stock: StockModel, texts: TrialTexts) -> None:
     cache, slots = texts.open(target, stock.sources)
     checked_subtree(target, cache, slots, texts)
     wide = wider(target.dtype, target.device)
@@ -99,7 +99,7 @@ def _compare(target: TargetModel, stock: Stock, texts: Texts) -> None:
         raise Imprecise(f"{family(target.model)} {worst}")
 
 
-def compare_replaced(target: TargetModel, stock: Stock, turn: int) -> None:
+def compare_replaced(target: TargetModel, stock: StockModel, turn: int) -> None:
     """Compare modules in place of the model's own with these, with random weights in the target's dtype.
 
     Two layers of the copy, in which rounding hides less of a mistake than it may with the model's weights.
@@ -115,7 +115,7 @@ def compare_replaced(target: TargetModel, stock: Stock, turn: int) -> None:
 
 
 @torch.inference_mode()
-def compare_all(target: TargetModel, stock: Stock) -> None:
+def compare_all(target: TargetModel, stock: StockModel) -> None:
     """Compare what each layer adds to its inputs, in one forward of a text, with what the stock layer adds.
 
     For the layers that ``compare_layers`` was not given: one that has another's weights, norm, bias or
@@ -124,7 +124,7 @@ def compare_all(target: TargetModel, stock: Stock) -> None:
     Raises:
         Imprecise: a layer adds something else.
     """
-    texts = Texts.for_target(target, stock.embedded, SHORT)
+    texts = TrialTexts.for_target(target, stock.embedded, SHORT)
     text, layers = [*texts.prompts[0], *texts.tree], layers_of(stock.model)
     with hooks_restored(*stock.parts):
         cache = target.new_cache(slots=1, length=64)
@@ -148,7 +148,7 @@ def compare_all(target: TargetModel, stock: Stock) -> None:
             )
 
 
-def _traces(target: TargetModel, stock: Stock, texts: Texts, layers: Sequence[int]) -> list[_Fed]:
+def _traces(target: TargetModel, stock: StockModel, texts: TrialTexts, layers: Sequence[int]) -> list[_Fed]:
     """The rows of all paths of a tree, in plain steps and in the tree itself."""
     cache, slots = target.new_cache(slots=2, length=64), []
     read = []
@@ -185,7 +185,7 @@ def _joined(prompt: int, text: list[int], parts: Sequence[Sequence[Tensor]]) -> 
 
 
 def _replayed(
-    stock: Stock,
+    stock: StockModel,
     layers: Sequence[nn.Module],
     traces: Sequence[_Fed],
     numbers: Sequence[int] = (),
@@ -297,7 +297,7 @@ def _size(rows: Tensor) -> Tensor:
     return rows.square().mean(dim=-1).sqrt()
 
 
-def _tells_inputs(stock: Stock, layers: Sequence[nn.Module]) -> bool:
+def _tells_inputs(stock: StockModel, layers: Sequence[nn.Module]) -> bool:
     """True if a model's hidden states are the inputs of its layers."""
     inputs: list[Tensor] = []
     ours = threading.get_ident()
@@ -315,7 +315,7 @@ def _tells_inputs(stock: Stock, layers: Sequence[nn.Module]) -> bool:
     return len(inputs) == len(layers) and all(map(torch.equal, inputs, states))
 
 
-def _compare_logits(target: TargetModel, stock: Stock, traces: Sequence[_Fed]) -> None:
+def _compare_logits(target: TargetModel, stock: StockModel, traces: Sequence[_Fed]) -> None:
     """Compare logits of plain steps and a tree with stock's, by what rounded embeddings change in those."""
     half = len(traces) // 2
     pairs = zip(traces[:half], traces[half:], strict=True)

@@ -20,7 +20,7 @@ from outpace.targets.cpu.rounding import Rounding
 from outpace.targets.gpu.fixed import WIDEST
 from outpace.targets.gpu.graphs import Made
 from outpace.targets.gpu.tree_attention import with_trees
-from outpace.targets.inputs.changes import Structure, Weights
+from outpace.targets.inputs.changes import Structure, WatchedWeights
 from outpace.targets.inputs.config import cache_argument, family
 from outpace.targets.inputs.forward import CacheAdapter, device_of, inputs_of, rows_of
 from outpace.targets.inputs.masks import Mask, MaskMaker, NoMasks
@@ -91,7 +91,7 @@ class Modules:
         self.keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self._packer = packer
         self._held = held
-        self._weights = Weights(held)
+        self._weights = WatchedWeights(held)
         self.structure = Structure(model)
         stateful, config = has_states(model), model.config.get_text_config(decoder=True)
         self._probe_of: type[Probe] = StateProbe if stateful else Probe
@@ -106,7 +106,7 @@ class Modules:
         self.model_masks.by_kind = self.masks.by_kind
 
     def changed(self, thorough: bool) -> bool:
-        """True if weights that steps hold were modified or replaced; see ``Weights.changed``."""
+        """True if weights that steps hold were modified or replaced; see ``WatchedWeights.changed``."""
         return self._weights.changed(thorough)
 
     def live(self) -> list[nn.Module]:
@@ -127,7 +127,7 @@ class Modules:
         doubled = () if source is None else source.doubled
         found = [layer for layer in doubled if layer is not head]
         release(found)
-        self._weights = Weights(self._held)
+        self._weights = WatchedWeights(self._held)
         return bool(found)
 
     def some_layers(self, layers: Sequence[int], bare: bool) -> Modules:
@@ -165,7 +165,7 @@ class Modules:
     def rounded(self, rounding: Rounding | NativeRounding) -> Modules:
         """The same with rounded linear layers. Who uses it follows changes of the weights."""
         part = copy.copy(self)
-        part._weights, part.row_step = Weights(()), 1
+        part._weights, part.row_step = WatchedWeights(()), 1
         part.line, part.line_untried, part.trees = None, True, None
         if isinstance(rounding, NativeRounding):
             part.native = rounding.made()

@@ -18,9 +18,9 @@ from torch import nn
 from outpace.core import TargetOptions, UnsupportedModel
 from outpace.targets.cpu.exact_attention import EXACT
 from outpace.targets.cpu.kernels import COMPILED
-from outpace.targets.cpu.linear import Packer, piecewise, tail_step, unproven
-from outpace.targets.cpu.packing import NO_MEMORY, copies_fit, packing_refused, packing_wanted
-from outpace.targets.gpu.invariant import TRITON, invariant_norm, unproven_norm
+from outpace.targets.cpu.linear import Packer, piecewise, tail_step, why_unproven
+from outpace.targets.cpu.packing import NO_MEMORY, copies_fit, packing_wanted, why_not_packed
+from outpace.targets.gpu.invariant import TRITON, invariant_norm, why_norm_unproven
 from outpace.targets.inputs.config import context_of, family, runs_on_gpu
 from outpace.targets.inputs.masks import INVARIANT
 from outpace.targets.inputs.refusals import STOCK, why_not_exact
@@ -32,6 +32,7 @@ from outpace.targets.plan import NATIVE, PassedOver, StepPlan
 from outpace.targets.step.modules import Modules
 
 Replace = Callable[[nn.Module], nn.Module | None]
+Bits = Callable[[], str | None]
 
 
 @dataclass
@@ -71,10 +72,10 @@ class Asked:
         )
 
     @cached_property
-    def inexact(self) -> str:
-        """The reason not to try a bit-exact step; empty to try one."""
+    def inexact(self) -> str | None:
+        """The reason not to try a bit-exact step; None to try one."""
         why = why_not_exact(self.model, self.options.of_step["exact"], native=self.not_native is None)
-        return self._alone or why or ("" if self.on_gpu else self._fixed)
+        return self._alone or why or (None if self.on_gpu else self._fixed)
 
     def packs(self, exact: bool) -> bool | Kernel:
         """Whether to pack weights, or for which kernel; decided once, since it depends on the free memory.
@@ -98,12 +99,12 @@ class Asked:
         return {name for name, value in chosen.items() if value not in (False, "auto")}
 
     @property
-    def _fixed(self) -> str:
-        return "its shapes are fixed" if self.options.static else ""
+    def _fixed(self) -> str | None:
+        return "its shapes are fixed" if self.options.static else None
 
     @property
-    def _alone(self) -> str:
-        return "it takes chains only, which run on the model's own attention" if self.chains else ""
+    def _alone(self) -> str | None:
+        return "it takes chains only, which run on the model's own attention" if self.chains else None
 
 
 class Plan(ABC):
@@ -120,8 +121,8 @@ class Plan(ABC):
     serves: frozenset[str] = frozenset()
 
     @abstractmethod
-    def refused(self, asked: Asked) -> str:
-        """The reason not to make its step; empty to make it."""
+    def why_refused(self, asked: Asked) -> str | None:
+        """The reason not to make its step; None to make it."""
 
     @abstractmethod
     def make(self, asked: Asked) -> Modules:
@@ -131,13 +132,13 @@ class Plan(ABC):
             UnsupportedModel: they cannot be made.
         """
 
-    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
-        """The reason why a step is not what the plan promises; empty if it is.
+    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+        """The reason why a step is not what the plan promises; None if it is.
 
         Args:
             bits: tests whether the logits of a row depend on the rows it is fed with.
         """
-        return ""
+        return None
 
 
 class Invariant(Plan):
@@ -147,7 +148,7 @@ class Invariant(Plan):
     exact = True
     serves = frozenset({"exact"})
 
-    def refused(self, asked: Asked) -> str:
+    def why_refused(self, asked: Asked) -> str | None:
         return asked.inexact if asked.on_gpu else "it is for GPUs"
 
     def make(self, asked: Asked) -> Modules:
@@ -156,8 +157,8 @@ class Invariant(Plan):
         step = exchange(asked.model, replaced, INVARIANT)
         return Modules(asked.model, step, replaced.held, packer, chains=asked.chains)
 
-    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
-        return unproven(step.step) or unproven_norm(step.step) or bits()
+    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+        return why_unproven(step.step) or why_norm_unproven(step.step) or bits()
 
 
 class Native(Plan):
@@ -167,8 +168,8 @@ class Native(Plan):
     exact = True
     serves = frozenset({"exact", "fuse", "pack"})
 
-    def refused(self, asked: Asked) -> str:
-        return asked.not_native or ""
+    def why_refused(self, asked: Asked) -> str | None:
+        return asked.not_native
 
     def make(self, asked: Asked) -> Modules:
         model = asked.model
@@ -176,7 +177,7 @@ class Native(Plan):
         runner = NativeRunner(model, context, asked.options.of_step["quantise"] or "")
         return Modules(model, model, native=runner)
 
-    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
+    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
         return bits()
 
 
@@ -187,10 +188,12 @@ class Exact(Plan):
     exact = True
     serves = frozenset({"exact", "pack"})
 
-    def refused(self, asked: Asked) -> str:
+    def why_refused(self, asked: Asked) -> str | None:
         if asked.on_gpu:
             return "it is for CPUs"
-        return asked.inexact or ("" if asked.not_native else "its forwards are native; fuse=False tries this")
+        return asked.inexact or (
+            None if asked.not_native else "its forwards are native; fuse=False tries this"
+        )
 
     def make(self, asked: Asked) -> Modules:
         packer = _packer(asked, asked.packs(exact=True), exact=True)
@@ -198,8 +201,8 @@ class Exact(Plan):
         step = exchange(asked.model, replaced, EXACT)
         return Modules(asked.model, step, replaced.held, packer, tail_step(asked.model), chains=asked.chains)
 
-    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
-        return _exactness(asked, step, bits)
+    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+        return _why_not_exact(asked, step, bits)
 
 
 class Packed(Plan):
@@ -208,9 +211,9 @@ class Packed(Plan):
     name = "packed"
     serves = frozenset({"pack"})
 
-    def refused(self, asked: Asked) -> str:
+    def why_refused(self, asked: Asked) -> str | None:
         pack, quantise = (asked.options.of_step[name] for name in ("pack", "quantise"))
-        return "" if quantise else packing_refused(asked.model, pack, exact=False)
+        return None if quantise else why_not_packed(asked.model, pack, exact=False)
 
     def make(self, asked: Asked) -> Modules:
         packer = _packer(asked, asked.packs(exact=False), exact=False)
@@ -218,8 +221,8 @@ class Packed(Plan):
         step = exchange(asked.model, replaced, None)
         return Modules(asked.model, step, replaced.held, packer, chains=asked.chains)
 
-    def proven(self, asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
-        return "" if step.packed else "no kernel takes its layers"
+    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+        return None if step.packed else "no kernel takes its layers"
 
 
 class Stock(Plan):
@@ -227,8 +230,8 @@ class Stock(Plan):
 
     name = "stock"
 
-    def refused(self, asked: Asked) -> str:
-        return ""
+    def why_refused(self, asked: Asked) -> str | None:
+        return None
 
     def make(self, asked: Asked) -> Modules:
         return Modules(asked.model, asked.model, chains=asked.chains)
@@ -238,7 +241,7 @@ PLANS: tuple[Plan, ...] = (Invariant(), Native(), Exact(), Packed(), Stock())
 
 
 def choose(
-    asked: Asked, bits: Callable[[Modules], str], plans: Sequence[Plan] = PLANS
+    asked: Asked, bits: Callable[[Modules], str | None], plans: Sequence[Plan] = PLANS
 ) -> tuple[Plan, Modules, StepPlan]:
     """The first plan that is neither refused nor disproved, its step, and the report.
 
@@ -249,23 +252,27 @@ def choose(
         UnsupportedModel: no plan serves the options that are set to True; the message has the reason.
     """
     passed: list[PassedOver] = []
+    reason: str | None
     for plan in plans:
-        step, reason, tried = None, "", False
+        step, tried = None, False
         if missing := asked.demands.difference(plan.serves):
             reason = f"{min(missing)}={asked.options.of_step[min(missing)]!r} asks for another"
         else:
-            reason = plan.refused(asked)
-        if not reason:
-            step, reason, tried = *_tried(plan, asked, bits), True
+            reason = plan.why_refused(asked)
+        if reason is None:
+            step, reason = _tried(plan, asked, bits)
+            tried = True
         if step is not None:
-            inexact = "" if plan.exact else STOCK if asked.options.stock else _inexact(asked, passed)
-            report = StepPlan(plan.name, plan.exact, inexact, tuple(passed), step.packed, step.row_step)
+            inexact = None if plan.exact else STOCK if asked.options.stock else _why_inexact(asked, passed)
+            report = StepPlan(plan.name, plan.exact, inexact or "", tuple(passed), step.packed, step.row_step)
             return plan, step, report
-        passed.append(PassedOver(plan.name, reason, plan.exact, tried))
+        passed.append(PassedOver(plan.name, reason or "", plan.exact, tried))
     raise _refusal(asked, passed)
 
 
-def _tried(plan: Plan, asked: Asked, bits: Callable[[Modules], str]) -> tuple[Modules | None, str]:
+def _tried(
+    plan: Plan, asked: Asked, bits: Callable[[Modules], str | None]
+) -> tuple[Modules | None, str | None]:
     """A plan's step, or None and the reason why not: its copies of weights must not count as used memory.
 
     Raises:
@@ -273,15 +280,15 @@ def _tried(plan: Plan, asked: Asked, bits: Callable[[Modules], str]) -> tuple[Mo
     """
     try:
         step = plan.make(asked)
-        reason = plan.proven(asked, step, lambda: bits(step))
+        reason = plan.why_unproven(asked, step, lambda: bits(step))
     except UnsupportedModel as error:
         if not plan.exact:
             raise
         return None, str(error)
-    return (None, reason) if reason else (step, "")
+    return (None, reason) if reason else (step, None)
 
 
-def _inexact(asked: Asked, passed: Sequence[PassedOver]) -> str:
+def _why_inexact(asked: Asked, passed: Sequence[PassedOver]) -> str | None:
     """The reason why steps are not bit-exact: what disproved them, or why none was tried."""
     return next((plan.reason for plan in passed if plan.exact and plan.tried), asked.inexact)
 
@@ -292,10 +299,10 @@ def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:
     if "fuse" in asked.demands and asked.not_native:
         remedy = "fuse or static" if asked.options.static is True else "fuse"
         return UnsupportedModel(f"{name} cannot be fused: {asked.not_native}; leave {remedy} out")
-    if "exact" in asked.demands and (reason := _inexact(asked, passed)):
+    if "exact" in asked.demands and (reason := _why_inexact(asked, passed)):
         return UnsupportedModel(f"{name} is not bit-exact: {reason}; leave exact out")
     by = "" if options["pack"] is True else f" by {options['pack']}"
-    reason = packing_refused(asked.model, options["pack"], exact=False) or passed[-2].reason
+    reason = why_not_packed(asked.model, options["pack"], exact=False) or passed[-2].reason
     return UnsupportedModel(f"{name} cannot be packed{by}: {reason}; leave pack out")
 
 
@@ -326,9 +333,9 @@ def _packer(asked: Asked, packs: bool | Kernel, exact: bool) -> Packer:
     return Packer(asked.model, bool(packs), exact, quantise, kernel)
 
 
-def _exactness(asked: Asked, step: Modules, bits: Callable[[], str]) -> str:
-    """The reason why a step on a CPU is not bit-exact as it was asked for; empty if it is."""
-    if why := unproven(step.step):
+def _why_not_exact(asked: Asked, step: Modules, bits: Bits) -> str | None:
+    """The reason why a step on a CPU is not bit-exact as it was asked for; None if it is."""
+    if why := why_unproven(step.step):
         return why
     if asked.options.of_step["pack"] is True and not step.packed:
         return "no kernel of packed weights gives a row the same bits; or leave pack out"

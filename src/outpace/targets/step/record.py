@@ -35,11 +35,13 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from outpace._version import __version__
 from outpace.core import OutpaceError, first_line
 from outpace.embedded import CACHE, NoHome, cache_path
-from outpace.files import foreign, replacing, sealed, unsealed
+from outpace.files import replacing, sealed, unsealed, why_foreign
 from outpace.targets.hardware import hardware
 from outpace.targets.inputs.attributes import PLAIN, attributes
 from outpace.targets.inputs.changes import hooks_of
 from outpace.targets.inputs.mapped import FileMemory
+
+Ask = Callable[[], str | None]
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +65,7 @@ def folder() -> Path | None:
         return None
     try:
         found = Path(named) if named else cache_path() / "tested"
-        if not (why := foreign(found.stat())):
+        if not (why := why_foreign(found.stat())):
             return found
         why = f"{found} is not read, since {why}; make it yours alone (chmod 700), or set {TESTED}"
     except FileNotFoundError:
@@ -97,12 +99,15 @@ class Record:
         """The record of a loaded transformers model and the options of its target."""
         return cls(lambda: _about(model, options))
 
-    def answer(self, question: str, step: Any, ask: Callable[[], str]) -> str:
-        """The recorded answer to a question about the modules that steps run on, otherwise ``ask()``."""
+    def answer(self, question: str, step: Any, ask: Ask) -> str | None:
+        """The recorded answer to a question about the modules that steps run on, otherwise ``ask()``.
+
+        An answer is the reason of a failure; None if there was none, which the file has as an empty text.
+        """
         key = {"question": question, "step": digest(_layout(step))}
         if (found := self.find(**key)) is None:
-            self.keep(found := ask(), **key)
-        return found
+            self.keep(found := ask() or "", **key)
+        return found or None
 
     def find(self, **key: str) -> str | None:
         """The recorded answer to a question; None if there is none."""
@@ -122,7 +127,7 @@ class Record:
         return self._folder / f"{digest(sorted(whole.items()))}.json", whole
 
 
-def answer(record: Record | None, question: str, step: Any, ask: Callable[[], str]) -> str:
+def answer(record: Record | None, question: str, step: Any, ask: Ask) -> str | None:
     """``Record.answer``; without a record, ``ask()``."""
     return ask() if record is None else record.answer(question, step, ask)
 
@@ -130,7 +135,7 @@ def answer(record: Record | None, question: str, step: Any, ask: Callable[[], st
 def _read(path: Path, key: Mapping[str, str]) -> str | None:
     try:
         with path.open(encoding="utf-8") as file:
-            if foreign(os.fstat(file.fileno())):
+            if why_foreign(os.fstat(file.fileno())):
                 return None
             found = unsealed(path, json.load(file))
     except FileNotFoundError:

@@ -59,7 +59,7 @@ class Imprecise(UnsupportedModel):
 
 
 @dataclass(frozen=True)
-class Stock:
+class StockModel:
     """A model without outpace's parts, and how forwards and targets are made of it.
 
     Attributes:
@@ -85,7 +85,7 @@ class Stock:
 
 
 @dataclass(frozen=True)
-class Texts:
+class TrialTexts:
     """Token ids: two prompts, a tree after the first, rows beside it after the second, one after a path."""
 
     shape: Shape
@@ -96,7 +96,7 @@ class Texts:
     other: int
 
     @classmethod
-    def for_target(cls, target: TargetModel, embedded: int, length: int, turn: int = 0) -> Texts:
+    def for_target(cls, target: TargetModel, embedded: int, length: int, turn: int = 0) -> TrialTexts:
         """Texts with a first prompt of this many tokens, or as many as the context has room for."""
         room = length if target.context is None else target.context - 5
         if room < 1:

@@ -21,21 +21,20 @@ from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.step.layer_test import compare_layers, compare_replaced
-from outpace.targets.step.reference import Imprecise, Stock, shape_of
+from outpace.targets.step.reference import Imprecise, StockModel, shape_of
 from outpace.targets.step.tree_test import compare_tree
 
 _log = logging.getLogger(__name__)
 
 
-def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel], model: Any = None) -> str:
+def tested(
+    target: TargetModel, stock: StockModel, make: Callable[..., TargetModel], model: Any = None
+) -> None:
     """Run the self-test.
 
     Args:
         make: makes a target of a model, not tested, with the options that replace those of ``target``.
         model: the one of which the target has some layers; None for its own.
-
-    Returns:
-        An empty string.
 
     Raises:
         UnsupportedModel, Imprecise: as ``self_test``; the message ends with a way that was tried and loads.
@@ -53,7 +52,6 @@ def tested(target: TargetModel, stock: Stock, make: Callable[..., TargetModel], 
                 continue
             raise type(error)(f"{error}; it loads with {words}") from error
         raise
-    return ""
 
 
 def _others(
@@ -85,7 +83,7 @@ def _others(
 
 
 @torch.inference_mode()
-def self_test(target: TargetModel, stock: Stock) -> None:
+def self_test(target: TargetModel, stock: StockModel) -> None:
     """Answer the two questions for a target.
 
     Raises:

@@ -27,7 +27,7 @@ from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.surgery import keep_layers
 from outpace.targets.rows import Rows
 from outpace.targets.step.agreement import difference, largest_difference
-from outpace.targets.step.reference import CHANGED, PAST_WINDOW, Stock, Texts, dtype_name
+from outpace.targets.step.reference import CHANGED, PAST_WINDOW, StockModel, TrialTexts, dtype_name
 from outpace.targets.step.replay import kinds_of
 from outpace.targets.step.tame import ROWS, tame
 from outpace.transfer import widened
@@ -35,7 +35,7 @@ from outpace.transfer import widened
 _log = logging.getLogger(__name__)
 
 
-def compare_tree(target: TargetModel, stock: Stock) -> None:
+def compare_tree(target: TargetModel, stock: StockModel) -> None:
     """Compare a tree with stock forwards of its paths, with random weights.
 
     In float32; where that fails in float64 too, since settings may let a processor round float32's products.
@@ -54,7 +54,7 @@ def compare_tree(target: TargetModel, stock: Stock) -> None:
             raise error
 
 
-def _test_tame(target: TargetModel, stock: Stock, dtype: torch.dtype) -> bool:
+def _test_tame(target: TargetModel, stock: StockModel, dtype: torch.dtype) -> bool:
     """Compare a tree with its paths in a copy of this dtype; returns False if stock's forward fails there."""
     model = _short(tame(target.model, dtype))
     sources = _converted(stock.sources, model.dtype)
@@ -67,7 +67,7 @@ def _test_tame(target: TargetModel, stock: Stock, dtype: torch.dtype) -> bool:
         _log.debug("%s has no copy with random weights in %s", family(target.model), dtype, exc_info=True)
         return False
     other = stock.target(model)
-    texts = Texts.for_target(other, stock.embedded, PAST_WINDOW)
+    texts = TrialTexts.for_target(other, stock.embedded, PAST_WINDOW)
     cache, slots = texts.open(other, sources)
     found = checked_subtree(other, cache, slots, texts)
     for prompt, rows, whole in texts.paths():
@@ -136,7 +136,9 @@ def _last_of(
     return widened(output.logits_of(slot)[-1:])
 
 
-def checked_subtree(target: TargetModel, cache: Cache, slots: Sequence[Slot], texts: Texts) -> list[Tensor]:
+def checked_subtree(
+    target: TargetModel, cache: Cache, slots: Sequence[Slot], texts: TrialTexts
+) -> list[Tensor]:
     """The logits of a tree and of the rows beside it, if rows do not depend on tokens outside their path.
 
     For one token and another in its place: two forwards of one shape agree elsewhere to the last bit (nearly,
@@ -159,7 +161,7 @@ def checked_subtree(target: TargetModel, cache: Cache, slots: Sequence[Slot], te
     return [output.logits_of(slot).clone() for slot in slots]
 
 
-def _same_path(stock: Stock, model: Any, source: Source | None, text: list[int], found: Tensor) -> None:
+def _same_path(stock: StockModel, model: Any, source: Source | None, text: list[int], found: Tensor) -> None:
     """Compare the logits of the last rows of a text with a stock forward of a copy with random weights."""
     ids = torch.tensor([text], device=device_of(model.get_input_embeddings()))
     expected = stock.run(model, source, ids).logits[0]

@@ -13,23 +13,23 @@ from outpace.native.gpu import why_no_triton
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import GPU
 from outpace.targets.inputs.masks import TREE
-from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked
-from outpace.targets.step.reference import Stock
+from outpace.targets.step.reference import StockModel
 from outpace.targets.step.self_test import self_test
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def give_trees(asked: Asked, modules: Modules, never: str) -> str:
+def give_trees(asked: Asked, modules: Modules, never: str | None) -> str | None:
     """Give a step its copy for trees; returns the reason if it has none.
 
     Args:
-        never: why targets of this kind have none; empty if they may have one.
+        never: why targets of this kind have none; None if they may have one.
     """
-    reason = never or _refused(asked, modules)
-    if not reason:
+    reason = never or _why_refused(asked, modules)
+    if reason is None:
         try:
             modules.trees = modules.with_trees()
         except UnsupportedModel as error:
@@ -37,17 +37,17 @@ def give_trees(asked: Asked, modules: Modules, never: str) -> str:
     return reason
 
 
-def disproved(target: TargetModel, stock: Stock) -> str:
-    """The reason why a target fails the self-test; empty if it passes."""
+def why_disproved(target: TargetModel, stock: StockModel) -> str | None:
+    """The reason why a target fails the self-test; None if it passes."""
     try:
         self_test(target, stock)
     except UnsupportedModel as error:
         return str(error)
-    return ""
+    return None
 
 
-def _refused(asked: Asked, modules: Modules) -> str:
-    """The reason not to make the copy; empty to make it."""
+def _why_refused(asked: Asked, modules: Modules) -> str | None:
+    """The reason not to make the copy; None to make it."""
     model, options = asked.model, asked.options
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     if options.stock:
@@ -71,4 +71,4 @@ def _refused(asked: Asked, modules: Modules) -> str:
     devices = {weight.device for weight in model.parameters()}
     if len(devices) > 1:
         return f"layers are on {len(devices)} devices"
-    return untouchable(model, GPU)
+    return why_untouchable(model, GPU)

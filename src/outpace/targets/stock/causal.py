@@ -30,7 +30,7 @@ from outpace.targets.cpu.trials import settled_threads
 from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, width_of
 from outpace.targets.gpu.graphs import NotCaptured, runner_for
 from outpace.targets.gpu.tree_attention import with_trees
-from outpace.targets.inputs.changes import Addresses, Structure, Weights
+from outpace.targets.inputs.changes import Addresses, Structure, WatchedWeights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
 from outpace.targets.inputs.forward import CacheAdapter, device_of
 from outpace.targets.inputs.line import apart
@@ -41,15 +41,15 @@ from outpace.targets.kernel import Kernel
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output, extra_rows
 from outpace.targets.step.agreement import agree
-from outpace.targets.step.bit_test import bit_test
+from outpace.targets.step.bit_test import why_bits_differ
 from outpace.targets.step.layer_test import compare_all
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import Asked, choose
 from outpace.targets.step.record import Record, answer
-from outpace.targets.step.reference import Stock
+from outpace.targets.step.reference import StockModel
 from outpace.targets.step.replay import shown
 from outpace.targets.step.self_test import tested
-from outpace.targets.step.trees import disproved, give_trees
+from outpace.targets.step.trees import give_trees, why_disproved
 from outpace.targets.stock.fixed_steps import FixedSteps
 from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
 from outpace.targets.stock.rounded import RoundedTarget, costs_of
@@ -97,11 +97,11 @@ class CausalTarget(FixedSteps):
     _may_line_up = True  # forwards of uneven rows may leave out the padding (``inputs/line.py``)
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _never_fixed = ""  # why its forwards have no fixed shapes, unless these are asked for
-    _never_trees = ""  # why forwards with branches run on the model's own attention
+    _never_trees: str | None = None  # why forwards with branches run on the model's own attention
     _no_graphs: str
     _needs_weights = ""  # why the model's own weights cannot be freed
     not_rounded = ""  # why it has no rounded self
-    _others: Weights | None = None  # those that steps do not hold, once ``revision`` was asked for
+    _others: WatchedWeights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
     _rounded_costs: tuple[float, float] | None = None  # once they were asked for
 
@@ -116,7 +116,7 @@ class CausalTarget(FixedSteps):
         self.stock, self.quantised = self.options.stock, _rounding(model, self.options.quantise)
         if self.stock:
             check_stock(model)
-        self.chains_only = why_chains_only(model, states=self._keeps_states)
+        self.chains_only = why_chains_only(model, states=self._keeps_states) or ""
         if self.chains_only and (self.options.static is True or self.options.fuse is True):
             raise _only_chains(model, self.chains_only)
         self.model = self._prepared(model)
@@ -148,7 +148,7 @@ class CausalTarget(FixedSteps):
         record = Record.of_model(self.model, about) if check == "auto" else None
         self.plan = StepPlan()
         self._asked = Asked(self.model, asked, bool(self.chains_only))
-        self._plan, modules, plan = choose(self._asked, partial(self._bits, record))
+        self._plan, modules, plan = choose(self._asked, partial(self._why_inexact, record))
         self.plan = replace(plan, no_graphs=self._no_graphs if self.device.type == "cuda" else "")
         self._take(modules)
         self._modules.line_untried = True
@@ -172,28 +172,27 @@ class CausalTarget(FixedSteps):
             FileMemory().drop(self.model.parameters())
         self.plan.layouts.clear()  # those of the tests
 
-    def _bits(self, record: Record | None, modules: Modules) -> str:
-        """The reason why steps on these modules are not bit-exact; empty if they are, or if it is known."""
+    def _why_inexact(self, record: Record | None, modules: Modules) -> str | None:
+        """The reason why steps on these modules are not bit-exact; None if they are, or if it is known."""
         # Without a check it is known to pass; fixed shapes are tested when they exist.
         if self.options.static or not (self.options.check or self.options.exact is not True):
-            return ""
+            return None
         self._take(modules)
         if reason := self._tested_bits(record):
             del self._modules  # its copies of weights are not to count as used memory
         return reason
 
-    def _tested_bits(self, record: Record | None) -> str:
+    def _tested_bits(self, record: Record | None) -> str | None:
         step = self._modules.step
         question = "bits of fixed shapes" if self._fixed else "bits"
-        return answer(record, question, step, lambda: bit_test(self._stand_in(), step, self._embedded))
+        return answer(record, question, step, lambda: why_bits_differ(self._stand_in(), step, self._embedded))
 
-    def _tested_steps(self, make: Callable[..., TargetModel]) -> str:
+    def _tested_steps(self, make: Callable[..., TargetModel]) -> None:
         """Run the self-test."""
         part = self._stand_in()
-        found = tested(part, part.reference(), make, self.model)
+        tested(part, part.reference(), make, self.model)
         if part is not self:
-            compare_all(self, Stock(self.model, _run, self._unchecked, self._embedded, (self.model,)))
-        return found
+            compare_all(self, StockModel(self.model, _run, self._unchecked, self._embedded, (self.model,)))
 
     def _stand_in(self) -> CausalTarget:
         """The target that is tested: of the layers that stand for all, so that a test costs no more for more.
@@ -210,8 +209,8 @@ class CausalTarget(FixedSteps):
         """Run forwards with branches on a copy of the step for them, if it passes the self-test."""
         reason = give_trees(self._asked, self._modules, self._never_trees)
         if not reason and self.options.check and (copied := self._modules.trees) is not None:
-            reason = answer(record, "trees", copied.step, lambda: disproved(self, self.reference()))
-        self._no_trees(reason)
+            reason = answer(record, "trees", copied.step, lambda: why_disproved(self, self.reference()))
+        self._no_trees(reason or "")
 
     def _no_trees(self, reason: str) -> None:
         """Run all forwards on the model's own attention, for a reason, if there is one."""
@@ -279,7 +278,7 @@ class CausalTarget(FixedSteps):
     def revision(self) -> int:
         self.follow(begins=True)
         if self._others is None or self._others.changed(thorough=True):
-            self._others = Weights(self._modules.live())
+            self._others = WatchedWeights(self._modules.live())
             self._revision += 1
         return self._revision
 
@@ -480,7 +479,7 @@ class CausalTarget(FixedSteps):
         states[past] = self._table.to(states)[ids[past] - self.vocabulary]
         return dict(zip(batch.slots, states.split(batch.widths.tolist()), strict=True))
 
-    def reference(self) -> Stock:
+    def reference(self) -> StockModel:
         """The model that the self-test compares with."""
         step = self._modules.step
         model: Any = self.model
@@ -492,7 +491,7 @@ class CausalTarget(FixedSteps):
         same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.native)
         unreplaced = self._runs_model or bool(self.quantised)
         parts, own = (self.model, step), None if unreplaced else same
-        return Stock(model, _run, bare, self._embedded, parts, own, wider=self._modules.trees is None)
+        return StockModel(model, _run, bare, self._embedded, parts, own, wider=self._modules.trees is None)
 
     def _unchecked(self, model: Any, **options: Any) -> CausalTarget:
         """A target of another model, not tested."""

@@ -24,7 +24,7 @@ from outpace.targets.inputs.config import family
 from outpace.targets.inputs.device_rows import Trees, read_numbers
 from outpace.targets.inputs.forward import CacheAdapter, padded_states, rows_of
 from outpace.targets.inputs.line import WINDOW_COST, Line
-from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.inputs.surgery import exchange
 from outpace.targets.rows import Output, Rows
 from outpace.targets.step.agreement import agree
@@ -216,7 +216,7 @@ def try_lines(target: CausalTarget) -> None:
     """
     modules = target._modules
     attention = line_attention(modules.step)
-    if attention is None or untouchable(modules.step):
+    if attention is None or why_untouchable(modules.step):
         return
     copied = exchange(modules.step, lambda _: None, attention)
     nodes = max(5, 4 * modules.row_step)

@@ -18,9 +18,9 @@ from outpace.targets.around import AroundTarget
 from outpace.targets.batch import Batch
 from outpace.targets.cpu.trials import clock, products_of_a_row
 from outpace.targets.hardware import free_bytes
-from outpace.targets.inputs.changes import Weights
+from outpace.targets.inputs.changes import WatchedWeights
 from outpace.targets.inputs.config import family
-from outpace.targets.inputs.refusals import untouchable
+from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.native.few import FewOutputs
 from outpace.targets.rows import Output
 
@@ -75,7 +75,7 @@ class RoundedTarget(AroundTarget):
             few.drop()
         self._made_of = self.inner._modules
         rounding = self._made_of.rounding(self.bits)
-        self._live, self.stale = Weights(rounding.live), False
+        self._live, self.stale = WatchedWeights(rounding.live), False
         began = time.perf_counter()
         self.part = self.inner.on_modules(self._made_of.rounded(rounding))
         seconds = time.perf_counter() - began
@@ -158,14 +158,14 @@ def _with_head(part: CausalTarget, head: FewOutputs) -> CausalTarget:
     return part.on_modules(part._modules.with_native(native.with_head(head.product(), head)))
 
 
-def why_not_rounded(target: CausalTarget, bits: int) -> str:
-    """The reason why a target has no rounded self; empty if it has one."""
+def why_not_rounded(target: CausalTarget, bits: int) -> str | None:
+    """The reason why a target has no rounded self; None if it has one."""
     if target.device.type != "cpu":
         return f"it is on {target.device}, and rounded self-drafts are for a CPU"
     if target.options.static:
         return "its shapes are fixed; leave static out"
     # Of a model whose weights were freed, layers were replaced already.
-    if why := target.not_rounded or ("" if target.released else untouchable(target.model)):
+    if why := target.not_rounded or (None if target.released else why_untouchable(target.model)):
         return why
     rounding, free = target._modules.rounding(bits), free_bytes(torch.device("cpu"))
     if not rounding.refused and free is not None and rounding.bytes > free * _SHARE:

@@ -38,7 +38,7 @@ from outpace.targets.inputs.versions import warn_of_untested
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import HiddenStates, Output
 from outpace.targets.step.record import Record, answer
-from outpace.targets.step.reference import Stock
+from outpace.targets.step.reference import StockModel
 from outpace.targets.step.self_test import tested
 from outpace.targets.stock.encoder import EncodedStates, Encoder
 from outpace.targets.stock.seq2seq_cache import CrossRows, Seq2SeqCache
@@ -362,10 +362,12 @@ class Seq2SeqTarget(TargetModel):
             **options,
         )
 
-    def reference(self) -> Stock:
+    def reference(self) -> StockModel:
         """The model that the self-test compares with."""
         embedded, parts = len(embeddings_of(self._decoder).weight), (self.model,)
-        return Stock(self.model, self._run, self._unchecked, embedded, parts, sources=self._test_sources())
+        return StockModel(
+            self.model, self._run, self._unchecked, embedded, parts, sources=self._test_sources()
+        )
 
     @classmethod
     def _unchecked(cls, model: Any) -> Seq2SeqTarget:

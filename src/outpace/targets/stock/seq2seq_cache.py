@@ -55,13 +55,13 @@ class Seq2SeqCache(KVCache):
 class CrossRows(ModelCache):
     """Views of cross-attention keys and values as a filled transformers cache."""
 
-    class Layer:
+    class Seq2SeqLayer:
         def __init__(self, keys: Tensor, values: Tensor) -> None:
             self.keys, self.values = keys, values
 
     def __init__(self, views: list[tuple[Tensor, Tensor]]) -> None:
         super().__init__(layers=[])
-        self.layers: list[Any] = [CrossRows.Layer(keys, values) for keys, values in views]
+        self.layers: list[Any] = [CrossRows.Seq2SeqLayer(keys, values) for keys, values in views]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return int(self.layers[layer_idx].keys.shape[2])

@@ -30,6 +30,15 @@ def base_of(folder: str | Path) -> str:
     return base
 
 
+def tensors_of(folder: str | Path) -> list[str]:
+    """The names of the tensors in a peft folder.
+
+    Raises:
+        OutpaceError: its file of weights is broken.
+    """
+    return list(header(Path(folder) / _WEIGHTS))
+
+
 def merge(model: Any, folder: str | Path) -> Any:
     """Add the updates in a peft folder to a model's weights, in place, and return the model.
 

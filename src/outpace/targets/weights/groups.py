@@ -60,8 +60,8 @@ class Layout(ABC):
         return self.config.get("bits", self.config.get("w_bit"))
 
     @abstractmethod
-    def refused(self) -> str:
-        """The reason, known from the config, why the products do not take its weights; empty if they do."""
+    def why_refused(self) -> str | None:
+        """The reason, known from the config, why the products do not take its weights; None if they do."""
 
     @abstractmethod
     def shapes(self, bits: int, inputs: int, outputs: int) -> tuple[tuple[int, int], int]:
@@ -101,7 +101,7 @@ class GPTQ(Layout):
 
     marks, packed, scales = "qweight", "qweight", "scales"
 
-    def refused(self) -> str:
+    def why_refused(self) -> str | None:
         found, bits = self.config, self.bits
         kind = found.get("checkpoint_format", found.get("format")) or "gptq"
         if kind not in ("gptq", "gptq_v2") or found.get("is_marlin_format"):
@@ -110,7 +110,7 @@ class GPTQ(Layout):
             return "desc_act orders its inputs by activation; quantise it with desc_act=False"
         if bits == 8 and not self._symmetric:
             return "8 bits with zeros (sym=False); quantise it with sym=True"
-        return _of_bits(bits) or _of_groups(found.get("group_size"))
+        return _why_not_bits(bits) or _why_not_groups(found.get("group_size"))
 
     @property
     def _symmetric(self) -> bool:
@@ -140,7 +140,7 @@ class AWQ(Layout):
 
     marks, packed, scales = "qweight", "qweight", "scales"
 
-    def refused(self) -> str:
+    def why_refused(self) -> str | None:
         found = self.config
         kind = str(found.get("version", found.get("format")) or "gemm").lower()
         if kind != "gemm":
@@ -149,7 +149,7 @@ class AWQ(Layout):
             return "it has no zeros (zero_point=False); quantise it with zero_point=True"
         if self.bits == 8:
             return "8 bits; AWQ is read in 4"
-        return _of_bits(self.bits) or _of_groups(found.get("group_size", found.get("q_group_size")))
+        return _why_not_bits(self.bits) or _why_not_groups(found.get("group_size", found.get("q_group_size")))
 
     def shapes(self, bits: int, inputs: int, outputs: int) -> tuple[tuple[int, int], int]:
         return (inputs, outputs * bits // _WORD), 0
@@ -172,16 +172,16 @@ class PackedTensors(Layout):
         found = [(scheme.get("weights") or {}).get("num_bits") for scheme in _schemes(self.config)]
         return max((bits for bits in found if isinstance(bits, int)), default=None)
 
-    def refused(self) -> str:
+    def why_refused(self) -> str | None:
         found = self.config
         for name in ("kv_cache_scheme", "transform_config"):
             if found.get(name):
                 return f"it has a {name}, which outpace does not apply"
         if (found.get("sparsity_config") or {}).get("format", "dense") != "dense":
             return "its weights are sparse as well"
-        return next(filter(None, map(self._refused, _schemes(found))), "")
+        return next(filter(None, map(self._why_refused, _schemes(found))), None)
 
-    def _refused(self, scheme: Config) -> str:
+    def _why_refused(self, scheme: Config) -> str | None:
         weights = scheme.get("weights") or {}
         if scheme.get("output_activations") or not _as_rounded_here(scheme.get("input_activations")):
             return "its activations are rounded; supported are weights alone, and 8 bits per token as it runs"
@@ -195,7 +195,7 @@ class PackedTensors(Layout):
             return f"its scales are per {way}; supported are group and channel"
         if weights.get("num_bits") == 8 and not weights.get("symmetric", True):
             return "8 bits with zeros (symmetric=False); quantise it with symmetric=True"
-        return _of_bits(weights.get("num_bits")) or _of_groups(weights.get("group_size"))
+        return _why_not_bits(weights.get("num_bits")) or _why_not_groups(weights.get("group_size"))
 
     def shapes(self, bits: int, inputs: int, outputs: int) -> tuple[tuple[int, int], int]:
         return (outputs, inputs * bits // _WORD), 1
@@ -258,15 +258,15 @@ def _there(read: Read, name: str) -> Tensor:
     return found
 
 
-def _of_bits(bits: object) -> str:
-    """The reason not to take numbers of these bits; empty to take them."""
-    return "" if bits in BITS else f"{bits!r} bits; supported are {' and '.join(map(str, BITS))}"
+def _why_not_bits(bits: object) -> str | None:
+    """The reason not to take numbers of these bits; None to take them."""
+    return None if bits in BITS else f"{bits!r} bits; supported are {' and '.join(map(str, BITS))}"
 
 
-def _of_groups(size: object) -> str:
-    """The reason not to take groups of this size; empty to take them."""
+def _why_not_groups(size: object) -> str | None:
+    """The reason not to take groups of this size; None to take them."""
     fits = size in _WHOLE or (isinstance(size, int) and size > 0 and size % SHARE == 0)
-    return "" if fits else f"groups of {size!r} inputs; {_NEEDS}"
+    return None if fits else f"groups of {size!r} inputs; {_NEEDS}"
 
 
 def _schemes(config: Config) -> Iterator[Config]:

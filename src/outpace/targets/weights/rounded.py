@@ -26,7 +26,7 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.native.layers import functions
 from outpace.targets.cpu.kernels import QUANTISED, Blocks
-from outpace.targets.cpu.linear import Rounded
+from outpace.targets.cpu.linear import RoundedLinear
 from outpace.targets.weights.groups import Layout, layout_of
 
 _METHOD = "outpace"
@@ -55,7 +55,7 @@ def rounded_options(config: Any, shown: str, dtype: torch.dtype | str = "auto") 
         if isinstance(method, str) and method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
             raise _refusal(shown, method, "neither outpace nor transformers knows it")
         return {}
-    if why := layout.refused():
+    if why := layout.why_refused():
         raise _refusal(shown, found["quant_method"], why)
     if isinstance(library := functions(DTYPE), str):
         raise _refusal(shown, found["quant_method"], f"its products are compiled functions: {library}")
@@ -118,7 +118,7 @@ class _Quantiser(HfQuantizer):
                     raise self._refused(model, str(error)) from error
                 self._bits[name] = bits
                 parent, _, own = name.rpartition(".")
-                setattr(model.get_submodule(parent), own, Rounded(module, QUANTISED[f"int{bits}"]))
+                setattr(model.get_submodule(parent), own, RoundedLinear(module, QUANTISED[f"int{bits}"]))
         if not self._bits:
             raise self._refused(model, f"none of its tensors is a {layout.marks}")
 

@@ -27,7 +27,7 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_confidence
 from outpace.drafters.support.growth import Growth
-from outpace.drafters.support.layer_cache import Feed, LayerCache, Slot
+from outpace.drafters.support.layer_cache import LayerCache, LayerFeed, Slot
 from outpace.drafters.support.shapes import shape_of
 from outpace.drafters.support.vocabulary import part_of
 from outpace.drafters.support.within import Within, draft_chains, place_of
@@ -64,7 +64,7 @@ class ExitShared(Growth):
         feeds = []
         for state, own in zip(states, rows, strict=True):
             assert state.slot is not None
-            feeds.append(Feed.text(state.slot, self.cache.length(state.slot), len(own)))
+            feeds.append(LayerFeed.text(state.slot, self.cache.length(state.slot), len(own)))
         forward = self.cache.begin(feeds)
         out = self.adapter.advance(forward.pad(rows), forward.positions, forward.mask, forward.store(0))
         forward.keep([len(own) for own in rows])

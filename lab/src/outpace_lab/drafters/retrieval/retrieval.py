@@ -20,13 +20,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.core import Draft, OutpaceError
-from outpace.datastores.datastore import Datastore
-from outpace.datastores.header import Header, fingerprint
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.retrieval.frequent import most_frequent
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.targets.weights.pretrained import load_tokenizer
+from outpace_lab.datastores.datastore import Datastore
+from outpace_lab.datastores.header import Header, fingerprint
+from outpace_lab.drafters.retrieval.frequent import most_frequent
 
 _REBUILD = "build one for the target: outpace datastore build --model NAME"
 

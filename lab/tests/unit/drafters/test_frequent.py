@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.drafters.retrieval.frequent import most_frequent
+from outpace_lab.drafters.retrieval.frequent import most_frequent
 from paths import paths
 
 DEPTH = 4

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from outpace.cli import corpus
 from outpace.core import OutpaceError
+from outpace_lab.cli import corpus
 
 
 def documents(file: Path, field: str = "text", end: int | None = None) -> list[str | list[int]]:

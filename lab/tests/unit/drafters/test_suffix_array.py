@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from outpace.core import OutpaceError
-from outpace.datastores.suffix_array import (
+from outpace_lab.datastores.suffix_array import (
     NOWHERE,
     Bytes,
     SuffixArray,
@@ -54,7 +54,7 @@ def test_places_are_in_the_order_of_their_suffixes(text: list[int], wider: int) 
 
 def test_sorts_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     text = np.random.default_rng(0).integers(0, 300, 500).tolist()
-    monkeypatch.setattr("outpace.datastores.suffix_array._AT_ONCE", 7)
+    monkeypatch.setattr("outpace_lab.datastores.suffix_array._AT_ONCE", 7)
     assert order_of(encoded(text)) == sorted(range(500), key=lambda place: text[place:])
 
 

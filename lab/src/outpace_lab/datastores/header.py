@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
 from outpace.core import OutpaceError
-from outpace.datastores.suffix_array import bytes_per_token
+from outpace_lab.datastores.suffix_array import bytes_per_token
 
 # As in PNG: a transfer as text, which changes line ends or the eighth bit, corrupts the first bytes.
 MAGIC = b"\x89OPDS\r\n\x1a"

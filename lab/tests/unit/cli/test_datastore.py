@@ -12,9 +12,10 @@ import pytest
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
 
-from outpace.cli import app, corpus, datastore
-from outpace.datastores.datastore import Datastore
-from outpace.datastores.header import fingerprint
+from outpace.cli import app
+from outpace_lab.cli import corpus, datastore
+from outpace_lab.datastores.datastore import Datastore
+from outpace_lab.datastores.header import fingerprint
 
 Run = Callable[..., Any]
 TEXT = "The quick brown fox jumps over the lazy dog. The quick brown fox sleeps.\n"

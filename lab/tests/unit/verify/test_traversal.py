@@ -14,10 +14,10 @@ from drafts import always, chain_shape, fixed, height, sampled, table, trees
 from enumeration import EXACT, Enumerated, Script, error, expected_length
 from outpace.core import Draft
 from outpace.draws.logits import Logits
-from outpace.verify.block import block
 from outpace.verify.match import match
 from outpace.verify.rejection import rejection
-from outpace.verify.traversal import traversal
+from outpace_lab.verify.block import block
+from outpace_lab.verify.traversal import traversal
 
 
 @pytest.mark.parametrize("seed", range(6))

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 import outpace
 from lossless.prompts import PROMPTS
-from outpace.datastores.writer import DatastoreWriter
+from outpace_lab.datastores.writer import DatastoreWriter
 
 
 def with_datastore(spec: str) -> str:

@@ -22,9 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.core import OutpaceError
-from outpace.datastores.header import read_header
-from outpace.datastores.suffix_array import SuffixArray, from_bytes, key_of
 from outpace.files import check_plain
+from outpace_lab.datastores.header import read_header
+from outpace_lab.datastores.suffix_array import SuffixArray, from_bytes, key_of
 
 END = 0  # the end of a document; token t is stored as t + 1
 _AT_ONCE = 1 << 24  # bytes read at once

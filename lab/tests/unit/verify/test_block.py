@@ -12,8 +12,8 @@ from drafts import always, chain_shape, sampled, table
 from enumeration import EXACT, Enumerated, Model, Script, Text, error, expected_length
 from outpace.core import Draft, OutpaceError
 from outpace.draws.logits import Logits
-from outpace.verify.block import block
 from outpace.verify.rejection import rejection
+from outpace_lab.verify.block import block
 
 
 @pytest.mark.parametrize("seed", range(4))

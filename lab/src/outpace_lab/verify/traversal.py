@@ -13,8 +13,8 @@ from outpace.core import Draft, Verdict
 from outpace.draws.logits import Logits
 from outpace.tree import children, path_to
 from outpace.verify.base import Draw, Verifier, likelihood_ratio, proposal
-from outpace.verify.block import chance_of_prefix
 from outpace.verify.rejection import without
+from outpace_lab.verify.block import chance_of_prefix
 
 
 @dataclass

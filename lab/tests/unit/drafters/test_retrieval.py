@@ -12,15 +12,15 @@ from transformers import LlamaForCausalLM
 import outpace
 from folders import byte_tokenizer, save_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.datastores.header import fingerprint
-from outpace.datastores.writer import DatastoreWriter
 from outpace.drafters import load_drafter
-from outpace.drafters.retrieval.retrieval import Retrieval
 from outpace.draws.noise import Key
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import is_chain
+from outpace_lab.datastores.header import fingerprint
+from outpace_lab.datastores.writer import DatastoreWriter
+from outpace_lab.drafters.retrieval.retrieval import Retrieval
 from parts import first
 from paths import paths
 

@@ -15,10 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from outpace.core import OutpaceError
-from outpace.datastores import header, writer
-from outpace.datastores.datastore import Datastore, Found
-from outpace.datastores.header import SIZE, fingerprint
-from outpace.datastores.writer import DatastoreWriter
+from outpace_lab.datastores import header, writer
+from outpace_lab.datastores.datastore import Datastore, Found
+from outpace_lab.datastores.header import SIZE, fingerprint
+from outpace_lab.datastores.writer import DatastoreWriter
 
 PLENTY = 1 << 20
 DEPTH = 3

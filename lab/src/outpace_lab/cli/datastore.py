@@ -11,13 +11,15 @@ from typing import Annotated, Any
 import typer
 from rich.table import Table
 
-from outpace.cli import corpus, progress, screen
 from outpace.cli import options as o
-from outpace.cli.app import datastores, guarded, show
-from outpace.cli.corpus import Piece
+from outpace.cli import progress, screen
+from outpace.cli.app import app, guarded, show
+from outpace.cli.layout import App, Group
 from outpace.cli.writer import check_out
 from outpace.core import OutpaceError
 from outpace.names import check_model
+from outpace_lab.cli import corpus
+from outpace_lab.cli.corpus import Piece
 
 SourcePaths = Annotated[
     list[Path],
@@ -71,6 +73,11 @@ DatastoreFile = Annotated[
 VerifyAll = Annotated[
     bool, typer.Option("--verify", help="Read the whole file and compare it with its checksums.")
 ]
+
+datastores = App(
+    cls=Group, help="Build and inspect datastores for the drafter `retrieval`.", no_args_is_help=True
+)
+app.add_typer(datastores, name="datastore")
 
 
 @datastores.command("build", epilog="Example: outpace datastore build texts/ --out texts.datastore")
@@ -148,8 +155,8 @@ class Vocabulary:
 
 def vocabulary_of(model: str | None, trust_remote_code: bool) -> Vocabulary:
     """The vocabulary of a model's tokenizer; by default the embedded model's."""
-    from outpace.datastores.header import fingerprint
     from outpace.loading.weights import load_tokenizer
+    from outpace_lab.datastores.header import fingerprint
 
     name, tokenizer = load_tokenizer(model, trust_remote_code)
     entries = tokenizer.get_vocab()
@@ -165,7 +172,7 @@ def build(
         size: bytes of all pieces.
         memory: bytes that sorting may take.
     """
-    from outpace.datastores.writer import DatastoreWriter
+    from outpace_lab.datastores.writer import DatastoreWriter
 
     began = time.perf_counter()
     with progress.bar(-(-size // _UNIT) or 1, "MB read") as bar:
@@ -220,7 +227,7 @@ def describe(file: Path, verify: bool = False) -> dict[str, Any]:
     if not file.is_file():
         raise OutpaceError(f"no such file: {file}; `outpace datastore build` writes datastores")
     with screen.busy(f"reading {file} ..."):
-        from outpace.datastores.datastore import Datastore
+        from outpace_lab.datastores.datastore import Datastore
 
         datastore = Datastore(file)
         if verify and not datastore.verified:

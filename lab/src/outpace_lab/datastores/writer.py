@@ -14,16 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from outpace.core import OutpaceError
-from outpace.datastores.datastore import END
-from outpace.datastores.header import MOST_SHARDS, SIZE, Header, Shard, text_bytes
-from outpace.datastores.suffix_array import (
+from outpace.files import replacing
+from outpace_lab.datastores.datastore import END
+from outpace_lab.datastores.header import MOST_SHARDS, SIZE, Header, Shard, text_bytes
+from outpace_lab.datastores.suffix_array import (
     MOST_BYTES,
     Bytes,
     bytes_per_token,
     sort_suffixes,
     to_bytes,
 )
-from outpace.files import replacing
 
 
 class DatastoreWriter:

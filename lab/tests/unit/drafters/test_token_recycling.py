@@ -13,20 +13,20 @@ import pytest
 import torch
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.copying.token_recycling import (
+from outpace.draws.noise import Key
+from outpace.engine.engine import Engine
+from outpace.policy.plan import DraftPlan, Outcome
+from outpace.sequence import Sequence, Step
+from outpace.targets import Output
+from outpace.testing import ToyTarget, check_drafter
+from outpace.tree import path_to
+from outpace_lab.drafters.token_recycling import (
     Candidates,
     TokenRecycling,
     TokenRecyclingState,
     chance,
     template,
 )
-from outpace.draws.noise import Key
-from outpace.engine.engine import Engine
-from outpace.policy.plan import Outcome, Plan
-from outpace.sequence import Sequence, Step
-from outpace.targets import Output
-from outpace.testing import ToyTarget, check_drafter
-from outpace.tree import path_to
 from parts import first
 from paths import distinct_paths
 
@@ -141,9 +141,9 @@ class Seldom:
     timed: bool = False
     steps: int = 0
 
-    def plan(self, batch: int) -> Plan:
+    def plan(self, batch: int) -> DraftPlan:
         self.steps += 1
-        return Plan(0 if self.steps % self.every else 6)
+        return DraftPlan(0 if self.steps % self.every else 6)
 
     def learn(self, outcome: Outcome) -> None:
         pass
