@@ -50,6 +50,13 @@ static inline quad_codes looked_up(const int8_t *table, quad_codes codes) {
 #elif defined(__AVX2__)
     const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
     return (quad_codes)_mm256_shuffle_epi8(all, (__m256i)codes);
+#elif defined(__ARM_FEATURE_DOTPROD)
+    const uint8x16_t all = vld1q_u8((const uint8_t *)table);
+    uint8x16_t half[2];
+    memcpy(half, &codes, sizeof half);
+    for (int i = 0; i < 2; i++) half[i] = vqtbl1q_u8(all, half[i]);
+    memcpy(&codes, half, sizeof half);
+    return codes;
 #else
     for (int i = 0; i < QUAD; i++) codes[i] = (uint8_t)table[codes[i]];
     return codes;
@@ -83,7 +90,7 @@ static inline __attribute__((always_inline)) int shift_of(struct coded as) {
 #endif
 }
 
-#if ACROSS == 16 || defined(__AVX2__)
+#if ACROSS == 16 || defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
 #define IN_VECTORS static inline __attribute__((always_inline))
 #else
 #define IN_VECTORS static __attribute__((noinline)) /* in each form it would take a minute to compile */
@@ -100,6 +107,11 @@ IN_VECTORS across_ints plus_quad(struct coded as, across_ints sum, quad_codes co
     const __m256i pairs_of_two = with_sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(given, own))
                                            : _mm256_maddubs_epi16(own, given);
     return (across_ints)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs_of_two, _mm256_set1_epi16(1)));
+#elif defined(__ARM_FEATURE_DOTPROD)
+    (void)with_sign; /* codes without one have 6 bits at most */
+    int8x16_t half[2];
+    memcpy(half, &codes, sizeof half);
+    return plus_products(sum, half[0], half[1], quad(numbers));
 #else
     for (int output = 0; output < ACROSS; output++)
         for (int i = 0; i < 4; i++) {
