@@ -12,7 +12,8 @@ from typing import Any
 from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
 from outpace.serve.engine import make_engine
-from outpace.serve.server import Options, Server, listen
+from outpace.serve.listening import listen
+from outpace.serve.server import Options, Server
 from serving import PATIENT, STORY, model
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -35,6 +36,8 @@ async def listening(keys: tuple[str, ...] = (), **limits: Any) -> AsyncIterator[
     try:
         yield server, listener.getsockname()[1]
     finally:
+        for one in list(server.server_state.connections):  # which wait for clients to read and close
+            one.transport.abort()
         server.should_exit = True
         await serving
 

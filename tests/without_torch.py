@@ -36,6 +36,12 @@ def check_answers(answers: Mapping[str, str]) -> None:
         assert code == 0 and answers[words] in output, (words, output)
 
 
+def check_beginnings(beginnings: Mapping[str, str]) -> None:
+    """Each command line says this much before it imports torch, which ends it here."""
+    for words, (code, output) in _outputs(beginnings).items():
+        assert code == 1 and beginnings[words] in output, (words, output)
+
+
 def _outputs(lines: Iterable[str]) -> dict[str, tuple[int, str]]:
     """The exit code and the output of each command line."""
     command = [sys.executable, "-c", _CHILD, json.dumps(list(lines))]

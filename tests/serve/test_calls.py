@@ -7,6 +7,7 @@ from itertools import product
 
 import llguidance
 import pytest
+from pydantic_core import from_json
 
 from calling import ARGUMENTS, CALLED, FUNCTIONS, IDS, JSON, READ, WRITTEN, nothing, pieces, read
 from outpace.core import StreamedToken
@@ -31,6 +32,27 @@ def test_a_call_is_read_from_pieces_of_any_size(form: CallFormat, text: str, tem
         assert read(said) == ("Well.\n", [("read", ARGUMENTS)] * 2)
         alone = Manner(form, FUNCTIONS, parallel=False)
         assert len(read(pieces(Answer(alone, nothing), f"{text}\n{text}", 5))[1]) == 1
+
+
+@pytest.mark.parametrize(
+    ("form", "text"), [*((form, text) for form, text, _ in WRITTEN), (Harmony(), CALLED)]
+)
+def test_a_forced_call_that_is_cut_is_no_text(form: CallFormat, text: str) -> None:
+    """Its name is known once no other function's call goes on so; of one function, always."""
+    harmony = isinstance(form, Harmony)
+    named = form.opening("read").index("read") + 1
+    for functions, known in ((FUNCTIONS, named), ({"read": READ}, 1)):
+        for cut in range(1, len(text), 2):
+            answer = (HarmonyAnswer if harmony else Answer)(Manner(form, functions, True), nothing)
+            said = pieces(answer, text[:cut], 50, complete=False)
+            assert all(one.kind == "call" for one in said), (cut, said)
+            assert [one.name for one in said if one.name is not None] == ["read"] * (cut >= known), cut
+            written = "".join(one.text for one in said)
+            if form.head("read") is not None:
+                assert JSON.startswith(written) or written.startswith(JSON), (cut, written)
+            else:
+                assert from_json(written or "{}", allow_partial="trailing-strings").keys() <= ARGUMENTS.keys()
+    assert len(written) > len(JSON) // 2
 
 
 @pytest.mark.parametrize(("form", "text", "template"), WRITTEN, ids=IDS)

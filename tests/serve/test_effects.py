@@ -5,12 +5,13 @@ The list is that of the types: a new field without an entry here, and without th
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import json
 import re
 import types
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -49,6 +50,10 @@ TOOL: Fragment = {"type": "function", "name": "weather", "parameters": PERSON}
 CALLED: Fragment = {"type": "function_call", "call_id": "c1", "name": "weather", "arguments": '{"a": 1}'}
 USER: Fragment = {"role": "user", "content": "a"}
 LAST: Fragment = {"type": "message", **USER}
+BOTH: list[Fragment] = [
+    {"type": "function", "function": {**FUNCTION, "name": name}} for name in ("weather", "other")
+]
+FIRST, SECOND = ({"type": "function", "function": {"name": name}} for name in ("weather", "other"))
 TOKENS: Fragment = {"max_tokens": 2, "temperature": 0, "return_token_ids": True}
 SHORT: Fragment = {"max_tokens": 2, "temperature": 0}
 OUT: Fragment = {"max_output_tokens": 2, "temperature": 0}
@@ -106,6 +111,16 @@ PLACES: dict[str, tuple[str, Callable[[Fragment], Fragment], Fragment]] = {
             tool_choice={"type": "function", "function": one},
         ),
         {"name": "weather"},
+    ),
+    "Allowed": (
+        CHAT,
+        lambda one: chat(tools=BOTH, tool_choice=one),
+        {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": [FIRST]}},
+    ),
+    "AllowedTools": (
+        CHAT,
+        lambda one: chat(tools=BOTH, tool_choice={"type": "allowed_tools", "allowed_tools": one}),
+        {"mode": "auto", "tools": [FIRST]},
     ),
     "Format": (CHAT, lambda one: chat(response_format=one), {"type": "json_object"}),
     "JsonSchema": (
@@ -213,6 +228,11 @@ PLACES: dict[str, tuple[str, Callable[[Fragment], Fragment], Fragment]] = {
         RESPONSES,
         lambda one: responses(tools=[TOOL, {**TOOL, "name": "other"}], tool_choice=one),
         {"type": "function", "name": "weather"},
+    ),
+    "AllowedChoice": (
+        RESPONSES,
+        lambda one: responses(tools=[TOOL, {**TOOL, "name": "other"}], tool_choice=one),
+        {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "weather"}]},
     ),
     "ResponseText": (RESPONSES, lambda one: responses(text=one), {}),
     "ResponseFormat": (
@@ -324,6 +344,8 @@ VALUES: dict[str, Any] = {
     "ImagePart.image_url": {"url": url_of(picture(1))}, "ImageUrl.url": url_of(picture(1)),
     "InputImage.image_url": url_of(picture(1)), "file_id": "a", "source": OTHER, "data": OTHER["data"],
     "ImageSource.type": "url", "ImageSource.url": "http://localhost/a.png",
+    "Allowed.allowed_tools": {"mode": "required", "tools": [FIRST]}, "mode": "required",
+    "AllowedTools.tools": [SECOND], "AllowedChoice.tools": [{"type": "function", "name": "other"}],
     "FunctionChoice.name": "other", "FunctionChoice.type": "custom",
     "OutputItem.type": "custom_tool_call_output", "ReasoningText.type": "text", "TextPart.type": "input_text",
 }  # fmt: skip
@@ -469,36 +491,48 @@ class Answers:
         return self._known[asked]
 
 
+async def wrong_of(check: Callable[[str, str], Awaitable[bool]], of: list[tuple[str, str]]) -> list[str]:
+    """The fields that a check finds wrong; some are checked at once, since a batch takes less time."""
+    places = asyncio.Semaphore(12)
+
+    async def checked(kind: str, name: str) -> bool:
+        async with places:
+            return await check(kind, name)
+
+    found = await asyncio.gather(*(checked(*one) for one in of))
+    return [f"{kind}.{name}" for (kind, name), good in zip(of, found, strict=True) if not good]
+
+
 def test_fields_without_an_effect_have_none() -> None:
     known = {(kind, name): field for kind, name, field in fields()}
 
     async def main() -> None:
-        wrong = []
         async with serving(loaded=rich()) as text, serving(loaded=seeing()) as images:
             answers = {text: Answers(text), images: Answers(images)}
-            for kind, name in INERT:
+
+            async def same(kind: str, name: str) -> bool:
                 own = answers[images if kind in PICTURED else text]
                 value = sample(known[kind, name], name)
                 other = {"store": None, "data": "c"}.get(name)
                 path, body = built(kind, {name: value})
                 _, without = built(kind, {} if other is None else {name: other})
                 (status, one), (_, two) = await own.to(path, body), await own.to(path, without)
-                if status != 200 or one != two:
-                    wrong.append((kind, name, value, one, two))
-        assert not [one[:2] for one in wrong]
+                return status == 200 and one == two
+
+            assert not await wrong_of(same, INERT)
 
     run(main, 600)
 
 
 def test_all_other_fields_change_something() -> None:
     async def main() -> None:
-        wrong = []
         async with (
             serving("prompt_lookup", loaded=rich(), others={"lookahead": "lookahead"}) as text,
             serving(loaded=seeing()) as images,
         ):
             answers = {text: Answers(text), images: Answers(images)}
-            for kind, name in ACTIVE:
+
+            async def differs(kind: str, name: str) -> bool:
                 own = answers[images if kind in PICTURED else text]
                 key = f"{kind}.{name}"
                 common = key.replace("Completions.", "Chat.")
@@ -507,9 +541,9 @@ def test_all_other_fields_change_something() -> None:
                 path, before = built(kind, base)
                 _, after = built(kind, {**base, name: value})
                 (_, one), (_, two) = await own.to(path, before), await own.to(path, after)
-                if one == two:
-                    wrong.append((key, value, one))
-        assert not [one[:2] for one in wrong]
+                return one != two
+
+            assert not await wrong_of(differs, ACTIVE)
 
     run(main, 600)
 

@@ -23,7 +23,8 @@ from outpace.engine.engine import Engine
 from outpace.serve import grammar
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
-from outpace.serve.server import Options, Server, listen
+from outpace.serve.listening import listen
+from outpace.serve.server import Options, Server
 from parts import first
 from serving import LONG, STORY, Client, Exchange, model, run, serving
 
@@ -356,7 +357,8 @@ import asyncio, threading
 from outpace.loading import load
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
-from outpace.serve.server import Options, Server, listen
+from outpace.serve.listening import listen
+from outpace.serve.server import Options, Server
 
 def ready(service):
     loop = asyncio.get_running_loop()

@@ -17,8 +17,9 @@ from outpace.embedded import smollm2_path
 from outpace.loading import load
 from outpace.serve.admission import Limits
 from outpace.serve.engine import make_engine
+from outpace.serve.listening import listen
 from outpace.serve.playground import FILES
-from outpace.serve.server import Options, Server, listen
+from outpace.serve.server import Options, Server
 from outpace.serve.service import Service
 from serving import model, run, serving
 

@@ -127,7 +127,7 @@ async def replica_of(module: Any, **options: Any) -> tuple[Any, Any, list[str]]:
 
 
 def entry(module: Any, config: Any, handle: Handle, names: list[str]) -> Any:
-    return module.Entry(config, handle, names)
+    return module.Ingress(config, handle, names)
 
 
 def ask(app: Any, body: Any = None, path: str = "/v1/completions", **headers: str) -> Exchange:
@@ -210,6 +210,9 @@ def test_several_models(module: Any) -> None:
             found = ask(app, (BODY | {"model": model}) if path == "/v1/completions" else None, path)
             assert "error" not in await found.json() and found.status == 200
         assert [call[1] for call in handle.calls] == ["b", "a", "b"] and handle.multiplexed == "b"
+        (turns,) = {one.service.texts.pool._turns for one in replica.kept.values()}
+        assert turns.total.most == 1  # jobs at once, of all models: a replica's own cores may be fewer
+
         missing = ask(app, BODY | {"model": "c"})
         assert "there is 'a', 'b'" in await missing.text() and missing.status == 404
 

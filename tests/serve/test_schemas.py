@@ -13,7 +13,10 @@ from outpace.core import OutpaceError
 from outpace.grammars.compiling import bytes_alone, compiled
 from outpace.grammars.effects import effective, lists_keys
 from outpace.serve.calls import CallFormat, literal
+from outpace.serve.errors import Refused
 from outpace.serve.json_calls import Signature
+from outpace.serve.marked import Coder, Dsml, Glm
+from outpace.serve.pairs import Pairs
 from serving import run, serving
 
 
@@ -22,6 +25,7 @@ def obj(**properties: Any) -> dict[str, Any]:
 
 
 TEXT = {"type": "string"}
+FREE = {"type": "object", "properties": {"a": TEXT}}
 # Schemas, a value that each allows and one that it does not; None for no such value.
 SAME: list[tuple[Any, str, str | None]] = [
     ({"type": "object", "propertyNames": TEXT, "additionalProperties": TEXT}, '{"a":"b"}', '{"a":1}'),
@@ -37,6 +41,10 @@ SAME: list[tuple[Any, str, str | None]] = [
     ({"type": "object", "properties": {"a": TEXT, "b": {"not": {}}}}, '{"a":"b"}', '{"b'),
     ({"type": ["string", "null"], "not": {"type": "null"}}, '"x"', "null"),
     ({"type": "string", "not": {"type": "null"}}, '"x"', "null"),
+    ({"type": "string", "not": {"const": None}}, '"x"', "null"),
+    ({"type": ["string", "null"], "not": {"enum": [1, []]}}, "null", "1"),
+    ({"enum": ["a", "b", 1, True], "not": {"enum": ["b", 1.0]}}, "true", '"b"'),
+    ({"enum": ["a", 1, True], "not": {"const": 1}, "description": "x"}, "true", "1"),
     ({"type": "string", "uniqueItems": True, "contains": {"const": 1}}, '"x"', "1"),
     ({"type": "array", "contains": {}, "items": TEXT}, '["a"]', "[]"),
     ({"type": "array", "uniqueItems": True, "maxItems": 1}, "[1]", "[1,"),
@@ -49,6 +57,14 @@ SAME: list[tuple[Any, str, str | None]] = [
     ),
     ({"type": "object", "propertyNames": {"pattern": "^a"}, "additionalProperties": {}}, '{"ab":1}', '{"c'),
     ({**obj(a=TEXT), "unevaluatedProperties": False}, '{"a":"b"}', '{"a":"b","c'),
+    ({**FREE, "if": {}, "then": {"required": ["a"]}}, '{"a":"b"}', "{}"),
+    ({**FREE, "if": True, "then": {"required": ["a"]}, "else": False}, '{"a":"b"}', "{}"),
+    ({**FREE, "if": {"type": "object"}, "then": {"required": ["a"]}, "allOf": [{}]}, '{"a":"b"}', "{}"),
+    ({**FREE, "if": {"type": "array"}, "then": {"required": ["a"]}}, "{}", '{"a":1}'),
+    ({**FREE, "if": {"not": {}}, "then": False, "else": {"required": ["a"]}}, '{"a":"b"}', "{}"),
+    ({**FREE, "if": False, "then": {"required": ["a"]}}, "{}", '{"a":1}'),
+    ({**FREE, "$recursiveAnchor": True, "additionalProperties": {"$recursiveRef": "#"}}, '{"b":{}}', None),
+    ({**FREE, "$dynamicAnchor": "n", "additionalProperties": {"$dynamicRef": "#n"}}, '{"b":{}}', '{"b":1}'),
     ({"enum": [None, {"not": {}, "format": "x"}]}, '{"not":{},"format":"x"}', "{}"),
 ]
 
@@ -77,6 +93,7 @@ HARD: list[tuple[str, Any]] = [
     ("dependentRequired", {"type": "object", "dependentRequired": {"a": ["b"]}}),
     ("not", {"type": "string", "not": {"const": "a"}}),
     ("if", {"type": "object", "if": {"required": ["a"]}, "then": {"required": ["b"]}}),
+    ("if", {"type": "number", "if": {"type": "integer"}, "then": {"minimum": 1}}),
     ("contains", {"type": "array", "contains": {"const": 1}}),
 ]
 
@@ -106,6 +123,26 @@ def test_what_cannot_be_forced_is_named(path: str) -> None:
     for key, schema in HARD:
         with pytest.raises(OutpaceError, match=key):
             compiled(bytes_alone(), obj(a=schema))
+
+
+@pytest.mark.parametrize("form", [Coder(), Glm(), Dsml()], ids=str)
+@pytest.mark.parametrize("key", ["$ref", "$recursiveRef"])
+def test_references_to_the_whole_schema_mean_it_in_each_value(form: Pairs, key: str) -> None:
+    """Of formats whose values are documents of their own."""
+    tree = obj(**{"v/é": {"type": "array", "items": {key: "#"}}})
+    start, end = form._around("read")
+    for value, good in (("[]", True), ('[{"v/é":[]}]', True), ("[[]]", False), ("[1]", False)):
+        pair = f"{form.opens}v/é{form._heads(False)}{value}{form._tail}"
+        assert allows(form.grammar([Signature("read", tree)], literal), start + pair + end) is good, value
+
+
+def test_values_that_refer_to_too_much_are_refused() -> None:
+    """Each repeats the whole, which a client could make as long as it likes."""
+    many = {f"a{number}": {"$ref": "#"} for number in range(1000)}
+    free = {**obj(**{key: {} for key in many}), "$defs": {"x": {"const": "a" * 10_000}}}
+    for schema in (obj(**many), free):
+        with pytest.raises(Refused, match="cannot be forced: too long a schema"):
+            Coder().grammar([Signature("read", schema)], literal)
 
 
 OWN = "kim@example.org <tool_call> <|channel|> {} %s \\1 \"' \N{GREEK SMALL LETTER PI}"

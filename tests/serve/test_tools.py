@@ -343,6 +343,37 @@ MISPLACED = [
 ]
 
 
+def allowing(path: str, mode: str, *names: str) -> dict[str, Any]:
+    """Two tools, of which an answer may or must call one of these."""
+    own: dict[str, Any] = {"parameters": {"type": "object", "properties": {"a": {"const": 1}}}}
+    tools: list[Any] = [{"name": name, **own} for name in ("now", "weather")]
+    few: list[Any] = [{"name": name} for name in names]
+    if path == CHAT:
+        tools, few = ([{"type": "function", "function": one} for one in some] for some in (tools, few))
+        choice: dict[str, Any] = {"allowed_tools": {"mode": mode, "tools": few}}
+    else:
+        tools, few = ([{"type": "function", **one} for one in some] for some in (tools, few))
+        choice = {"mode": mode, "tools": [*few, {"type": "web_search"}]}
+    return {"tools": tools, "tool_choice": {"type": "allowed_tools", **choice}}
+
+
+@pytest.mark.parametrize("path", [CHAT, RESPONSES])
+def test_of_allowed_tools_one_is_called(path: str) -> None:
+    async def main() -> None:
+        async with serving(loaded=with_template(HERMES)) as client:
+            sizes = []
+            for name in ("now", "weather"):
+                for mode in ("required", "auto"):
+                    asked = {**body(path), **allowing(path, mode, name)}
+                    found = await client.send(path, asked).json()
+                    sizes.append(found["usage"]["prompt_tokens" if path == CHAT else "input_tokens"])
+                    if mode == "required":
+                        assert [called for called, _ in answered(path, found)[1]] == [name]
+            assert sizes[0] == sizes[2] > max(sizes[1], sizes[3])  # for a choice alone, the prompt stays
+
+    run(main)
+
+
 def test_what_contradicts_itself_is_refused() -> None:
     tool = {"name": "a", "input_schema": {"type": "object"}}
     wrong: list[tuple[str, dict[str, Any], str]] = [
@@ -358,13 +389,16 @@ def test_what_contradicts_itself_is_refused() -> None:
         (RESPONSES, {"conversation": "conv_1"}, "send the whole conversation"),
         (RESPONSES, {"background": True}, "not done here"),
         (RESPONSES, {"tool_choice": "required", "tools": [{"type": "web_search"}]}, "not among tools"),
+        (RESPONSES, allowing(RESPONSES, "required", "other"), "'other', which is not among tools"),
+        (CHAT, allowing(CHAT, "auto", "weather", "other"), "'other', which is not among tools"),
+        (CHAT, allowing(CHAT, "auto"), "at least 1 item"),
     ]
 
     async def main() -> None:
         async with serving() as client:
             for path, more, said in wrong:
                 own: dict[str, Any] = (
-                    {"messages": STORY, "max_tokens": 2} if path == MESSAGES else {"input": "a"}
+                    {"input": "a"} if path == RESPONSES else {"messages": STORY, "max_tokens": 2}
                 )
                 exchange = client.send(path, {**own, **more})
                 error = (await exchange.json())["error"]

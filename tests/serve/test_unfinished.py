@@ -178,6 +178,14 @@ UNFINISHED = [
     (Gemma(), "<start_function_call>call:now{}", NOW),
     (Harmony(), "<|channel|>commentary to=functions.now<|message|>", NOW),
     (Bare(), '<|python_tag|>{"name": "now"}', NOW),
+    (Tagged(), TOOL.format('{"name": "read", "arguments": {"path": "x"}'), X),
+    (Tagged(), TOOL.format('{"name": "read", "arguments": {"path": "x"'), X),
+    (Tagged(), TOOL.format('{"name": "read", "arguments": {"path": "x"}}}'), X),
+    (Tagged(), TOOL.format("{'name': 'read', 'arguments': {'path': 'x',}}"), X),
+    (Bare(), '{"name": "read", "parameters": {"path": "x"}', X),
+    (NamedCalls(), '[TOOL_CALLS]read[ARGS]{"path": "x"', X),
+    (NamedCalls(), '[TOOL_CALLS]read[ARGS]{"path": "x"}}', X),
+    (Harmony(), '<|channel|>commentary to=functions.read<|message|>{"path": "x"', X),
 ]
 
 
@@ -248,9 +256,10 @@ def test_a_call_in_reasoning_that_nothing_ends() -> None:
 
 
 def test_arguments_can_be_sent() -> None:
-    """NaN is no JSON, and half a character cannot be written in UTF-8."""
-    nan = TOOL.format('{"name": "now", "arguments": {"a": NaN}}')
-    assert read(said_of(Tagged(), nan)) == (nan, [])
+    """NaN is no JSON, nor is what no number holds, and half a character cannot be written in UTF-8."""
+    for wrong in ("NaN", "1e999", "[-1e999]"):
+        nan = TOOL.format(f'{{"name": "now", "arguments": {{"a": {wrong}}}}}')
+        assert read(said_of(Tagged(), nan)) == (nan, [])
     (call,) = (
         one for one in said_of(Tagged(), TOOL.format('{"name": "now", "arguments": {"a": "\\ud800"}}'))
     )

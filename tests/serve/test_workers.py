@@ -120,7 +120,9 @@ def test_a_worker_that_died_between_two_jobs_is_replaced(loop: str, caplog: pyte
             await asyncio.to_thread(until_busy, pid)
             os.kill(pid, signal.SIGKILL)
             assert "was interrupted; try again" in (await exchange.json())["error"]["message"]
-            assert exchange.status == 503 and pool.pids == set()
+            assert exchange.status == 503 and exchange.headers["retry-after"] and pool.pids == set()
+            assert "choices" in await client.chat(response_format=form(PATTERN), max_tokens=9).json()
+            assert client.service.admission.inside == 0
 
     if loop == "asyncio":
         run(main)
@@ -137,7 +139,8 @@ def test_workers_give_way_to_the_engine() -> None:
             pools = [client.service.texts.pool, client.service.images.pool, client.service.grammars.pool]
             (turns,) = {pool._turns for pool in pools}
             cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-            assert turns.total.most == max(1, min(8, cores - 1))
+            assert turns.total.most == max(1, min(8, cores - 1)) == spare(cores)
+            assert spare(1) == spare(2) == 1 and spare(100) == spare()  # of a process with cores of its own
 
     run(main)
 

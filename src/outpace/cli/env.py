@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,8 @@ from outpace.embedded import NoHome, cache_path
 if TYPE_CHECKING:
     from outpace.loading import Loaded
 
+_Look = Callable[[], dict[str, Any]]
+_Table = Callable[[dict[str, Any]], RenderableType]
 _PACKAGES = ("torch", "transformers", "huggingface-hub", "numpy", "outpace-lab")
 
 
@@ -41,42 +45,55 @@ def env(given: EnvOptions) -> None:
 
     With --model also how that model would run here: which steps, in which dtype, and why not others.
     """
-    found: dict[str, Any] = {}
+    looks: list[tuple[_Look, _Table]] = [(_installed, _of_installed), (_machine, _of_machine)]
     if given.model is not None:
-        found = _served(given)
-    with screen.busy("looking at this machine ..."):
-        here = environment()
-    show(here | found, given.as_json, _table)
+        looks.append((partial(_served, given), _of_model))
+    found: dict[str, Any] = {}
+    for look, table in looks:
+        seen = look()
+        if not given.as_json:  # the next takes seconds
+            show(seen, False, table)
+        found |= seen
+    if given.as_json:
+        show(found, True, _of_installed)
 
 
-def environment() -> dict[str, Any]:
-    """What is installed, and what this machine can do."""
-    import torch
-
+def _installed() -> dict[str, Any]:
+    """What is installed, as far as the system says without torch."""
     from outpace.native.build import compiler_command
     from outpace.native.instructions import chosen, instructions, limits
-    from outpace.targets.cpu.trials import settled_threads
-    from outpace.targets.hardware import processor
 
-    limit, command, threads = chosen(), compiler_command(), settled_threads()
-    gpus = range(torch.cuda.device_count())
+    limit, command = chosen(), compiler_command()
     return {
         "outpace": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         **{name: _version(name) for name in _PACKAGES},
-        "processor": processor(),
         "cores": os.cpu_count(),
-        "threads": threads.number,
-        "threads_because": threads.because,
         "instructions": limits(platform.machine(), instructions()),
         "limited_to": None if limit is None else limit.march,
-        "gpus": [torch.cuda.get_device_name(place) for place in gpus],
         "compiler": None if isinstance(command, str) else command[0],
-        "compiled": _why_not_compiled() or "",
         "cache": _cache(),
         "extras": {extra: missing(extra) for extra in EXTRAS},
     }
+
+
+def _machine() -> dict[str, Any]:
+    """What this machine can do, as far as torch and trials say."""
+    with screen.busy("looking at this machine ..."):
+        import torch
+
+        from outpace.targets.cpu.trials import settled_threads
+        from outpace.targets.hardware import processor
+
+        threads, gpus = settled_threads(), range(torch.cuda.device_count())
+        return {
+            "processor": processor(),
+            "threads": threads.number,
+            "threads_because": threads.because,
+            "gpus": [torch.cuda.get_device_name(place) for place in gpus],
+            "compiled": _why_not_compiled() or "",
+        }
 
 
 def _served(given: EnvOptions) -> dict[str, Any]:
@@ -142,27 +159,30 @@ def _cache() -> str | None:
         return None
 
 
-def _table(found: dict[str, Any]) -> RenderableType:
+def _of_installed(found: dict[str, Any]) -> RenderableType:
     rows = {**found}
-    extras, model = rows.pop("extras"), rows.pop("model", None)
-    compiled = rows.pop("compiled")
-    rows["threads"] = f"{rows['threads']}: {rows.pop('threads_because')}"
-    rows["functions in C"] = compiled or "compiled"
-    blocks: list[RenderableType] = [_grid(rows), Text("")]
     installs = {
         f"outpace[{extra}]": f"{install(extra)} ({', '.join(lacks)})" if lacks else "installed"
-        for extra, lacks in extras.items()
+        for extra, lacks in rows.pop("extras").items()
     }
-    blocks.append(_grid(installs))
-    if model is not None:
-        passed = model.pop("passed_over", [])
-        packed = model.pop("packed", {})
-        rows = {name.replace("_", " "): value for name, value in model.items() if value not in ("", None, [])}
-        if packed:
-            rows["packed"] = ", ".join(f"{count} layers by {kernel}" for kernel, count in packed.items())
-        rows |= {f"not {one['step']}": one["reason"] for one in passed}
-        blocks += [Text(""), _grid(rows)]
-    return Group(*blocks)
+    return Group(_grid(rows), Text(""), _grid(installs), Text(""))
+
+
+def _of_machine(found: dict[str, Any]) -> RenderableType:
+    rows = {**found}
+    rows["threads"] = f"{rows['threads']}: {rows.pop('threads_because')}"
+    rows["functions in C"] = rows.pop("compiled") or "compiled"
+    return _grid(rows)
+
+
+def _of_model(found: dict[str, Any]) -> RenderableType:
+    model = {**found["model"]}
+    passed, packed = model.pop("passed_over", []), model.pop("packed", {})
+    rows = {name.replace("_", " "): value for name, value in model.items() if value not in ("", None, [])}
+    if packed:
+        rows["packed"] = ", ".join(f"{count} layers by {kernel}" for kernel, count in packed.items())
+    rows |= {f"not {one['step']}": one["reason"] for one in passed}
+    return Group(Text(""), _grid(rows))
 
 
 def _grid(rows: dict[str, Any]) -> Table:

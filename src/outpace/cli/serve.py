@@ -25,6 +25,7 @@ from outpace.cli.parts import ModelSource, profiled
 from outpace.cli.several import MOST, Several, chosen
 from outpace.core import OutpaceError, need
 from outpace.names import read_device_map
+from outpace.serve.listening import listen
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
@@ -273,13 +274,13 @@ def serve(given: ServeOptions) -> None:
     source, several = chosen(given.model or [], keeps, source, given.drafter, others, given.adaptive)
     keys = _checked(given, source, several, [given.drafter, *others.values()])
     watching = observer_of(given.observer, given.parallel)
-    from outpace.serve.server import Server, listen
-
     source = replace(source, place=given.place(source.model))
-    limits = given.limits()
-    options, listener = given.of_server(keys, limits), listen(given.host, given.port)
-    ready = partial(_banner, host=given.host, listener=listener, keys=len(options.keys), began=began)
-    with ExitStack() as learners:
+    with listen(given.host, given.port) as listener, ExitStack() as learners:  # before torch is imported
+        from outpace.serve.server import Server
+
+        limits = given.limits()
+        options = given.of_server(keys, limits)
+        ready = partial(_banner, host=given.host, listener=listener, keys=len(options.keys), began=began)
         load: Callable[[], Any] = partial(_one, given, source, watching, learners, limits)
         if several is not None:
             room = given.models_max or MOST, given.memory, given.prefix_cache

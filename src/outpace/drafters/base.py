@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
@@ -209,6 +209,22 @@ class Drafter(ABC, Generic[State]):
         Not called in plain steps. At most the first ``sequence.budget`` nodes of a draft are verified; if the
         draft states chances, only as many as pay, possibly none.
         """
+
+    def propose_after(self, state: State, tokens: Seq[int], most: int) -> Draft:
+        """Return what it would propose if the text went on with these tokens; by default nothing.
+
+        Args:
+            most: number of nodes, at most.
+        """
+        del state, tokens, most
+        return Draft()
+
+    def guide(self, state: State, guesses: Callable[[Seq[int], int], Draft]) -> None:
+        """Take guesses of a cheaper drafter, its ``propose_after``; by default unused.
+
+        A drafter whose tokens cost a forward each may check several guesses in one.
+        """
+        del state, guesses
 
     def promise(self, state: State) -> float:
         """A cheap upper estimate of the chance of a draft's first node, in [0, 1]; by default 0.

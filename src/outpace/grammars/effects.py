@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 _EACH = {"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"}
@@ -70,6 +71,7 @@ _OF = {  # the type that a key is about
     "format": "string",
 }
 _COMBINING = {"$ref", "allOf", "anyOf", "oneOf", "if", "dependentSchemas", "not", "$dynamicRef"}
+_DYNAMIC = {"$dynamicAnchor": "$anchor", "$dynamicRef": "$ref", "$recursiveRef": "$ref"}
 _WHOLE = {"minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties"}
 
 
@@ -77,29 +79,59 @@ def effective(schema: Any) -> Any:
     """A schema that allows the same values, without keys that have no effect on them.
 
     These are keys that are null, that are about another type than the schema's, or whose value allows
-    everything, formats that are unknown, and what only together with another key has an effect. A condition
-    that nothing meets makes a schema ``False``.
+    everything, formats that are unknown, and what only together with another key has an effect. In place of
+    an ``if`` that everything meets, or nothing, its branch stays. A ``not`` of everything makes a schema
+    ``False``.
     """
     if not isinstance(schema, dict):
         return schema
-    found = {}
-    for key, value in schema.items():
-        if value is None and key not in _VALUES:
-            continue
-        if key in _EACH and isinstance(value, dict):
-            value = {name: effective(one) for name, one in value.items()}
-        elif key in _LISTS or (key == "items" and isinstance(value, list)):
-            value = [effective(one) for one in value] if isinstance(value, list) else value
-        elif key in _ONE:
-            value = effective(value)
-        elif key in _WHOLE and isinstance(value, float) and value.is_integer():
-            value = int(value)
-        found[key] = value
+    found = {key: value for key, value in schema.items() if value is not None or key in _VALUES}
+    for key in _WHOLE & found.keys():
+        if isinstance(found[key], float) and found[key].is_integer():
+            found[key] = int(found[key])
+    found = _each_within(found, effective)
     kinds = _kinds(found)
     found = {key: value for key, value in found.items() if _OF.get(key, "") in ("", *kinds)}
-    for drop in (_without_notes, _without_free, _without_pairs, _with_named):
+    for drop in (_with_static, _without_notes, _without_free, _without_if, _without_pairs, _with_named):
         found = drop(found)
     return _without_not(found, kinds)
+
+
+def moved(schema: Any, place: str) -> Any:
+    """A schema at another place of a document, given as a reference: what refers to its root refers there."""
+    if not isinstance(schema, dict):
+        return schema
+    found = _each_within(schema, partial(moved, place=place))
+    own = found.get("$ref")
+    if isinstance(own, str) and (own == "#" or own.startswith("#/")):
+        found["$ref"] = place + own[1:]
+    return found
+
+
+def refers(schema: Any, beyond: tuple[str, ...]) -> bool:
+    """True if a schema refers to its root, or within it elsewhere than to places that begin so."""
+    seen = [schema]
+    while seen:
+        if isinstance(one := seen.pop(), dict):
+            own = one.get("$ref")
+            if isinstance(own, str) and own.startswith("#") and not own.startswith(beyond):
+                return True
+            _each_within(one, seen.append)
+    return False
+
+
+def _each_within(schema: dict[str, Any], change: Callable[[Any], Any]) -> dict[str, Any]:
+    """A schema with each of the schemas that it contains as ``change`` makes it."""
+    found = dict[str, Any]()
+    for key, value in schema.items():
+        if key in _EACH and isinstance(value, dict):
+            value = {name: change(one) for name, one in value.items()}
+        elif (key in _LISTS or key == "items") and isinstance(value, list):
+            value = [change(one) for one in value]
+        elif key in _ONE:
+            value = change(value)
+        found[key] = value
+    return found
 
 
 def lists_keys(schema: Any) -> bool:
@@ -133,6 +165,20 @@ def _kinds(schema: dict[str, Any]) -> set[str]:
     return {"number" if kind == "integer" else kind for kind in kinds}
 
 
+def _kind(value: Any) -> str:
+    """The type of a value; an integer is a number."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else "boolean"
+    if isinstance(value, int | float):
+        return "number"
+    return "string" if isinstance(value, str) else "array" if isinstance(value, list) else "object"
+
+
+def _equal(one: Any, other: Any) -> bool:
+    """Whether two values are the same; a truth value is no number."""
+    return _kind(one) == _kind(other) and bool(one == other)
+
+
 def _free(schema: Any) -> bool:
     """True for a schema that allows everything."""
     return schema is True or (isinstance(schema, dict) and schema.keys() <= _NOTES)
@@ -140,10 +186,45 @@ def _free(schema: Any) -> bool:
 
 def _without_notes(schema: dict[str, Any]) -> dict[str, Any]:
     """A schema without names and notes that are refused although they say nothing about what is valid."""
-    dropped = {"$dynamicAnchor", "$recursiveAnchor"}
+    dropped = {"$recursiveAnchor"}
     dropped |= set() if str(schema.get("$schema")).rstrip("#") in _DRAFTS else {"$schema"}
     dropped |= {"format"} if schema.get("format") not in _FORMATS else set()
     return {key: value for key, value in schema.items() if key not in dropped}
+
+
+def _with_static(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema whose references are static: those of a document of one schema depend on nothing else."""
+    found = {key: value for key, value in schema.items() if key not in _DYNAMIC}
+    for key, other in _DYNAMIC.items():
+        own = schema.get(key)
+        if not isinstance(own, str) or other in found or (other == "$ref" and not own.startswith("#")):
+            found |= {key: own} if key in schema else {}
+        else:
+            found[other] = own
+    return found
+
+
+def _without_if(schema: dict[str, Any]) -> dict[str, Any]:
+    """A schema with the branch of a condition that is always the same in its place."""
+    if (met := _met(schema.get("if"), _kinds(schema))) is None:
+        return schema
+    branch, others = schema.get("then" if met else "else", True), schema.get("allOf", [])
+    found = {key: value for key, value in schema.items() if key not in ("if", "then", "else")}
+    if _free(branch):
+        return found
+    return found | {"allOf": [*others, branch]} if isinstance(others, list) else schema
+
+
+def _met(condition: Any, kinds: set[str]) -> bool | None:
+    """Whether values of these types meet a condition; None if it depends on the value."""
+    if condition is False or _free(condition):
+        return condition is not False
+    if not isinstance(condition, dict) or "type" not in condition:
+        return None
+    if not kinds & _kinds(condition):
+        return False
+    alone = condition.keys() <= _NOTES | {"type"} and "integer" not in str(condition["type"])
+    return True if alone and kinds <= _kinds(condition) else None
 
 
 def _names_free(names: Any) -> bool:
@@ -220,18 +301,27 @@ def _with_named(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _without_not(schema: dict[str, Any], kinds: set[str]) -> Any:
-    """A schema without a ``not`` of everything, or of types alone."""
+    """A schema without a ``not`` of everything, of types alone, or of values that it can do without."""
     forbidden = schema.get("not")
     if "not" not in schema or forbidden is None:
         return schema
     if _free(forbidden):
         return False
-    if not isinstance(forbidden, dict) or "type" not in forbidden or forbidden.keys() - _NOTES == set():
+    if not isinstance(forbidden, dict):
         return schema
-    rest, out = {key: value for key, value in schema.items() if key != "not"}, _kinds(forbidden)
+    rest, told = {key: value for key, value in schema.items() if key != "not"}, forbidden.keys() - _NOTES
+    values = forbidden.get("enum", [forbidden["const"]] if "const" in forbidden else None)
+    if isinstance(values, list) and len(told) == 1:
+        if isinstance(listed := rest.get("enum"), list):
+            few = [one for one in listed if not any(_equal(one, value) for value in values)]
+            return rest | {"enum": few} if few else False
+        return schema if kinds & set(map(_kind, values)) else rest
+    if "type" not in forbidden:
+        return schema
+    out = _kinds(forbidden)
     if not kinds & out:  # whatever else it says
         return rest
-    if forbidden.keys() - _NOTES != {"type"} or "integer" in str(forbidden["type"]):
+    if told != {"type"} or "integer" in str(forbidden["type"]):
         return schema
     left = kinds - out
     given = schema.get("type")

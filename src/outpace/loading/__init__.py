@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,8 @@ from outpace.hub import local
 from outpace.loading.loaded import Loaded, load_here
 from outpace.loading.placement import Place, SharedModel, Spread, check_needs
 from outpace.loading.shared import load_shared
-from outpace.loading.weights import Encoders, needs_of_name, updated
+from outpace.loading.updates import merge
+from outpace.loading.weights import Encoders, base_of, needs_of_name
 from outpace.names import Backend, check_backend, check_llamacpp, check_model, is_gguf
 from outpace.spec import load as load_spec
 from outpace.targets import of_file
@@ -76,8 +78,7 @@ def load(
         name = str(name)
     check_backend(name, backend, llamacpp)
     check_llamacpp(name, llamacpp)
-    base = updated(name) or name
-    if base is not None and is_gguf(base):
+    if name is not None and is_gguf(base := base_of(name) or name):
         asked = _GgufArguments(name, dtype, device, trust_remote_code, seq2seq, chosen)
         if llamacpp or backend == "llamacpp":
             return _by_llamacpp(asked, llamacpp)
@@ -141,7 +142,8 @@ def _of_file(asked: _GgufArguments, base: str, others: bool) -> Loaded:
     asked.check([(asked.dtype not in floats, "--dtype", "rows are in float32 or bfloat16")])
     path = Path(local(base)).expanduser()
     updates = None if base == asked.name else Path(asked.name).expanduser()
-    target = of_file(path, asked.dtype, others, updates, **vars(asked.options))
+    updated = None if updates is None else partial(merge, folder=updates)
+    target = of_file(path, asked.dtype, others, updated, **vars(asked.options))
     if isinstance(target, LlamaCppTarget):
         return _loaded(asked.name, target)
     if target.tokenizer is None:

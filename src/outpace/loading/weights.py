@@ -73,7 +73,7 @@ def own_dtype(name: str | None, trust_remote_code: bool = False) -> torch.dtype 
     None too if the config cannot be read, which loading then reports.
     """
     try:
-        if (base := updated(name)) is not None:
+        if (base := base_of(name)) is not None:
             return own_dtype(base, trust_remote_code)
         config = read_config(source_of(name), trust_remote_code)
     except Exception:  # transformers and the hub may raise anything
@@ -91,7 +91,7 @@ def reads_rounded(name: str | None, trust_remote_code: bool = False) -> bool:
         return False
 
 
-def updated(name: str | None) -> str | None:
+def base_of(name: str | None) -> str | None:
     """The model that a folder written by peft updates; None for any other model."""
     folder = None if name is None else Path(name).expanduser()
     if folder is None or not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
@@ -128,7 +128,7 @@ def _parts(
     name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: Encoders, **more: Any
 ) -> tuple[Any, Any]:
     """Load a model and its tokenizer. Updates in a folder written by peft are merged into their model."""
-    if name is None or (base := updated(name)) is None:
+    if name is None or (base := base_of(name)) is None:
         return _read(source_of(name), shown_name(name), dtype, trust_remote_code, seq2seq, **more)
     folder = Path(name).expanduser()
     try:

@@ -7,6 +7,7 @@ limit.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -17,6 +18,7 @@ from typing import NamedTuple
 from outpace.core import OutpaceError
 
 VARIABLE = "OUTPACE_CPU"
+_ARM = {"asimddp": (16, 20), "bf16": (26, 14)}  # the system's entry about the processor, and the bit in it
 NATIVE = "native"  # all that the processor has
 
 
@@ -25,13 +27,15 @@ class Limit(NamedTuple):
 
     Attributes:
         march: the compilers' name of it.
-        needs: what the system calls those of its instructions that not every x86-64 has.
+        needs: what the system calls those of its instructions that not every such processor has.
         variables: limits of the libraries below outpace.
+        machine: kind of the processor, as Python calls it.
     """
 
     march: str
     needs: frozenset[str]
     variables: Mapping[str, str]
+    machine: str = "x86_64"
 
 
 def _variables(torch: str, dnn: str, mkl: str) -> dict[str, str]:
@@ -45,6 +49,7 @@ _AMX = _AVX512 | {
     *("avx512ifma", "avx512vbmi", "avx_vnni", "gfni", "vaes", "vpclmulqdq", "sha_ni", "movdiri", "movdir64b"),
     *("amx_tile", "amx_bf16", "amx_int8"),
 }
+_DOT = frozenset(("asimddp",))
 LIMITS = {
     "x86-64": Limit("x86-64", frozenset(), _variables("default", "SSE41", "SSE4_2")),
     "avx2": Limit("haswell", _AVX2, _variables("avx2", "AVX2", "AVX2")),
@@ -55,7 +60,11 @@ LIMITS = {
         _variables("avx512", "AVX512_CORE_BF16", "AVX512_E3"),
     ),
     "amx": Limit("sapphirerapids", _AMX, _variables("avx512", "AVX512_CORE_AMX", "AVX512_E4")),
+    "armv8": Limit("armv8-a", frozenset(), {}, "aarch64"),
+    "armv8-dot": Limit("armv8.2-a+dotprod", _DOT, {}, "aarch64"),
+    "armv8-bf16": Limit("armv8.2-a+dotprod+bf16", _DOT | {"bf16"}, {}, "aarch64"),
 }
+_LIKE = {"x86_64": "x86-64", "aarch64": "64-bit ARM"}  # what people call the kinds
 
 
 def limit_of(name: str, machine: str, found: Collection[str]) -> Limit | None:
@@ -71,9 +80,11 @@ def limit_of(name: str, machine: str, found: Collection[str]) -> Limit | None:
     if name in ("", NATIVE):
         return None
     if name not in LIMITS:
-        raise OutpaceError(f"{VARIABLE} must be {', '.join(LIMITS)} or {NATIVE}, not {name!r}")
-    if machine != "x86_64":
-        raise OutpaceError(f"{VARIABLE}={name} is for x86-64, and this processor is {machine}; leave it out")
+        known = [one for one, limit in LIMITS.items() if limit.machine == machine] or LIMITS
+        raise OutpaceError(f"{VARIABLE} must be {', '.join(known)} or {NATIVE}, not {name!r}")
+    if machine != LIMITS[name].machine:
+        kind = _LIKE[LIMITS[name].machine]
+        raise OutpaceError(f"{VARIABLE}={name} is for {kind}, and this processor is {machine}; leave it out")
     if lacks := sorted(LIMITS[name].needs.difference(found)):
         raise OutpaceError(
             f"{VARIABLE}={name} needs {', '.join(lacks)}, which this processor lacks; it can be limited to "
@@ -84,12 +95,16 @@ def limit_of(name: str, machine: str, found: Collection[str]) -> Limit | None:
 
 def limits(machine: str, found: Collection[str]) -> list[str]:
     """The names of the sets that such a processor can be limited to."""
-    return [name for name, one in LIMITS.items() if machine == "x86_64" and one.needs.issubset(found)]
+    return [name for name, one in LIMITS.items() if machine == one.machine and one.needs.issubset(found)]
 
 
 def instructions() -> frozenset[str]:
     """The instructions that the processor has, as Linux calls them; none on other systems."""
     path = Path("/proc/cpuinfo")
+    if sys.platform == "linux" and platform.machine() == "aarch64":
+        said = ctypes.CDLL(None).getauxval  # an emulated processor has the file of the real one
+        said.argtypes, said.restype = [ctypes.c_ulong], ctypes.c_ulong
+        return frozenset(name for name, (entry, bit) in _ARM.items() if said(entry) >> bit & 1)
     lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
     flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
     return frozenset(flags.split())

@@ -36,7 +36,7 @@ FORMS: tuple[tuple[str, tuple[str, ...]], ...] = (
 # Kind of processor -> the sets that libraries are compiled for, the best one first.
 SETS: dict[str, tuple[Limit, ...]] = {
     "x86_64": (LIMITS["amx"], LIMITS["avx512-bf16"], LIMITS["avx512"], LIMITS["avx2"]),
-    "aarch64": (Limit("armv8-a", frozenset(), {}),),  # every one has NEON
+    "aarch64": (LIMITS["armv8-bf16"], LIMITS["armv8-dot"], LIMITS["armv8"]),  # every one has NEON
 }
 
 

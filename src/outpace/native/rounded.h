@@ -186,6 +186,51 @@ static inline __attribute__((always_inline)) void sums_of_4(int count, const int
     for (int row = 0; row < count; row++)
         sums[row] = (across_ints)_mm256_madd_epi16(sum[row], _mm256_set1_epi16(1));
 }
+#elif defined(__ARM_FEATURE_DOTPROD)
+/* Four numbers, in each four lanes. */
+static inline int8x16_t quad(const int8_t *numbers) {
+    int32_t four;
+    memcpy(&four, numbers, sizeof four);
+    return vreinterpretq_s8_s32(vdupq_n_s32(four));
+}
+
+/* Sums of four products each, of a quad of numbers with those of ACROSS outputs, added to the sums. */
+static inline __attribute__((always_inline)) across_ints plus_products(across_ints sums, int8x16_t first, int8x16_t last,
+                                                                       int8x16_t numbers) {
+    int32x4_t half[2];
+    memcpy(half, &sums, sizeof half);
+    half[0] = vdotq_s32(half[0], first, numbers);
+    half[1] = vdotq_s32(half[1], last, numbers);
+    memcpy(&sums, half, sizeof half);
+    return sums;
+}
+
+static inline __attribute__((always_inline)) void sums_of_8(int count, const int8_t *weights,
+                                                            const int8_t *const *numbers, across_ints *sums) {
+    const across_ints zero = {0};
+    for (int row = 0; row < count; row++) sums[row] = zero;
+    for (int i = 0; i < QUADS; i++) {
+        const int8x16_t first = vld1q_s8(weights + i * QUAD), last = vld1q_s8(weights + i * QUAD + 16);
+        for (int row = 0; row < count; row++) sums[row] = plus_products(sums[row], first, last, quad(numbers[row] + i * 4));
+    }
+}
+
+static inline __attribute__((always_inline)) void sums_of_4(int count, const int8_t *weights,
+                                                            const int8_t *const *numbers, across_ints *sums) {
+    const across_ints zero = {0};
+    const uint8x16_t low = vdupq_n_u8(15);
+    for (int row = 0; row < count; row++) sums[row] = zero;
+    for (int i = 0; i < QUADS / 2; i++) {
+        uint8x16_t own[2];
+        memcpy(own, weights + i * QUAD, sizeof own);
+        const int8x16_t first = vreinterpretq_s8_u8(vandq_u8(own[0], low)), last = vreinterpretq_s8_u8(vandq_u8(own[1], low));
+        const int8x16_t others = vreinterpretq_s8_u8(vshrq_n_u8(own[0], 4)), rest = vreinterpretq_s8_u8(vshrq_n_u8(own[1], 4));
+        for (int row = 0; row < count; row++) {
+            sums[row] = plus_products(sums[row], first, last, quad(numbers[row] + i * 4));
+            sums[row] = plus_products(sums[row], others, rest, quad(numbers[row] + SHARE / 2 + i * 4));
+        }
+    }
+}
 #else
 static inline void sums_of_8(int count, const int8_t *weights, const int8_t *const *numbers, across_ints *sums) {
     for (int row = 0; row < count; row++)

@@ -49,6 +49,16 @@ static inline lanes step_of(lanes sum, const real *given, pairs weights) {
     memcpy(&pair, given, sizeof pair);
     return (lanes)_mm512_dpbf16_ps((__m512)sum, (__m512bh)_mm512_set1_epi32(pair), weights);
 }
+#elif defined(REAL16) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+typedef bfloat16x8_t pairs;
+
+static inline pairs pairs_of(const real *weights) { return vld1q_bf16((const bfloat16_t *)weights); }
+
+static inline lanes step_of(lanes sum, const real *given, pairs weights) {
+    uint32_t pair;
+    memcpy(&pair, given, sizeof pair);
+    return (lanes)vbfdotq_f32((float32x4_t)sum, weights, vreinterpretq_bf16_u32(vdupq_n_u32(pair)));
+}
 #elif defined(REAL16)
 typedef struct {
     lanes even, odd;
@@ -114,7 +124,7 @@ typedef void tile(const real *, long, const real *, long, float *, const char *,
 FORMS
 static tile *const tiles[] = ALL(tile_);
 
-#if PAIR == 2 && !defined(__AVX512BF16__)
+#if PAIR == 2 && !defined(__AVX512BF16__) && !defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 #define WIDENED /* with many rows, weights and rows are converted to float32 once, not for each tile */
 static inline __attribute__((always_inline)) void wide_tile_of(int count, const float *given, long stride,
                                                                const float *weights, long inputs, float *sums) {

@@ -26,6 +26,6 @@ So a wrong field in a chunk of a chat is in ``chat`` or ``formats``, and a wrong
 Before stage 3 the model's service is found: ``host`` is what the routes need of one model (``service``) or of
 several (``router``, with their states in ``models`` and their memory in ``room``).
 
-Around the path: ``server`` is a server in this process, with the ``playground`` at ``/``; ``ray`` is the same
-application in Ray Serve (``hosted``), with a choice among ``replicas``.
+Around the path: ``server`` is a server in this process on a socket of ``listening``, with the ``playground``
+at ``/``; ``ray`` is the same application in Ray Serve (``hosted``), with a choice among ``replicas``.
 """

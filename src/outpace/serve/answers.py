@@ -15,6 +15,8 @@ from outpace.serve.json_calls import Signature, WrittenCall, may_be_unmarked, un
 Kind = Literal["text", "reasoning", "call"]
 _NO_CALL = ValueError, KeyError, TypeError, RecursionError  # of text that only begins like a call
 _LONGEST = 64  # characters of a mark
+# States in which a forced call has been cut: by the answer's limit; or by a text that stops the answer
+_CALLING = {False: {"head", "begin", "forced", "text", "call"}, True: {"forced"}}
 
 
 class Said(NamedTuple):
@@ -90,6 +92,8 @@ class Answer:
         Args:
             complete: the answer was not cut off.
         """
+        if self._manner.forced and not self.calls and self._state in _CALLING[complete]:
+            return list(self._cut())
         found = list[Said]()
         while self._left or self._state == "call":
             found += self._ended(complete)
@@ -312,13 +316,30 @@ class Answer:
         elif left:
             yield Said("reasoning" if state == "reasoning" else "text", left)
 
+    def _cut(self) -> Iterator[Said]:
+        """A forced call that is cut: its name, if one alone goes on so, and what it has of its arguments.
+
+        What comes before the name says nothing to a client, and is no text.
+        """
+        calls, functions = self._manner.calls, self._manner.functions
+        assert calls is not None
+        text = self._opened + self._left if self._state == "call" else self._left
+        text = text[: len(text) - overlap(text, calls.end)]
+        openings = {name: calls.opening(name) for name in functions}
+        begun = [name for name, opening in openings.items() if text.startswith(opening)]
+        names = begun or [name for name, opening in openings.items() if opening.startswith(text)]
+        if len(names) != 1:
+            return
+        arguments = ""
+        if begun:
+            with suppress(*_NO_CALL):
+                whole = calls.read(text[len(calls.begin) :], functions)[0].arguments
+                arguments = "" if whole == "{}" else whole.removesuffix("}").removesuffix('"')
+        yield self._whole(WrittenCall(names[0], arguments))
+
     def _forced_end(self, left: str, complete: bool) -> Iterator[Said]:
         calls = self._manner.calls
         assert calls is not None
-        if not self.calls:  # cut off before the name was known
-            if left:
-                yield Said("text", left)
-            return
         kept = len(calls.tail) if complete else overlap(left, calls.tail)
         piece = left[: len(left) - kept] if complete or kept > 1 else left  # one brace may be the arguments'
         if piece:

@@ -101,6 +101,10 @@ class CallFormat(ABC):
             own: what the names of further rules begin with.
         """
 
+    @abstractmethod
+    def opening(self, name: str) -> str:
+        """What a forced call of a function begins with, up to its arguments."""
+
     def head(self, name: str) -> str | None:
         """What comes before the arguments of a call as JSON; None if they are written in another way."""
         return None
@@ -123,9 +127,13 @@ class JsonCalls(CallFormat):
         parts = split_outside(text, self.begin)
         return [from_value(one) for part in parts if part.strip() for one in values_of(part)]
 
-    def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
-        head, tail = self.head(function.name), self.tail
+    def opening(self, name: str) -> str:
+        head = self.head(name)
         assert head is not None
+        return head
+
+    def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
+        head, tail = self.opening(function.name), self.tail
         schema = json.dumps((arguments_of(function) or {"enum": []}) | {"x-guidance": _SPACING})
         terms = [*split_by_marks(head, self.marks, mark), own, *split_by_marks(tail, self.marks, mark)]
         return " ".join(terms), f"{own}: %json {schema}"
@@ -186,6 +194,10 @@ class NamedCalls(JsonCalls):
     @property
     def marks(self) -> tuple[str, ...]:
         return ("[TOOL_CALLS]", "[CALL_ID]", "[ARGS]")
+
+    def end_of(self, text: str, final: bool = False) -> int | None:
+        place = super().end_of(text, final)
+        return None if place is not None and text[:place].endswith("[ARGS]") else place
 
     def head(self, name: str) -> str:
         return f"{self.begin}{name}[ARGS]"

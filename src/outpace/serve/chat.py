@@ -40,6 +40,7 @@ from outpace.serve.service import Service
 from outpace.serve.tools import (
     Templated,
     Toolbox,
+    allowed,
     answer_to,
     check_names,
     chosen,
@@ -108,6 +109,18 @@ class NamedTool(Wire):
     function: Named
 
 
+class AllowedTools(Wire):
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128, fail_fast=True)]
+
+
+class Allowed(Wire):
+    """The tools of which the answer may call one, or must."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
+
+
 class Prediction(Wire):
     type: Literal["content"]
     content: str | TextParts
@@ -122,7 +135,11 @@ class Chat(OpenAI, Constrained):
     logprobs: bool = False
     top_logprobs: Annotated[Int, Field(ge=0, le=20)] | None = None
     tools: Annotated[list[Tool], Field(min_length=1, max_length=128, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[NamedTool | Allowed, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
     chat_template_kwargs: Object | None = None
@@ -257,9 +274,13 @@ def toolbox(body: Chat) -> Toolbox:
     if choice == "auto" and not tools:
         raise Refused(400, "tool_choice needs tools; leave it out", "tool_choice")
     check_names(tools)
+    parallel = body.parallel_tool_calls is not False
+    if isinstance(choice, Allowed):
+        names = [tool.function.name for tool in choice.allowed_tools.tools]
+        return Toolbox(*allowed(choice.allowed_tools.mode, names, tools), parallel)
     name = choice.function.name if isinstance(choice, NamedTool) else None
     how = None if isinstance(choice, NamedTool) else choice
-    return Toolbox(tools, chosen(how, name, tools), body.parallel_tool_calls is not False)
+    return Toolbox(tools, chosen(how, name, tools), parallel)
 
 
 # -- formatting ------------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from outpace.serve.admission import Limits
 from outpace.serve.auth import Keys
 from outpace.serve.routes import make_app
 from outpace.serve.service import Service
+from outpace.serve.totals import Turns
 
 _log = logging.getLogger("outpace.serve")
 
@@ -27,6 +28,7 @@ class Hosted:
     Args:
         names: names of the model in requests.
         turn: a context of each step, which models of one process share; see ``AsyncEngine``.
+        jobs: places for jobs of processes, which they share too; None for places of its own.
     """
 
     def __init__(
@@ -37,9 +39,10 @@ class Hosted:
         names: Seq[str],
         keys: Keys,
         turn: AbstractContextManager[object] | None = None,
+        jobs: Turns | None = None,
     ) -> None:
         self.app = make_app(keys, limits)
-        self.service = Service(model, engine, limits, names, turn=turn)
+        self.service = Service(model, engine, limits, names, turn=turn, jobs=jobs)
         self.app.state.service = self.service
         self._inside = 0
         self._empty = asyncio.Event()

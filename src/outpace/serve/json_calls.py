@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +14,7 @@ from pydantic_core import from_json
 
 Schema = dict[str, Any]
 PYTHON_TAG = "<|python_tag|>"
+DEEP = 32  # objects and lists within one another
 _STRING = r'"(?:[^"\\]|\\.)*"?'
 _CALL_KEYS = {"name", "arguments", "parameters", "function", "type", "id"}
 _FIRST = re.compile(r'\{\s*(?:"(?P<key>\w*)(?P<named>"\s*(?::\s*(?:"(?P<value>[\w.-]*)(?P<ended>")?)?)?)?)?')
@@ -90,29 +93,81 @@ def unmarked(text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]
 def values_of(text: str) -> Iterator[Any]:
     """The JSON values of a text, between which there are blanks or semicolons; of lists, their elements.
 
-    The text may stand in a fence of Markdown.
+    The text may stand in a fence of Markdown. As small models write them, the last value may lack braces at
+    its end or have some more, or be written as Python's.
     """
-    decoder, text = json.JSONDecoder(parse_constant=_no_number, strict=False), text.strip()
+    text = text.strip()
     if (fence := _FENCE.match(text)) is not None:
         text = text[fence.end() :].removesuffix("```").strip()
     if not text:
         raise ValueError("a call is empty")
     while text:
-        value, end = decoder.raw_decode(text)
+        try:
+            value, end = _DECODER.raw_decode(text)
+        except ValueError:
+            value, end = _mended(text), len(text)
         if isinstance(value, list):
             yield from value
         else:
             yield value
         text = text[end:].lstrip(" \n\r\t;")
+        text = text if text.strip("} \n") else ""
+
+
+def _mended(text: str) -> Any:
+    """The value of a text that lacks braces at its end, or has one too many, or is one of Python's.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if not {'"', "'"} & {*text}:  # an object that has only begun
+        raise ValueError("nothing is said")
+    for whole in (f"{text}}}", f"{text}}}}}", text.removesuffix("}")):
+        with suppress(ValueError):
+            return _DECODER.decode(whole)
+    return from_python(text)
+
+
+def from_python(text: str) -> Any:
+    """The value of a literal of Python, if JSON has it too.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    try:
+        value = ast.literal_eval(text)
+    except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
+        raise ValueError("no literal") from error
+    if not _is_json(value):
+        raise ValueError("not JSON")
+    return value
+
+
+def _is_json(value: Any, depth: int = 0) -> bool:
+    if depth > DEEP:
+        return False
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_json(one, depth + 1) for key, one in value.items())
+    if isinstance(value, list):
+        return all(_is_json(one, depth + 1) for one in value)
+    return value is None or isinstance(value, str | bool | int | float)
 
 
 def _no_number(text: str) -> Any:
     raise ValueError(f"{text} is not JSON")
 
 
+_DECODER = json.JSONDecoder(parse_constant=_no_number, strict=False)
+
+
 def object_of(text: str) -> Any:
-    """The JSON value of a text; of an empty one, no arguments."""
-    return from_json(text, allow_inf_nan=False) if (text := text.strip()) else {}
+    """The JSON value of a text, which may be as in ``values_of``; of an empty one, no arguments."""
+    if not (text := text.strip()):
+        return {}
+    try:
+        return from_json(text, allow_inf_nan=False)
+    except ValueError:
+        return _mended(text)
 
 
 def from_value(value: Any) -> WrittenCall:
@@ -139,8 +194,12 @@ def call_of(name: Any, arguments: Any) -> WrittenCall:
 
 
 def written(value: Any) -> str:
-    """A value as JSON that can be sent: halves of characters stay escaped."""
-    text = json.dumps(value, ensure_ascii=False)
+    """A value as JSON that can be sent: halves of characters stay escaped.
+
+    Raises:
+        ValueError: a number is infinite.
+    """
+    text = json.dumps(value, ensure_ascii=False, allow_nan=False)
     try:
         text.encode()
     except UnicodeEncodeError:

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from outpace.serve.calls import CallFormat, Mark, literal
-from outpace.serve.json_calls import Schema, Signature, WrittenCall, written
+from outpace.serve.json_calls import DEEP, Schema, Signature, WrittenCall, written
 from outpace.serve.pairs import Pairs, matched
-from outpace.serve.values import DEEP, is_text, properties, resolved, texts_of, typed
+from outpace.serve.values import is_text, properties, resolved, texts_of, typed
 
 _SCALARS = {"integer": "/-?(0|[1-9][0-9]{0,17})/", "boolean": '("true" | "false")', "null": '"null"'}
 _NUMBER = "/-?(0|[1-9][0-9]{0,17})([.][0-9]{1,17})?/"
@@ -181,6 +181,9 @@ class Gemma(CallFormat):
                 raise ValueError("a call has no end")
             text = text.removeprefix(",").lstrip()
         return (dict(found) if close == "}" else found), text[1:]
+
+    def opening(self, name: str) -> str:
+        return f"{self.begin}call:{name}{{"
 
     def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
         rules = _Rules(own)

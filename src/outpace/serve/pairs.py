@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import re
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
+from urllib.parse import quote
 
-from outpace.grammars.effects import effective
+from outpace.grammars.effects import effective, moved, refers
 from outpace.serve.calls import CallFormat, Mark, closed, literal, split_by_marks
-from outpace.serve.json_calls import Signature, WrittenCall, from_value, values_of, written
+from outpace.serve.errors import Refused
+from outpace.serve.json_calls import Schema, Signature, WrittenCall, from_value, values_of, written
 from outpace.serve.values import is_text, properties, resolved, texts_of, typed
+
+_LONGEST = 2**23  # characters of the schemas of a function's values
 
 
 class Pairs(CallFormat):
@@ -94,17 +99,22 @@ class Pairs(CallFormat):
             value, left = text, ""
         return self._trimmed(value), left.lstrip()
 
+    def opening(self, name: str) -> str:
+        return self._around(name)[0]
+
     def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
         needed = function.parameters.get("required")
         names = set(needed) if isinstance(needed, list) else set()
         before, after = self._around(function.name)
         terms, rules = split_by_marks(before, self.marks, mark), list[str]()
-        opens = split_by_marks(self.opens, self.marks, mark)
+        opens, document = split_by_marks(self.opens, self.marks, mark), _documents(function)
         for number, (key, schema) in enumerate(properties(function.parameters).items()):
             schema = resolved(schema, function.parameters)
+            if effective(schema) is False and key not in names:
+                continue
             head = split_by_marks(self._heads(is_text(schema)), self.marks, mark)
             ended = split_by_marks(self._tail, self.marks, mark)
-            value, more = _term(f"{own}v{number}", schema, ended, function)
+            value, more = _term(f"{own}v{number}", schema, partial(document, key, schema), ended)
             rules.append(more)
             pair = " ".join([*opens, literal(key), *head, value])
             terms.append(pair if key in names else f"({pair})?")
@@ -146,20 +156,42 @@ class Pairs(CallFormat):
         """The text before the pairs, and the end."""
 
 
-def _term(name: str, schema: Any, tail: list[str], function: Signature) -> tuple[str, str]:
+def _documents(function: Signature) -> Callable[[str, Any], Schema]:
+    """What makes the schema of a property a document, in which references mean what they mean in its own.
+
+    Raises:
+        Refused: these would be too long, since each repeats what is referred to.
+    """
+    root = effective(function.parameters)
+    root = root if isinstance(root, dict) else {}
+    inner = refers(root, ("#/$defs/", "#/definitions/"))
+    shared = {key: root[key] for key in ("$defs", "definitions") if key in root}
+    if inner:
+        shared = {"$defs": {"root": moved(root, "#/$defs/root")}}
+    if len(json.dumps(shared)) * len(properties(root)) > _LONGEST:
+        raise Refused(400, f"a call of {function.name!r} cannot be forced: too long a schema", "tools")
+
+    def document(key: str, schema: Any) -> Schema:
+        if inner:
+            place = quote(key.replace("~", "~0").replace("/", "~1"), safe="~")
+            return shared | {"$ref": f"#/$defs/root/properties/{place}"}
+        own = {"enum": []} if (own := effective(schema)) is False else own
+        return {**shared, **(own if isinstance(own, dict) else {})}
+
+    return document
+
+
+def _term(name: str, schema: Any, document: Callable[[], Schema], tail: list[str]) -> tuple[str, str]:
     """The term of a value and of what follows it, and the rules that it needs.
 
     Args:
+        document: makes a document of the schema.
         tail: what follows, as terms; those that are tokens are no literals.
     """
     after = " ".join(tail)
     if not is_text(schema):
-        root = {
-            key: function.parameters[key] for key in ("$defs", "definitions") if key in function.parameters
-        }
-        whole = closed(effective({**root, **(schema if isinstance(schema, dict) else {})}))
         spacing = {"x-guidance": {"whitespace_flexible": False}}
-        return f"{name} {after}", f"{name}: %json {json.dumps(whole | spacing)}"
+        return f"{name} {after}", f"{name}: %json {json.dumps(closed(document()) | spacing)}"
     texts = texts_of(schema)
     if texts:
         return f"({' | '.join(map(literal, texts))}) {after}", ""

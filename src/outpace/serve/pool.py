@@ -30,10 +30,10 @@ _COMMAND = "from outpace.serve.worker import main; main()"
 _THREADS = {"RAYON_NUM_THREADS": "1", "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
-def spare() -> int:
-    """The number of jobs at once that leaves the engine a core, at least 1."""
+def spare(own: int = 0) -> int:
+    """The number of jobs at once that leaves the engine a core, at least 1; of ``own`` cores, or all if 0."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST, max(1, cores - 1))
+    return min(_MOST, max(1, min(cores, own or cores) - 1))
 
 
 @dataclass(frozen=True)

@@ -275,6 +275,9 @@ class Guarded(HttpToolsProtocol):
             body = to_json(refused.openai())
             head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
             self.transport.write(STATUS_LINE[refused.status] + head % len(body) + body)
+        if self._half:  # it sends nothing that would be left unread
+            self.transport.close()
+            return
         if self.transport.can_write_eof():
             self.transport.write_eof()
         self._timer = self.loop.call_later(_LINGER, self.transport.abort)

@@ -40,7 +40,9 @@ from outpace.serve.engine import make_engine, rooms
 from outpace.serve.errors import Refused, error_response, later, unknown_model
 from outpace.serve.formats import json_response, sse
 from outpace.serve.hosted import Hosted
+from outpace.serve.pool import spare
 from outpace.serve.replicas import ranks, read
+from outpace.serve.totals import Turns
 
 _TRIES = 3  # of a request whose replicas die before they answer
 _SCOPE = {"type", "asgi", "http_version", "method", "scheme", "path", "raw_path", "query_string", "root_path",
@@ -279,7 +281,8 @@ class Replica:
     async def __init__(self, config: Config, models: dict[str, str | None]) -> None:  # type: ignore[misc]
         self._config, self._models = config, models
         self._hosted: dict[str, Hosted] = {}
-        self._steps = FairLock()  # of all models: while one is loaded, torch's default dtype is not theirs
+        # Of all models: while one is loaded, torch's default dtype is not theirs.
+        self._steps, self._jobs = FairLock(), Turns(spare(int(config.cpus)))
         if config.gpus == 0:
             torch.set_num_threads(max(1, int(config.cpus)))
         await self.hosted(next(iter(models)))
@@ -288,7 +291,7 @@ class Replica:
         """The model of this name; ``build`` keeps what this returns, up to ``loaded`` models."""
         config = self._config
         model, engine = await loaded_apart(partial(self._load, self._models[name]))
-        hosted = Hosted(model, engine, config.limits, [name], config.keys, self._steps)
+        hosted = Hosted(model, engine, config.limits, [name], config.keys, self._steps, self._jobs)
 
         async def unload() -> None:
             self._hosted.pop(name)

@@ -29,7 +29,7 @@ from outpace.serve.fields import (
     off,
 )
 from outpace.serve.service import Service
-from outpace.serve.tools import Toolbox, check_names, chosen
+from outpace.serve.tools import Toolbox, allowed, check_names, chosen
 
 _Name = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 _Inert = Annotated[str | None, INERT]
@@ -183,6 +183,24 @@ class FunctionChoice(Wire):
     name: str
 
 
+class AllowedChoice(Wire):
+    """The tools of which the answer may call one, or must; one that is left out is not among them."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[
+        list[
+            Annotated[
+                Annotated[FunctionChoice, Tag("function")]
+                | Annotated[FunctionChoice, Tag("custom")]
+                | Annotated[HostedTool, Tag("hosted")],
+                Discriminator(_kind_of_tool),
+            ]
+        ],
+        Field(min_length=1, max_length=128, fail_fast=True),
+    ]
+
+
 # -- the body ----------------------------------------------------------------------------------------------
 
 
@@ -215,7 +233,11 @@ class Responses(Labelled):
     max_output_tokens: Most | None = None
     text: ResponseText | None = None
     tools: ResponseTools | None = None
-    tool_choice: Literal["none", "auto", "required"] | FunctionChoice | None = None
+    tool_choice: (
+        Literal["none", "auto", "required"]
+        | Annotated[FunctionChoice | AllowedChoice, Field(discriminator="type")]
+        | None
+    ) = None
     parallel_tool_calls: bool | None = None
     reasoning: Reasoning | None = None
     truncation: Annotated[Literal["auto", "disabled"] | None, INERT] = None
@@ -292,11 +314,13 @@ def toolbox(body: Responses) -> tuple[Toolbox, Mapping[str, Origin]]:
     for tool in body.tools or ():
         flat.add(tool)
     check_names(flat.tools)
-    asked = body.tool_choice
+    asked, parallel, origins = body.tool_choice, body.parallel_tool_calls is not False, flat.origins
+    if isinstance(asked, AllowedChoice):
+        names = [tool.name for tool in asked.tools if isinstance(tool, FunctionChoice)]
+        return Toolbox(*allowed(asked.mode, names, flat.tools), parallel, flat.left_out), origins
     name = asked.name if isinstance(asked, FunctionChoice) else None
     how = None if isinstance(asked, FunctionChoice) else asked
-    choice = chosen(how, name, flat.tools)
-    return Toolbox(flat.tools, choice, body.parallel_tool_calls is not False, flat.left_out), flat.origins
+    return Toolbox(flat.tools, chosen(how, name, flat.tools), parallel, flat.left_out), origins
 
 
 def schema_of(body: Responses) -> dict[str, Any] | None:

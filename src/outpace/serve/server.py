@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,7 +31,6 @@ from outpace.serve.totals import Total
 if TYPE_CHECKING:
     from opentelemetry.trace import Tracer
 
-_BACKLOG = 2048
 _PLACES = 8  # connections that an address may have in any case
 
 
@@ -55,22 +53,6 @@ class Options:
     keys: Keys = field(default_factory=lambda: Keys(()))
     limits: Limits = field(default_factory=Limits)
     store: Path | None = None
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket.
-
-    Raises:
-        OutpaceError: the address is not available.
-    """
-    try:
-        return socket.create_server(
-            (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG
-        )
-    except (OSError, OverflowError) as error:
-        raise OutpaceError(
-            f"cannot listen on {host}:{port}: {error}; choose another --port or --host"
-        ) from error
 
 
 def _leave_signals_to_the_system() -> None:

@@ -121,6 +121,23 @@ def chosen(choice: str | None, name: str | None, tools: Seq[dict[str, Any]]) -> 
     return names
 
 
+def allowed(
+    mode: Literal["auto", "required"], names: Seq[str], tools: Seq[dict[str, Any]]
+) -> tuple[Seq[dict[str, Any]], Any]:
+    """The tools that the prompt shows, and a ``Toolbox.choice``, if an answer may call some of them alone.
+
+    Where it must call one, its grammar keeps it to them, and the prompt stays; otherwise it shows no others.
+
+    Raises:
+        Refused: one is not among the tools, or there are none.
+    """
+    known = [tool["function"]["name"] for tool in tools]
+    if others := [name for name in names if name not in known]:
+        raise Refused(400, f"tool_choice allows {others[0]!r}, which is not among tools", "tool_choice")
+    few = [tool for tool, name in zip(tools, known, strict=True) if name in names]
+    return (few, "auto") if mode == "auto" else (tools, chosen("required", None, few))
+
+
 def check_names(tools: Seq[dict[str, Any]]) -> None:
     """Refuse two functions of one name.
 

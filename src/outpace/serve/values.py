@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import ast
 import contextlib
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import unquote
 
 from pydantic_core import from_json
 
-from outpace.serve.json_calls import Schema
+from outpace.serve.json_calls import DEEP, Schema, from_python
 
-DEEP = 32  # objects and lists within one another
 _SCHEMAS = 256  # that are looked at for one value
 _TOLD = {"properties": "object", "items": "array", "pattern": "string", "format": "string"}
+_REFERENCES = "$ref", "$dynamicRef", "$recursiveRef"
 _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
@@ -26,14 +26,24 @@ def properties(schema: Schema) -> dict[str, Any]:
 def resolved(schema: Any, root: Schema) -> Any:
     """A schema in place of a reference to one of the root's definitions."""
     for _ in range(DEEP):
-        if not isinstance(schema, dict) or not isinstance(schema.get("$ref"), str):
+        found = [schema.get(key) for key in _REFERENCES] if isinstance(schema, dict) else []
+        reference = next((one for one in found if isinstance(one, str)), None)
+        if reference is None:
             return schema
-        place: Any = root
-        for name in schema["$ref"].removeprefix("#").lstrip("/").split("/"):
-            name = name.replace("~1", "/").replace("~0", "~")  # as JSON pointers escape them
-            place = place.get(name) if isinstance(place, dict) and name else place if not name else None
-        schema = place
+        schema = _referred(unquote(reference).removeprefix("#"), root)
     return None
+
+
+def _referred(place: str, root: Schema) -> Any:
+    """What a JSON pointer names in the root; None for nothing."""
+    found: Any = None if place and not place.startswith("/") else root
+    for name in place.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")  # as JSON pointers escape them
+        if isinstance(found, list) and name.isdecimal():
+            found = found[int(name)] if int(name) < len(found) else None
+        else:
+            found = found.get(name) if isinstance(found, dict) else None
+    return found
 
 
 def is_text(schema: Any) -> bool:
@@ -114,20 +124,8 @@ def _readings(word: str) -> Iterator[Any]:
     if word.lower() in _WORDS:
         yield _WORDS[word.lower()]
     elif word[:1] in ("{", "["):
-        with contextlib.suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
-            value = ast.literal_eval(word)
-            if _is_json(value):
-                yield value
-
-
-def _is_json(value: Any, depth: int = 0) -> bool:
-    if depth > DEEP:
-        return False
-    if isinstance(value, dict):
-        return all(isinstance(key, str) and _is_json(one, depth + 1) for key, one in value.items())
-    if isinstance(value, list):
-        return all(_is_json(one, depth + 1) for one in value)
-    return value is None or isinstance(value, str | bool | int | float)
+        with contextlib.suppress(ValueError):
+            yield from_python(word)
 
 
 def _kind(value: Any) -> str:

@@ -8,6 +8,7 @@ targets; ``weights`` finds a model's files.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -78,20 +79,24 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
 
 
 def of_file(
-    path: Path, dtype: str = "auto", others: bool = True, updates: Path | None = None, **options: Any
+    path: Path,
+    dtype: str = "auto",
+    others: bool = True,
+    updated: Callable[[Any], Any] | None = None,
+    **options: Any,
 ) -> TargetModel:
     """A target of a GGUF file, by compiled functions, or by llama.cpp.
 
     Args:
         dtype: of its rows: "auto" is bfloat16, or float32 where some matrices are in floats.
         others: llama.cpp runs what is not read here.
-        updates: a folder written by peft, whose low-rank updates are merged into its weights.
+        updated: merges low-rank updates into the model.
         options: as for ``Target``.
 
     Raises:
         UnsupportedModel: neither runs it; the message has both reasons.
     """
-    from outpace.targets.gguf import GgufFile, merge, tokenizer_of
+    from outpace.targets.gguf import GgufFile, tokenizer_of
     from outpace.targets.llamacpp import LlamaCppTarget
 
     if set(options) - {one.name for one in fields(TargetOptions)}:
@@ -99,12 +104,12 @@ def of_file(
     try:
         file = GgufFile(path)
         model = file.model(dtype)
-        target = Target(model if updates is None else merge(model, updates), **options)
+        target = Target(model if updated is None else updated(model), **options)
         target.tokenizer = tokenizer_of(file)
         return target
     except UnsupportedModel as error:
         why = f"outpace does not read {path}: {error}"
-        if updates is not None:
+        if updated is not None:
             raise UnsupportedModel(f"{why}; and low-rank updates of it are merged here alone") from error
         if not others:
             raise UnsupportedModel(f"{why}; leave --backend native out for llama.cpp") from error

@@ -11,11 +11,13 @@ import pytest
 import torch
 
 from outpace.core import DEFAULT_DRAFTER, EXTRAS, install
+from without_torch import check_beginnings
 
 Run = Callable[..., Any]
 
 
 def test_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    run("env")  # compiles what it needs, which another cache would not have
     monkeypatch.setenv("OUTPACE_CACHE", str(tmp_path))
     monkeypatch.setattr("outpace.cli.env.missing", lambda extra: ["thing"] if extra == "serve" else [])
     found = json.loads(run("env", "--json").stdout)
@@ -26,6 +28,10 @@ def test_the_environment(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert f"{install('serve')} (thing)" in " ".join(said.split()) and "installed" in said
     monkeypatch.setenv("CC", "no-such-compiler")
     assert json.loads(run("env", "--json").stdout)["compiler"] is None
+
+
+def test_what_needs_no_torch_is_shown_before_it_is_imported() -> None:
+    check_beginnings({"env": "outpace[serve]", "env --model smollm2": "outpace[serve]"})
 
 
 def test_how_a_model_would_run(run: Run, folder: Path) -> None:

@@ -109,3 +109,32 @@ def test_draws_among_the_drafted_ids_are_those_among_all(draws: Draws, count: in
         assert own.weights == pytest.approx(among.weights) and own.peak == pytest.approx(among.peak)
         assert own.distribution is not None and among.distribution is not None
         assert torch.allclose(part.whole(own.distribution), among.distribution)
+
+
+@pytest.mark.parametrize(
+    "cut", [{}, {"top_p": 0.9}, {"top_k": 5}, {"top_k": 20, "top_p": 0.6}, {"min_p": 0.2}], ids=str
+)
+@pytest.mark.parametrize("temperature", [0.6, 1.0, 1.4])
+def test_draws_from_the_best_tokens_are_those_from_all(cut: dict[str, float], temperature: float) -> None:
+    # Peaked rows, of which the best tokens have nearly all of the weight, and sometimes all that is kept.
+    rows = 4 * torch.randn(40, 200, generator=torch.Generator().manual_seed(1))
+    few, all_of_them = Draws(weigh=True, listed=64), Draws(weigh=True)
+    same = 0
+    for seed, row in enumerate(rows):
+        params = SamplingParams(temperature=temperature, seed=seed, **cut)  # type: ignore[arg-type]
+        sequence = Sequence([1], params, Key(seed), limit=9, eos_token_ids=frozenset())
+        [found] = few.among_best(row[None], [sequence], [2], [2])
+        expected = all_of_them.sampled(sequence, row, depth=2, first=5, count=2)
+        alike = found.tokens == expected.tokens
+        same += alike
+        if alike:
+            assert found.weights == pytest.approx(expected.weights, abs=0.1)
+    assert same >= 36
+
+
+def test_a_row_without_a_likely_token_gives_no_candidates() -> None:
+    sequence = Sequence([1], SamplingParams(temperature=1.0), Key(0), limit=9, eos_token_ids=frozenset())
+    rows = torch.full((3, 100), -torch.inf)
+    rows[1, 7], rows[2] = 1.0, torch.nan
+    none, one, wrong = Draws(weigh=True, listed=64).among_best(rows, [sequence] * 3, [0] * 3, [2] * 3)
+    assert not none.tokens and one.tokens == [7] and one.weights == [0.0] and not wrong.tokens

@@ -6,6 +6,8 @@ Tokens are exact whatever is drafted, so the faults of a draft are seen by what 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,16 +16,18 @@ from transformers import AutoModelForCausalLM
 
 import outpace
 from models import tiny_llama
-from outpace.core import OutpaceError, SamplingParams, UnsupportedModel
+from outpace.core import Draft, OutpaceError, SamplingParams, UnsupportedModel
 from outpace.drafters import load_drafter
+from outpace.drafters.models import rounded_self
 from outpace.drafters.models.rounded_self import RoundedSelf
-from outpace.drafters.support.worth import DraftSpeed, Lately, Rates
+from outpace.drafters.support.worth import DraftSpeed, Lately, Missed, Rates
 from outpace.engine.engine import Engine
 from outpace.native.layers import functions
 from outpace.targets import Target
 from outpace.targets.batch import Batch
 from outpace.targets.stock import rounded
 from outpace.testing import ToyTarget, check_drafter
+from outpace.tree import chain
 
 pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reason="needs a C compiler")
 PROMPTS = [[5, 17, 300, 22, 8], [41, 7, 99], [12, 250, 31, 77, 18, 4, 60], [9]]
@@ -80,6 +84,77 @@ def test_no_row_of_a_draft_stays_in_the_cache() -> None:
             assert sequence.place.rows == len(sequence.tokens) - 1
     plain = Engine(target).generate([PROMPTS[0]], GREEDY)[0].tokens
     assert sequence.output == plain
+
+
+def guided(
+    target: Any, continuation: list[int], params: SamplingParams, wrong: int = 0
+) -> tuple[list[tuple[int, ...]], int]:
+    """The tokens of its chains where another drafter has guesses, and the number of its forwards.
+
+    Args:
+        continuation: what the other drafter guesses.
+        wrong: every so many of these are other tokens; 0 for none.
+    """
+    prompt, drafter, forwards = PROMPTS[0], RoundedSelf(branches=1), 0
+    guesses = [t + bool(wrong and place % wrong == 1) for place, t in enumerate(continuation)]
+    engine = Engine(target)
+    sequence, shared = engine.add(prompt, params), drafter.prepare(target)
+    inner = shared.part.now().forward
+
+    def forward(*given: Any, **options: Any) -> Any:
+        nonlocal forwards
+        forwards += 1
+        return inner(*given, **options)
+
+    part = SimpleNamespace(make=shared.part.make, now=lambda: SimpleNamespace(forward=forward))
+    shared = replace(shared, part=part, few=None)
+    engine.step()
+    state, drafts = drafter.start(sequence, shared), []
+    if continuation:
+        drafter.guide(
+            state, lambda tokens, most: likely(guesses[sequence.output_length + len(tokens) :][:most])
+        )
+    while len(drafts) < 6:
+        drafter.propose([state])
+        drafts.append(tuple(state.tree.tokens))  # also those that are not worth a row
+        engine.step()
+    return drafts, forwards
+
+
+def likely(tokens: list[int]) -> Draft:
+    return replace(chain(tokens), chances=[0.99**place for place in range(len(tokens))])
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_guesses_of_another_drafter_save_forwards_and_change_no_draft(params: SamplingParams) -> None:
+    target = Target(embedded(torch.float32), check=False)
+    text = Engine(target).generate([PROMPTS[0]], params)[0].tokens
+    alone, forwards = guided(target, [], params)
+    right, same = guided(target, text, params)
+    mixed, some = guided(target, text, params, wrong=3)
+    # A guess that is confirmed takes no forward.
+    assert sum(map(len, right)) / same > sum(map(len, mixed)) / some > sum(map(len, alone)) / forwards
+    for own, guessed, other in zip(alone, right, mixed, strict=True):
+        assert own and guessed[: len(own)] == own == other[: len(own)]
+
+
+@pytest.mark.parametrize("params", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_rare_tokens_are_left_out_of_a_draft_and_not_of_the_text(
+    monkeypatch: pytest.MonkeyPatch, params: SamplingParams
+) -> None:
+    target = Target(embedded(torch.float32), check=False)
+    if not target.plan.native:
+        pytest.skip("its head is not cut here")
+    plain = [generation.tokens for generation in Engine(target).generate(PROMPTS, params)]
+    few = max(map(max, plain)) // 2
+    drafter = RoundedSelf(bits=8, branches=1)
+    monkeypatch.setattr(rounded_self, "_COMMON", few)
+    monkeypatch.setattr(rounded_self, "_cuts", lambda active: True)
+    engine = Engine(target, drafter, adaptive=False)
+    found = engine.generate(PROMPTS, params)
+    assert [generation.tokens for generation in found] == plain
+    # Texts repeat their rare tokens, which are then drafted too.
+    assert 2 * sum(g.stats.steps for g in found) < sum(len(g.tokens) for g in found)
 
 
 def by_load_state_dict(model: Any, weights: dict[str, Any]) -> None:
@@ -176,6 +251,37 @@ def test_a_chain_ends_where_a_row_is_worth_more() -> None:
             engine.step()
         lengths.append(drafted)
     assert lengths[1] < lengths[0]
+
+
+def test_a_cut_head_has_what_texts_have() -> None:
+    target: Any = Target(embedded(torch.float32), check=False)
+    part = target.rounded(8)
+    if not part.head_share:
+        pytest.skip("its head is not cut here")
+    few, cache = part.few(100), target.new_cache()
+    slot = cache.allocate()
+    batch = Batch.of({slot: PROMPTS[0]})
+    whole = part.forward(cache, batch).logits_of(slot).clone()
+    rare = target.vocabulary // 2
+    assert few.add([3, rare, rare, 50]) == 2 and few.add([rare + 1 - rare % 2]) == 0
+    for token in (rare, *range(200, target.vocabulary, 97)):
+        few.add([token])
+        assert token in few.ids
+    for _ in range(2):
+        cache.keep({})
+        found = few.now().forward(cache, batch).logits_of(slot)
+        assert found.shape == (len(PROMPTS[0]), len(few.ids)) and len(few.ids.unique()) == len(few.ids)
+        assert torch.equal(found, whole[:, few.ids])
+        few.drop()  # as when weights are rounded anew
+
+
+def test_a_head_is_cut_where_little_is_missed() -> None:
+    missed = Missed()
+    assert missed.pays(0.1, tokens=4) and not missed.pays(0.03, tokens=4)
+    missed.count(20, tokens=200)
+    assert not missed.pays(0.1, tokens=4)
+    missed.count(0, tokens=2000)
+    assert missed.pays(0.1, tokens=4)
 
 
 def test_rates_follow_what_is_seen() -> None:

@@ -49,6 +49,16 @@ def test_drafts_what_followed_before() -> None:
     assert len(draft([7])) == 0
 
 
+def test_drafts_what_followed_text_that_is_not_there_yet() -> None:
+    drafter = Suffix(memory=0)
+    sequence = Sequence([1, 2, 3, 4, 5, 6, 7, 8, 9, 1, 2], SamplingParams(), Key(0), 100, frozenset())
+    state = drafter.start(sequence, drafter.prepare(ToyTarget()))
+    assert drafter.propose_after(state, (), 32) == drafter.draft(state)
+    assert list(drafter.propose_after(state, [3, 4], 3).tokens) == [5, 6, 7]
+    assert list(drafter.propose_after(state, [6], 2).tokens) == [7, 8]  # a match of one token
+    assert not drafter.propose_after(state, [77], 8)
+
+
 def test_the_most_frequent_comes_first() -> None:
     text = [1, 2, 50, 8, 1, 2, 60, 8, 1, 2, 60, 9, 1, 2]
     found = draft(text, min_confidence=0.05)

@@ -35,6 +35,11 @@ def test_unknown_and_missing_sets_are_refused() -> None:
         limit_of("avx512-bf16", "x86_64", LIMITS["avx512"].needs)
     with pytest.raises(OutpaceError, match="is for x86-64, and this processor is aarch64; leave it out"):
         limit_of("avx2", "aarch64", ())
+    with pytest.raises(OutpaceError, match="is for 64-bit ARM, and this processor is x86_64; leave it out"):
+        limit_of("armv8-dot", "x86_64", ())
+    with pytest.raises(OutpaceError, match="must be armv8, armv8-dot, armv8-bf16 or native, not 'avx'"):
+        limit_of("avx", "aarch64", ())
+    assert limits("aarch64", ("asimddp",)) == ["armv8", "armv8-dot"]
     assert limit_of("native", "aarch64", ()) is None is limit_of("", "x86_64", ())
     assert limit_of("avx2", "x86_64", LIMITS["avx512"].needs) == LIMITS["avx2"]
 

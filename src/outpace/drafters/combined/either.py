@@ -3,7 +3,8 @@
 What the first one's draft is worth in a step follows from the chances that it states. The second one costs
 too much to be asked for comparison; what its drafts are worth is measured: tokens per time of the steps in
 which it drafted (Liu et al. 2025, Not-a-Bandit, arXiv 2510.20064, choose among draft models by what they
-reach).
+reach). It may check guesses of the first one on its way, so that its own tokens cost less than a forward each
+(two levels, as in ML-SpecQD, Georganas et al. 2025, arXiv 2503.13565).
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, ClassVar, NamedTuple
 
 from outpace.core import Draft, OutpaceError
@@ -145,6 +147,9 @@ class Either(Drafter[EitherState]):
         try:
             for part, own in zip(self.parts, shared.prepared, strict=True):
                 state.states.append(part.start(sequence, own))
+            self.parts[_SECOND].guide(
+                state.states[_SECOND], partial(self.parts[_FIRST].propose_after, state.states[_FIRST])
+            )
         except BaseException:
             self.stop(state)
             raise

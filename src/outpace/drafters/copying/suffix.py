@@ -145,10 +145,15 @@ class Suffix(SequenceDrafter[SuffixState]):
         return SuffixState(sequence, shared.memory_of(sequence), text, Trust(text))
 
     def draft(self, state: SuffixState) -> Draft:
+        return self.propose_after(state, (), self.num_speculative_tokens)
+
+    def propose_after(self, state: SuffixState, tokens: Seq[int], most: int) -> Draft:
         contexts = self._contexts(state)
+        for token in tokens:
+            contexts = _after(contexts, token)
         if not contexts:
             return Draft()
-        most = min(self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
+        most = min(most, self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
         if state.sequence.budget is not None:
             most = min(most, state.sequence.budget)
         return best_first(contexts, partial(self._children, state.after), most, state.sequence.stop_tokens)

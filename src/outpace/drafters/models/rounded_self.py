@@ -6,31 +6,43 @@ rows that the target has committed, which are exact, and writes those of a draft
 before the target verifies (QSpec, Zhao et al. 2024, arXiv 2410.11305, shares a cache between two precisions
 too). So there is no second cache, no second reading of the prompt, and nothing to catch up on.
 
-All sequences of a batch draft together, one forward per position. A chain ends where its probability falls
-below what a further row is worth at the measured costs; beside its tokens hang second choices, which are
-verified if they pay.
+All sequences of a batch draft together, one forward per position, or for several: where a cheaper drafter has
+guesses, they are checked in one forward of several rows, which takes little longer than one of a single row.
+A chain ends where its probability falls below what a further row is worth at the measured costs; beside its
+tokens hang second choices, which are verified if they pay.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
+
+import torch
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws
 from outpace.drafters.support.growth import grow
 from outpace.drafters.support.shapes import Growing, TreeShape
-from outpace.drafters.support.within import PartShared, Within, feed, layers_of, place_of
-from outpace.drafters.support.worth import DraftSpeed, Lately, Rates
+from outpace.drafters.support.vocabulary import Current
+from outpace.drafters.support.within import PartShared, Within, layers_of, place_of
+from outpace.drafters.support.worth import DraftSpeed, Lately, Missed, Rates
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
+from outpace.targets.batch import Batch
 from outpace.tree import select, worthwhile
 
 _ROW = 0.06  # time of a further row in plain steps that is assumed of second choices, if not measured
+_MORE = 0.12  # time of a further row of a drafting forward, in such forwards, if not measured
+_COPIED = 8  # guesses of another drafter that are checked in a forward, at most
+_LONGEST = 32  # tokens of a chain with such guesses, at most
+_COMMON, _FEW = 1 << 14, 4  # a cut head has the first tokens: at least this number, and a part of all
+_READ = 1024  # last tokens of a prompt that it has too
+_LISTED = 64  # most probable tokens from which a sampled one is drawn
 _LEAST = 1e-9  # the chance that is stated for one that rounds to 0
 
 
@@ -117,21 +129,40 @@ class SelfShared(PartShared):
 
     Attributes:
         rates: of right guesses, of greedy and of sampled texts.
-        forwards: number of sequences -> the time of a forward of theirs.
+        forwards: number of sequences -> the time of a forward of one row each.
+        more: number of sequences -> the time of a further row, in such forwards.
+        few: the rounded target with a cut head; None if it cannot be cut, or is cut by little.
+        missed: of what that does not predict.
     """
+
+    part: Any
+    vocabulary: Current
+    few: Any = None
+    missed: Missed = field(default_factory=Missed)
 
     rates: dict[bool, Rates] = field(default_factory=lambda: {True: Rates(), False: Rates()})
     speed: DraftSpeed = field(default_factory=DraftSpeed)
     forwards: dict[int, Lately] = field(default_factory=dict)
+    more: dict[int, Lately] = field(default_factory=dict)
 
     def row_seconds(self, count: int) -> float | None:
         """Seconds per drafted row where ``count`` sequences draft together; None if not measured."""
         taken = self.forwards.get(count)
         return taken.seconds / count if taken else None
 
-    def took(self, count: int, seconds: float) -> None:
-        """Note the time of a forward of ``count`` sequences."""
-        self.forwards.setdefault(count, Lately()).add(seconds)
+    def more_cost(self, count: int) -> float:
+        """Time of a further row where ``count`` sequences draft together, in forwards of one row each."""
+        taken = self.more.get(count)
+        return taken.seconds if taken else _MORE
+
+    def took(self, count: int, seconds: float, rows: int | None = None) -> None:
+        """Note the time of a forward of ``count`` sequences over ``rows`` rows, by default one each."""
+        further = 0 if rows is None else rows - count
+        if not further:
+            self.forwards.setdefault(count, Lately()).add(seconds)
+        elif single := self.forwards.get(count):
+            share = max(seconds / single.seconds - 1, 0.0) / further
+            self.more.setdefault(count, Lately()).add(share)
 
 
 @dataclass
@@ -140,10 +171,39 @@ class SelfState(Within):
 
     Attributes:
         drafted: seconds of the draft's forwards, its share of them.
+        guesses: what another drafter proposes after some further tokens; None without one.
     """
 
     shared: SelfShared
     drafted: float = field(init=False, default=0.0)
+    guesses: Callable[[Seq[int], int], Draft] | None = field(init=False, default=None)
+
+    def copied(self, price: float) -> list[int]:
+        """Guesses below the chain that are worth a further row each.
+
+        Args:
+            price: time of such a row, in forwards of one row.
+        """
+        tree = self.tree
+        most = min(tree.layers - tree.depth - 1, _COPIED)
+        if self.guesses is None or most < 1:
+            return []
+        draft = self.guesses(tree.guessed(tree.front[-1]), most)
+        tokens: list[int] = []
+        chances: list[float] = []
+        above = -1
+        for node, parent in enumerate(draft.parents):
+            if parent == above and draft.chances is not None:  # the first of siblings is the likeliest
+                above = node
+                tokens.append(draft.tokens[node])
+                chances.append(draft.chances[node])
+        return tokens[: worthwhile(chances, price)]
+
+    @property
+    def chooses(self) -> bool:
+        """True if its tokens are point masses."""
+        assert isinstance(self.tree, Weighed)
+        return self.tree.chooses
 
     def count(self, text: Seq[int]) -> None:
         """Count the draft's tokens as right or wrong, by the text emitted after the root."""
@@ -157,8 +217,9 @@ class RoundedSelf(Drafter[SelfState]):
 
     Attributes:
         bits: of the rounded weights, 4 or 8.
-        num_speculative_tokens: maximum number of tokens of the chain, at least 1. It is shorter where further
-            ones cost more time than they are expected to save.
+        num_speculative_tokens: maximum number of forwards of a draft, at least 1. Each gives a token, or more
+            where another drafter's guesses are its own; there are fewer where further tokens cost more time
+            than they are expected to save.
         branches: tokens drafted per place of the chain, at least 1: beside the one that is continued, others
             that are likely enough. 1 drafts chains.
     """
@@ -192,42 +253,60 @@ class RoundedSelf(Drafter[SelfState]):
 
     def prepare(self, target: TargetModel) -> SelfShared:
         shape = Leading(self.num_speculative_tokens, self.branches)
-        return SelfShared(shape=shape, draws=Draws(weigh=True), part=target.rounded(self.bits))
+        part: Any = target.rounded(self.bits)
+        first = max(part.vocabulary // _FEW, _COMMON)
+        few = part.few(first) if part.head_share and first < part.vocabulary // 2 else None
+        draws = Draws(weigh=True, listed=_LISTED)
+        return SelfShared(shape=shape, draws=draws, vocabulary=Current(part.vocabulary), part=part, few=few)
 
     def renew(self, shared: SelfShared, target: TargetModel) -> SelfShared:
-        return SelfShared(shape=shared.shape, draws=shared.draws, part=shared.part)
+        return SelfShared(
+            shape=shared.shape,
+            draws=shared.draws,
+            vocabulary=Current(target.vocabulary),
+            part=shared.part,
+            few=shared.few,
+        )
 
     def warm(self, shared: SelfShared, slots: int) -> None:
-        part: Any = shared.part
-        part.make()
+        shared.part.make()
 
     def start(self, sequence: Sequence, shared: SelfShared) -> SelfState:
         self.warm(shared, 1)  # here, so that rounding is not counted as a draft's time
         state = SelfState(sequence, shared, place_of(sequence, self.name))
+        if shared.few is not None:
+            shared.few.add(sequence.tokens[-_READ:])
         state.tree = Weighed(0, shared.shape)
         return state
+
+    def guide(self, state: SelfState, guesses: Callable[[Seq[int], int], Draft]) -> None:
+        state.guesses = guesses
 
     def propose(self, states: Seq[SelfState]) -> list[Draft]:
         for state in states:
             state.tree, state.drafted = self._begin(state, len(states)), 0.0
         active = [state for state in states if state.tree.layers > 0]
         if active:
-            shared = active[0].shared
+            part = _part_of(active)
             with active[0].place.cache.provisional():
-                while active:
+                for _ in range(self.num_speculative_tokens):
                     began = time.perf_counter()  # by default the engine's clock, too
-                    grow(active, feed(shared.part, active))
+                    rows = advance(part, active)
                     seconds = time.perf_counter() - began
-                    shared.took(len(active), seconds)
+                    active[0].shared.took(len(active), seconds, rows)
                     for state in active:
                         state.drafted += seconds / len(active)
                     active = [state for state in active if state.tree.front]
+                    if not active:
+                        break
         return [state.tree.finish() for state in states]
 
     def observe(self, states: Seq[SelfState], steps: Seq[Step]) -> None:
         for state, step in zip(states, steps, strict=True):
             sequence, shared = state.sequence, state.shared
             state.count(step.tokens)
+            if shared.few is not None:
+                shared.missed.count(shared.few.add(step.tokens), len(step.tokens))
             if sequence.plain_seconds is not None and sequence.row_cost is not None:
                 time = 1 + sequence.row_cost * len(step.kept) + state.drafted / sequence.plain_seconds
                 shared.speed.step(len(step.tokens), time)
@@ -237,7 +316,7 @@ class RoundedSelf(Drafter[SelfState]):
         """An empty tree; ``count`` sequences draft together."""
         sequence, shared = state.sequence, state.shared
         greedy = sequence.params.greedy
-        tree = Weighed(layers_of(state), shared.shape, rates=shared.rates[greedy])
+        tree = Weighed(layers_of(state, _LONGEST), shared.shape, rates=shared.rates[greedy])
         # Candidates that are drawn without the target's noise come with a distribution, not with chances.
         tree.chooses = greedy or shared.draws.shares(sequence)
         tree.branches = self.branches if tree.chooses else 1
@@ -247,3 +326,49 @@ class RoundedSelf(Drafter[SelfState]):
             tree.least = worth / tree.rates.usual
         tree.price = _ROW if row is None else row
         return tree
+
+
+def _part_of(active: Seq[SelfState]) -> TargetModel:
+    """The rounded target as it is now, with a cut head where that pays, for all forwards of a draft."""
+    shared = active[0].shared
+    cut = _cuts(active)
+    part: TargetModel = (shared.few if cut else shared.part).now()
+    shared.vocabulary.ids = shared.few.ids if cut else None
+    return part
+
+
+def _cuts(active: Seq[SelfState]) -> bool:
+    """True if the head is to be cut."""
+    shared, sequence = active[0].shared, active[0].sequence
+    plain, seconds, speed = sequence.plain_seconds, shared.row_seconds(len(active)), shared.speed
+    # A distribution that is verified is over all tokens.
+    if shared.few is None or plain is None or seconds is None or not all(s.chooses for s in active):
+        return False
+    return shared.missed.pays(seconds / plain * shared.part.head_share * speed.tokens, speed.a_step)
+
+
+def advance(part: TargetModel, active: Seq[SelfState]) -> int:
+    """Let each chain grow by a token, and by one more for each guess below it that turns out to be its own.
+
+    Returns:
+        The number of rows of the forward.
+    """
+    shared, cache = active[0].shared, active[0].place.cache
+    price = shared.more_cost(len(active))
+    feeds = {state.place.slot: [state.last, *state.copied(price)] for state in active}
+    output = part.forward(cache, Batch.of(feeds))
+    right = dict.fromkeys(feeds, 0)
+    left = list(active)
+    while left:
+        rows = [output.logits_of(state.place.slot)[right[state.place.slot]] for state in left]
+        grow(left, torch.stack(rows))
+        going = []
+        for state in left:
+            slot = state.place.slot
+            right[slot] += 1
+            ahead = feeds[slot][right[slot] :]
+            if state.tree.front and ahead and state.last == ahead[0]:
+                going.append(state)
+        left = going
+    cache.keep({slot: range(count) for slot, count in right.items()})
+    return sum(map(len, feeds.values()))

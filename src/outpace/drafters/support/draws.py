@@ -7,16 +7,19 @@ from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import Literal
 
+import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
-from outpace.core import NoTokenLeft, OutpaceError
-from outpace.draws.noise import Stream, noisy_argmax, noisy_top
+from outpace.core import NoTokenLeft, OutpaceError, SamplingParams
+from outpace.draws.noise import Stream, host_noise, noisy_argmax, noisy_top, signed, words_of
 from outpace.draws.sampling import warp
 from outpace.native import layers
 from outpace.sequence import Sequence
 from outpace.transfer import gather, widened
 
 Noise = Literal["coupled", "independent", "greedy"]
+_COLDEST = 1e-3  # temperature below which the best token is as good as certain
 
 
 def check_confidence(method: str, min_confidence: float) -> None:
@@ -70,12 +73,15 @@ class Draws:
         weigh: whether to compute confidences.
         independent: False takes the most probable tokens if the target's noise may not be shared: for shapes
             that choose among candidates by their tokens, which no distribution describes.
+        listed: the target's noise is added to this number of the most probable tokens alone; 0 for all of
+            them. Any token may be drafted, so one that is missed costs no more than a wrong one.
     """
 
     noise: Noise = "coupled"
     replacement: bool = False
     weigh: bool = False
     independent: bool = True
+    listed: int = 0
 
     def best(self, rows: Tensor, counts: Seq[int], ids: Tensor | None = None) -> list[Children]:
         """The most probable tokens of n rows, shape [n, vocabulary], in one pass.
@@ -99,6 +105,37 @@ class Draws:
             kept = [place for place in range(min(count, len(own))) if own[place] > -math.inf]
             weights = [min(own[place] - total, 0.0) if self.weigh else 0.0 for place in kept]
             found.append(Children([names[place] for place in kept], weights, weights[0]) if kept else NOTHING)
+        return found
+
+    def among_best(
+        self,
+        rows: Tensor,
+        sequences: Seq[Sequence],
+        depths: Seq[int],
+        counts: Seq[int],
+        ids: Tensor | None = None,
+    ) -> list[Children]:
+        """Candidates drawn with the target's own noise from the ``listed`` best tokens of n rows.
+
+        Args:
+            rows: logits, [n, vocabulary], which no parameter adjusts.
+            depths: of the candidates in the draft.
+            ids: tokens of the columns; None if they are the tokens.
+        """
+        scores, tokens, totals = layers.best(rows, min(self.listed, rows.shape[-1]))
+        tokens = tokens if ids is None else ids[tokens]
+        words = words_of(tokens)
+        found = []
+        for place, (sequence, depth, count) in enumerate(zip(sequences, depths, counts, strict=True)):
+            own = scores[place].double().numpy()
+            heated, kept = _kept(own, float(totals[place]), sequence.params)
+            key = signed(self.word(sequence, sequence.output_length, depth, 0))
+            noisy = heated[:kept] + host_noise(words[place, :kept].numpy() ^ key)
+            order = np.argsort(-noisy, kind="stable")[:count]
+            total = float(np.logaddexp.reduce(noisy)) if kept else 0.0
+            clear = [min(float(noisy[one]) - total, 0.0) for one in order]
+            names = tokens[place].tolist()
+            found.append(Children([names[one] for one in order], clear, clear[0]) if kept else NOTHING)
         return found
 
     def draws_from(self, sequence: Sequence) -> bool:
@@ -166,3 +203,31 @@ class Draws:
             return Children(tokens, weights, weights[0] if weights else 0.0, p)
         weights = [min(math.log(chances[rank]), 0.0) for rank in kept]
         return Children(tokens, weights, float(p.max().log()), p)
+
+
+def _kept(best: NDArray[np.float64], total: float, params: SamplingParams) -> tuple[NDArray[np.float64], int]:
+    """The best logits of a row, in descending order, heated, and how many of them the parameters keep.
+
+    The weight of the others is known at temperature 1 alone, and estimated at another by that of the last
+    of the best: few are close to a limit, and a draft need not be right.
+
+    Args:
+        total: the log of the sum of the exponentials of the whole row.
+    """
+    best = best[np.isfinite(best)]
+    if not len(best) or not math.isfinite(total):
+        return best, 0
+    below, cooling = best - best[0], 1 / max(params.temperature, _COLDEST)
+    heated = below * cooling
+    weights = np.exp(heated)
+    others = max(math.exp(total - best[0]) - float(np.exp(below).sum()), 0.0)
+    others *= math.exp(min(below[-1] * (cooling - 1), 0.0))
+    kept = len(best)
+    if 0 < params.top_k <= kept:
+        kept, others = params.top_k, 0.0
+    sums = np.cumsum(weights[:kept])
+    if params.top_p < 1:
+        kept = int((sums - weights[:kept] < params.top_p * (sums[-1] + others)).sum())
+    if params.min_p > 0:
+        kept = min(kept, int((weights >= params.min_p).sum()))
+    return heated, max(kept, 1)

@@ -118,6 +118,16 @@ def grow(active: Seq[Grows], rows: Tensor) -> None:
         chosen, ids = shared.vocabulary.drafted(rows if len(quick) == len(nodes) else rows[quick])
         best = shared.draws.best(chosen, [counts[place] for place in quick], ids)
         found = dict(zip(quick, best, strict=True))
+    if listed := [place for place, (state, _) in enumerate(nodes) if _listed(state)]:
+        chosen, ids = shared.vocabulary.drafted(rows if len(listed) == len(nodes) else rows[listed])
+        among = shared.draws.among_best(
+            chosen,
+            [nodes[place][0].sequence for place in listed],
+            [nodes[place][0].tree.depth for place in listed],
+            [counts[place] for place in listed],
+            ids,
+        )
+        found.update(zip(listed, among, strict=True))
     place = 0
     for state in active:
         layer: list[int] = []
@@ -143,6 +153,14 @@ def _quick(state: Grows) -> bool:
     if state.shared.vocabulary.text:  # parameters by token id do not apply to its tokens
         return not state.shared.draws.draws_from(state.sequence)
     return state.sequence.processor.plain
+
+
+def _listed(state: Grows) -> bool:
+    """True if children are drawn with the target's noise from the most probable tokens alone."""
+    sequence, shared = state.sequence, state.shared
+    if not shared.draws.listed or shared.vocabulary.text or sequence.processor.adjusts:
+        return False
+    return not sequence.params.greedy and shared.draws.shares(sequence)
 
 
 def _children(state: Grows, row: Tensor, node: int, count: int) -> Children:

@@ -110,6 +110,27 @@ class Subset(Vocabulary):
         return spread(probabilities, self._ids, self._size, 0.0)
 
 
+class Current(Vocabulary):
+    """Some of the target's vocabulary, or all of it: that of the latest forward.
+
+    Attributes:
+        ids: of the latest forward's logits, in the target's; None for all.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self.ids: Tensor | None = None
+
+    def logits(self, rows: Tensor) -> Tensor:
+        return rows if self.ids is None else spread(rows, self.ids, self._size)
+
+    def drafted(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        return rows, self.ids
+
+    def whole(self, probabilities: Tensor) -> Tensor:
+        return probabilities if self.ids is None else spread(probabilities, self.ids, self._size, 0.0)
+
+
 def part_of(ids: Tensor | None, size: int) -> Vocabulary:
     """The vocabulary of a module that drafts these of the target's ids; None is all of them."""
     return Vocabulary() if ids is None else Subset(ids, size)

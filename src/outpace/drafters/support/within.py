@@ -88,17 +88,20 @@ def draft_by_part(states: Seq[Within]) -> list[Draft]:
         return draft_chains(states, lambda active: feed(shared.part, active))
 
 
-def layers_of(state: Within) -> int:
+def layers_of(state: Within, depth: int | None = None) -> int:
     """Length of the longest chain that may be drafted; 0 before the prompt is in the cache.
 
     (The last rows of a first prompt are computed in the first step, which therefore has no draft.)
+
+    Args:
+        depth: a limit beside those of the sequence and the cache; by default the shape's.
     """
     sequence, place = state.sequence, state.place
     length = len(sequence.tokens)
     after = state.shared.after if isinstance(state.shared, PartShared) else 0
     if place.rows != length - 1 or place.rows < after:
         return 0
-    layers = sequence.within_reach(state.shared.shape.depth)
+    layers = sequence.within_reach(state.shared.shape.depth if depth is None else depth)
     bounded = place.cache.static or place.cache.capacity is not None
     return min(layers, place.cache.room(place.slot) - length) if bounded else layers
 

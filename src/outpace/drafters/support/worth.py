@@ -9,6 +9,11 @@ _KEEP = 0.98  # share of earlier observations' weight that a new one leaves
 _DOUBT = 2.0  # weight, in guesses, of the assumption that stated confidences are right
 _USUAL, _WEIGHT = 0.8, 4.0  # rate of right guesses that is assumed at first, and its weight, in guesses
 _FINEST = 1 / 256  # chance of a wrong guess below which confidences are counted together
+_LEVELS, _PANEL = 8, 64  # sizes of a head that are tried, multiples of some outputs
+_RECENT, _UNSEEN = (
+    0.999,
+    50.0,
+)  # share of a text's weight that a further token leaves; weight of the first doubt
 _KEPT = 9  # latest times kept
 
 
@@ -47,6 +52,11 @@ class DraftSpeed:
         """Tokens per plain step's time; at least 1, which plain decoding has."""
         return max(1.0, self._tokens / self._time)
 
+    @property
+    def a_step(self) -> float:
+        """Tokens per step."""
+        return self._tokens
+
     def step(self, tokens: int, time: float) -> None:
         """Note a step's tokens, and its time in plain steps."""
         self._tokens += (1 - _KEEP) * (tokens - self._tokens)
@@ -79,6 +89,27 @@ class Rates:
         cell[:] = cell[0] * _KEEP + right, cell[1] * _KEEP + 1
         if not rank:
             self._all[:] = self._all[0] * _KEEP + right, self._all[1] * _KEEP + 1
+
+
+class Missed:
+    """The rate of tokens that a cut head does not predict, and whether it is worth the head's time."""
+
+    def __init__(self) -> None:
+        self._missed, self._seen = 1.0, _UNSEEN
+
+    def count(self, missed: int, tokens: int) -> None:
+        """Count tokens of a text, and how many of them were not predicted."""
+        keep = _RECENT**tokens
+        self._missed, self._seen = self._missed * keep + missed, self._seen * keep + tokens
+
+    def pays(self, saved: float, tokens: float) -> bool:
+        """True if less is lost than saved: a token that is not predicted ends a draft, usually in its middle.
+
+        Args:
+            saved: time per drafted row, in tokens.
+            tokens: emitted per step.
+        """
+        return self._missed / self._seen * tokens / 2 < saved
 
 
 def _place(rank: int, stated: float) -> tuple[int, int]:

@@ -57,8 +57,11 @@ class Rounding:
         refused: why the step cannot be rounded; None if it can.
         numbers: bits -> number of weights that are rounded to them.
         bytes: of the rounded weights.
+        head_share: the head's share of them, if it can be cut to the first tokens; otherwise 0.
         live: the layers whose weights the step reads from the model, and has no copy of.
     """
+
+    head_share = 0.0
 
     def __init__(self, step: Any, bits: int) -> None:
         self._step = step

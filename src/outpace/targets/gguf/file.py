@@ -1,7 +1,7 @@
 """Loading of a GGUF file into a transformers model whose matrices stay as they are in the file.
 
-Config, names and the order of rows are transformers' own (``modeling_gguf_pytorch_utils``). Its reader takes
-half a minute for the texts of a large vocabulary, so it is given a copy of the header without them.
+Config and the order of rows are transformers' own (``modeling_gguf_pytorch_utils``). Its reader takes half a
+minute for a large vocabulary, so it is given a copy of the header without one.
 """
 
 from __future__ import annotations
@@ -140,15 +140,11 @@ class GgufFile:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _filled(self, model: Any, dtype: torch.dtype) -> Any:
-        from transformers.modeling_gguf_pytorch_utils import (
-            TENSOR_PROCESSORS,
-            TensorProcessor,
-            get_gguf_hf_weights_map,
-        )
+        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
 
         made: Any = TENSOR_PROCESSORS.get(self.architecture, TensorProcessor)
         processor = made(config=self.config.to_dict())
-        names = get_gguf_hf_weights_map(model, processor, self.architecture)
+        names = self._names(model, processor)
         embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
         tied = self.config.tie_word_embeddings
         left = [name for name in self._places if name not in names and name != _FREQUENCIES]
@@ -176,6 +172,24 @@ class GgufFile:
         if missing:
             raise UnsupportedModel(f"it has no tensor for {missing[0]}")
         return model
+
+    def _names(self, model: Any, processor: Any) -> dict[str, str]:
+        """llama.cpp's names of a model's tensors -> transformers'.
+
+        As its ``get_gguf_hf_weights_map``, which makes the table of names anew for each module.
+        """
+        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
+
+        kind = next((kind for kind, name in MODEL_ARCH_NAMES.items() if name == self.architecture), None)
+        if kind is None:
+            raise UnsupportedModel(f"this version of gguf has no names for {self.architecture}")
+        known, found = get_tensor_name_map(kind, self.config.num_hidden_layers), dict[str, str]()
+        for name in map(processor.preprocess_name, model.state_dict()):
+            stem, _, end = name.rpartition(".")
+            stem, end = (stem, f".{end}") if end in ("weight", "bias") else (name, "")
+            if (own := known.get_name(stem)) is not None:
+                found[own + end] = name
+        return found
 
     def _linear(
         self, module: Any, name: str, place: _Place, order: Tensor | None, dtype: torch.dtype
@@ -265,7 +279,8 @@ def _described(copy: Path, ends: dict[str, int], vocabulary: int) -> tuple[Any, 
 def _config(copy: Path, architecture: str, vocabulary: int) -> Any:
     """transformers' config. It has two ways to read one, and the newer one counts the texts."""
     from transformers import AutoConfig
-    from transformers.integrations.gguf import GGUF_CONFIG_ARCHS, get_gguf_config, read_gguf_metadata
+    from transformers.integrations.gguf.gguf_config_mapping import GGUF_CONFIG_ARCHS, get_gguf_config
+    from transformers.integrations.gguf.reader import read_gguf_metadata
 
     if architecture not in GGUF_CONFIG_ARCHS:
         return AutoConfig.from_pretrained(str(copy.parent), gguf_file=copy.name)

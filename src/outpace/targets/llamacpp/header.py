@@ -66,13 +66,13 @@ def check_header(path: Path) -> None:
 
 
 class JoinedHeader(NamedTuple):
-    """The header of a file, or of all parts of a split one, without lists of texts, as of a vocabulary.
+    """The header of a file, or of all parts of a split one, without the lists of its vocabulary.
 
     Attributes:
         head: the header, filled up to where tensors begin.
         size: of a file with it and the tensors of all parts, one part after the other.
         places: of each part, where its tensors begin in that file, and in its own.
-        vocabulary: tokens, whose texts are left out.
+        vocabulary: its tokens.
     """
 
     head: bytes
@@ -93,7 +93,7 @@ def joined(paths: Sequence[Path]) -> JoinedHeader:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             own = _Header(data).parts(end)
         if not places:
-            version, count, values, vocabulary = own.version, own.count, own.values, own.vocabulary
+            version, count, values, vocabulary = own.version, own.kept, own.values, own.vocabulary
             alignment, wanted = own.alignment, own.wanted
         infos.append(own.infos)
         tensors += own.tensors
@@ -129,16 +129,16 @@ class _Parts(NamedTuple):
     """Pieces of a header, as ``joined`` puts them together.
 
     Attributes:
-        count: of the values.
+        kept: number of the values.
         tensors: their number, in this file.
         infos: what is said of tensors.
         begin: where tensors begin.
         wanted: number of the tensors of all parts of a split file, if it says one.
-        vocabulary: tokens, whose texts are left out.
+        vocabulary: tokens of the lists that are left out.
     """
 
     version: int
-    count: int
+    kept: int
     tensors: int
     values: bytes
     infos: bytes
@@ -181,7 +181,7 @@ class _Header:
         self._check_places([self._tensor(alignment) for _ in range(tensors)], alignment)
 
     def parts(self, moved: int) -> _Parts:
-        """The header in pieces, without texts; tensors are moved by some bytes."""
+        """The header in pieces, without the vocabulary; tensors are moved by some bytes."""
         version = self._number("<I")
         tensors, values = self._number("<Q"), self._number("<Q")
         kept, found, wanted = list[bytes](), dict[bytes, _Value](), 0
@@ -189,7 +189,7 @@ class _Header:
             begin = self._at
             key, value = self._value()
             found[key] = value
-            if value.inner != _STRING:
+            if value.inner is None or not key.startswith(_VOCABULARY):
                 kept.append(bytes(self._data[begin : self._at]))
             if key == _SPLIT_TENSORS and _SIZES.get(value.kind) == 4:
                 wanted = int.from_bytes(self._data[self._at - 4 : self._at], "little")

@@ -34,6 +34,8 @@ class NativeRounding:
         for product in self.layers:
             self.numbers[self._bits_of(product)] += product.packed.inputs * product.packed.outputs
         self.bytes = int(sum(BYTES[each] * count for each, count in self.numbers.items()))
+        head = self.layers[-1].packed
+        self.head_share = BYTES[self._bits_of(self.layers[-1])] * head.inputs * head.outputs / self.bytes
         self.refused = next(self._refused(), None)
 
     def _refused(self) -> Iterator[str]:

@@ -107,13 +107,15 @@ class NativeRunner:
     Attributes:
         weights: what it computes with.
         layers: their numbers in the model.
+        products: of each layer, four; then the head's.
     """
 
     def __init__(self, model: Any, context: int | None, quantise: str = "") -> None:
         recipe = recipe_of(model)
         assert recipe is not None
         self.weights, self._context, self._recipe = Weights(model, recipe, quantise), context, recipe
-        self._own_products: Sequence[Product] = self.weights.products
+        self.products: Sequence[Product] = self.weights.products
+        self._held_head: Any = None
         weights, config = self.weights, self.weights.config
         self.layers = list(range(config.num_hidden_layers))
         each = views_of(recipe, config)
@@ -165,13 +167,24 @@ class NativeRunner:
         """The same with other weights in its products, which are those of all layers, then the head's."""
         part = copy.copy(self)
         part._begin()
-        part._own_products = products  # whose addresses the structs have
+        part.products = products  # whose addresses the structs have
         *of_layers, head = (product.packed.product(product.bias) for product in products)
         part._layers, part._head = [], head
         for number, layer in enumerate(self._layers):
             struct = LayerStruct.from_buffer_copy(layer)
             struct.joined, struct.output, struct.gates, struct.down = of_layers[4 * number : 4 * number + 4]
             part._layers.append(struct)
+        return part
+
+    def with_head(self, head: ProductStruct, held: Any) -> NativeRunner:
+        """The same with another head, whose outputs may be other tokens.
+
+        Args:
+            held: the owner of the memory whose addresses the struct has.
+        """
+        part = copy.copy(self)
+        part._begin()
+        part._head, part.vocabulary, part._held_head = head, int(head.outputs), held
         return part
 
     @torch.inference_mode()

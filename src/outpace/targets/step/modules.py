@@ -173,6 +173,12 @@ class Modules:
             part.step = rounding.made()
         return part
 
+    def with_native(self, runner: NativeRunner) -> Modules:
+        """The same with another native runner."""
+        part = copy.copy(self)
+        part.native = runner
+        return part
+
     def with_trees(self) -> Modules:
         """The same, on ``tree_attention``.
 

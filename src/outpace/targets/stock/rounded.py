@@ -7,8 +7,10 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 import torch
+from torch import Tensor
 
 from outpace.cache import Cache, KVCache
 from outpace.core import UnsupportedModel
@@ -19,6 +21,7 @@ from outpace.targets.hardware import free_bytes
 from outpace.targets.inputs.changes import WatchedWeights
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.refusals import why_untouchable
+from outpace.targets.native.few import FewOutputs
 from outpace.targets.rows import Output
 
 if TYPE_CHECKING:
@@ -43,6 +46,7 @@ class RoundedTarget(AroundTarget):
 
     Attributes:
         stale: weights or modules have changed since they were rounded.
+        head_share: the head's share of the weights that a row reads, if it can be cut (``few``); otherwise 0.
 
     Raises:
         UnsupportedModel: the reason why it has none, or why it would gain nothing.
@@ -55,7 +59,8 @@ class RoundedTarget(AroundTarget):
         self.bits = bits
         if why := why_not_rounded(target, bits):
             raise UnsupportedModel(f"{family(target.model)} has no rounded self: {why}")
-        self.stale = True
+        self.stale, self.head_share = True, target._modules.rounding(bits).head_share
+        self._few = WeakSet[FewTokens]()
 
     def make(self) -> None:
         """Round the weights as they are now, if they are not, or were others."""
@@ -65,14 +70,22 @@ class RoundedTarget(AroundTarget):
             self._make()
 
     def _make(self) -> None:
-        vars(self).pop("_part", None)  # its memory is needed
+        vars(self).pop("part", None)  # its memory is needed
+        for few in self._few:
+            few.drop()
         self._made_of = self.inner._modules
         rounding = self._made_of.rounding(self.bits)
         self._live, self.stale = WatchedWeights(rounding.live), False
         began = time.perf_counter()
-        self._part = self.inner.on_modules(self._made_of.rounded(rounding))
+        self.part = self.inner.on_modules(self._made_of.rounded(rounding))
         seconds = time.perf_counter() - began
         _log.info("%s: weights rounded to %d bits for drafts, in %.1f s", self.name, self.bits, seconds)
+
+    def few(self, first: int) -> FewTokens:
+        """This with logits of the first tokens, and of those that are added to them, for one engine."""
+        found = FewTokens(self, first)
+        self._few.add(found)
+        return found
 
     def look(self) -> None:
         """Look for changes of weights that steps read from the model, since a text begins."""
@@ -87,8 +100,62 @@ class RoundedTarget(AroundTarget):
         batch: Batch,
         hidden_layers: Sequence[int] = (),
     ) -> Output:
+        return self.now().forward(cache, batch, hidden_layers)
+
+    def now(self) -> CausalTarget:
+        """The target with the weights as they are now, rounded; for several forwards between changes."""
         self.make()
-        return self._part.forward(cache, batch, hidden_layers)
+        return self.part
+
+
+class FewTokens:
+    """A rounded self that predicts the first tokens of a vocabulary, and those that texts have besides.
+
+    Args:
+        whole: the rounded self, whose head can be cut.
+        first: number of the first tokens.
+    """
+
+    _made: tuple[CausalTarget, FewOutputs] | None = None
+
+    def __init__(self, whole: RoundedTarget, first: int) -> None:
+        self._whole, self._first = whole, first
+
+    @property
+    def ids(self) -> Tensor:
+        """The tokens whose logits ``now`` returns."""
+        assert self._made is not None
+        return self._made[1].ids
+
+    def add(self, tokens: Sequence[int]) -> int:
+        """Predict these tokens of a text too; return how many of them were not predicted."""
+        _, head = self._current()
+        missed = sum(not head.has(token) for token in tokens)
+        if missed and head.add(tokens):
+            self._made = _with_head(self._whole.part, head), head
+        return missed
+
+    def now(self) -> CausalTarget:
+        """``RoundedTarget.now``, with logits of ``ids``, until tokens are added."""
+        return self._current()[0]
+
+    def drop(self) -> None:
+        """Free its weights, and its share of the rounded self's."""
+        self._made = None
+
+    def _current(self) -> tuple[CausalTarget, FewOutputs]:
+        part = self._whole.now()
+        if self._made is None:
+            assert part._modules.native is not None
+            head = FewOutputs(part._modules.native.products[-1], self._first)
+            self._made = _with_head(part, head), head
+        return self._made
+
+
+def _with_head(part: CausalTarget, head: FewOutputs) -> CausalTarget:
+    native = part._modules.native
+    assert native is not None
+    return part.on_modules(part._modules.with_native(native.with_head(head.product(), head)))
 
 
 def why_not_rounded(target: CausalTarget, bits: int) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 import outpace
 from outpace.core import OutpaceError, UnsupportedModel
+from outpace.loading.updates import merge
 from outpace.native.layers import functions
 from outpace.targets import of_file
 
@@ -48,7 +50,7 @@ def fresh(family: str) -> Any:
 def test_updates_are_added(family: str, tmp_path: Path) -> None:
     file = write_file(model(family), tmp_path / "model.gguf")
     right = updated(fresh(family), tmp_path / "updates", file, ["q_proj", "down_proj"])
-    target = of_file(file, others=False, updates=tmp_path / "updates")
+    target = of_file(file, others=False, updated=partial(merge, folder=tmp_path / "updates"))
     assert target.plan.native and target.bit_exact
     with torch.inference_mode():
         wanted, plain = (one(torch.tensor([TEXT])).logits[0] for one in (right, model(family)))
@@ -62,7 +64,7 @@ def test_other_matrices_keep_their_blocks(tmp_path: Path) -> None:
     base = LlamaForCausalLM(config)
     file = write_file(base, tmp_path / "model.gguf", lambda name: "q8_0")
     updated(base, tmp_path / "updates", file, ["v_proj"])
-    target = of_file(file, others=False, updates=tmp_path / "updates")
+    target = of_file(file, others=False, updated=partial(merge, folder=tmp_path / "updates"))
     assert target.plan.packed == {"q8_0": 3 * 6 + 1, "bf16": 3}
 
 
@@ -70,7 +72,7 @@ def test_updates_of_embeddings_are_refused(tmp_path: Path) -> None:
     file = write_file(model("llama"), tmp_path / "model.gguf")
     updated(fresh("llama"), tmp_path / "updates", file, ["embed_tokens", "v_proj"])
     with pytest.raises(UnsupportedModel, match="updates embeddings, which stay as they are in a GGUF file"):
-        of_file(file, others=False, updates=tmp_path / "updates")
+        of_file(file, others=False, updated=partial(merge, folder=tmp_path / "updates"))
 
 
 def test_updates_of_another_model_are_refused(tmp_path: Path) -> None:
@@ -79,7 +81,7 @@ def test_updates_of_another_model_are_refused(tmp_path: Path) -> None:
     adapter = tmp_path / "updates" / "adapter_config.json"
     adapter.write_text(adapter.read_text().replace('"q_proj"', '"z_proj"'))
     with pytest.raises(OutpaceError, match="does not fit"):
-        of_file(file, others=False, updates=tmp_path / "updates")
+        of_file(file, others=False, updated=partial(merge, folder=tmp_path / "updates"))
 
 
 def test_a_folder_is_loaded_with_its_file(tmp_path: Path) -> None:
