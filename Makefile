@@ -6,6 +6,7 @@
 #   test-llamacpp    GGUF files, with llama-cpp-python built once into the user's cache
 #   test-optional    what needs torchao, bitsandbytes or sentencepiece, in an environment of its own
 #   test-cpus        steps once per instruction set that this processor can be limited to
+#   test-arm         compiled functions and steps on an emulated 64-bit ARM processor, per instruction set; needs qemu-user
 #   test-sanitised   compiled functions under the sanitisers of addresses and undefined behaviour
 #   test-ray         Ray Serve with two and three replicas, in an environment of its own
 #   test-lowest      unit tests and model zoo on the lowest versions of torch and transformers
@@ -50,7 +51,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo gpu real-gguf test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
+.PHONY: demo gpu real-gguf test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-arm test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -132,6 +133,9 @@ $(VENV_OPTIONAL)/.installed: $(INPUTS)
 
 test-cpus: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python lab/tools/cpus.py
+
+test-arm: $(TEST)
+	bash lab/tools/arm.sh build/arm $(BIN)/python
 
 test-sanitised: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python lab/tools/sanitised.py

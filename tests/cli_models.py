@@ -41,8 +41,8 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     monkeypatch.setenv("COLUMNS", "100")
 
-    def invoke(*args: Any) -> Any:
-        return CliRunner().invoke(app, [str(arg) for arg in args])
+    def invoke(*args: Any, stdin: str | None = None) -> Any:
+        return CliRunner().invoke(app, [str(arg) for arg in args], input=stdin)
 
     return invoke
 

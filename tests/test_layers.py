@@ -51,7 +51,7 @@ ROOMS: list[set[str]] = [
     {"gpu", "native"},
     {"step"},
     {"stock", "llamacpp"},
-    {"combined", "gguf"},
+    {"gguf"},
     {"__init__"},
     {"weights"},
 ]

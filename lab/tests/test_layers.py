@@ -26,7 +26,7 @@ INTERFACE = {
     "outpace.draws.sampling",
     "outpace.engine.engine", "outpace.engine.parts", "outpace.engine.profile", "outpace.engine.request",
     "outpace.targets", "outpace.targets.around", "outpace.targets.base", "outpace.targets.batch",
-    "outpace.targets.combined.split",
+    "outpace.targets.inputs.config", "outpace.targets.inputs.surgery", "outpace.targets.step.agreement",
     "outpace.names", "outpace.targets.rows",
     "outpace.targets.stock.causal", "outpace.targets.stock.seq2seq", "outpace.targets.ties",
     "outpace.targets.weights.adapters", "outpace.targets.weights.pretrained", "outpace.testing.gguf",

@@ -240,6 +240,16 @@ def is_model(folder: Path) -> bool:
     return any((folder / file).is_file() for file in ("config.json", ADAPTER))
 
 
+def means_a_model(word: str) -> bool:
+    """True for a word that can only be meant as a model: a known name, a GGUF file or a model's folder."""
+    if word == SMOLLM2 or is_gguf(word):
+        return True
+    try:
+        return is_model(Path(word))
+    except OSError:  # a text that is too long for a path
+        return False
+
+
 def models_in(folder: Path) -> dict[str, str]:
     """The models in a folder, by the names of their folders and files, in order; empty if it has none."""
     found = dict[str, str]()

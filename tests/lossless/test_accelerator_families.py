@@ -12,7 +12,6 @@ from models import tiny_llama
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget
-from outpace.targets.combined.split import SplitTarget
 from zoo.families import FAMILIES
 
 PROMPTS = [[5, 9, 2, 7, 7, 1, 30, 4, 11, 12, 7, 7], [3, 7]]
@@ -39,20 +38,6 @@ def test_a_family_has_the_cpus_tokens(name: str) -> None:
         assert tokens(target) == expected
         assert not target.plan.no_graphs and target.plan.layouts["fixed"]
         assert tokens(CausalTarget(model, static=False, check=False)) == expected
-
-
-@pytest.mark.parametrize("kind", ["cuda", "mps"])
-def test_a_split_target_keeps_states_on_their_device(kind: str) -> None:
-    """The upper layers go on from states of the lower ones, which are no logits."""
-    model = tiny_llama(dtype=torch.float32, layers=2)
-    expected = tokens(CausalTarget(model, check=False))
-    with Accelerator(kind):
-        target = SplitTarget(CausalTarget(model.to(f"{kind}:0"), check=False), 1)
-        cache = target.new_cache()
-        slot = cache.allocate()
-        assert target.advance(cache, [slot], [PROMPTS[1][0]]).device.type == kind
-        target.forget()
-        assert tokens(target) == expected
 
 
 @pytest.mark.slow  # kernels in Triton's interpreter

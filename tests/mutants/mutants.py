@@ -735,10 +735,10 @@ TARGETS = [
     ),
     Mutant(
         "a row passes the lower layers twice",
-        "outpace/targets/combined/split.py",
+        "outpace_lab/targets/split.py",
         "    return Rows(row.tokens[count:], row.tree[count:], row.tree[:count]) if count else row\n",
         "    return row\n",
-        ("tests/unit/targets/test_split.py",),
+        ("lab/tests/unit/targets/test_split.py",),
     ),
     Mutant(
         "a step that is disproved is taken",

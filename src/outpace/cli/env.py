@@ -83,6 +83,7 @@ def _machine() -> dict[str, Any]:
     with screen.busy("looking at this machine ..."):
         import torch
 
+        from outpace.native.memory import pages
         from outpace.targets.cpu.trials import settled_threads
         from outpace.targets.hardware import processor
 
@@ -91,6 +92,7 @@ def _machine() -> dict[str, Any]:
             "processor": processor(),
             "threads": threads.number,
             "threads_because": threads.because,
+            "pages_of_weights": pages(),
             "gpus": [torch.cuda.get_device_name(place) for place in gpus],
             "compiled": _why_not_compiled() or "",
         }
@@ -171,6 +173,7 @@ def _of_installed(found: dict[str, Any]) -> RenderableType:
 def _of_machine(found: dict[str, Any]) -> RenderableType:
     rows = {**found}
     rows["threads"] = f"{rows['threads']}: {rows.pop('threads_because')}"
+    rows["pages of weights"] = rows.pop("pages_of_weights")
     rows["functions in C"] = rows.pop("compiled") or "compiled"
     return _grid(rows)
 

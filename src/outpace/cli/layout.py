@@ -31,7 +31,7 @@ class Command(TyperCommand):
         options = _WORDS.get(self.name or "", ())
         if options and not ctx.resilient_parsing:
             given, words, _ = self.make_parser(ctx).parse_args(args=list(args))
-            taken = options[-len(words) :] if 0 < len(words) <= len(options) else ()
+            taken = _taken(options, words, given)
             for word, option in zip(words, taken, strict=True) if taken else ():
                 if given.get(option.strip("-")) is not None:
                     ctx.fail(f"give {word!r} or {option}, not both")
@@ -64,6 +64,17 @@ class App(typer.Typer):
 
     def command(self, name: str | None = None, **given: Any) -> Callable[[F], F]:
         return super().command(name, **{"cls": Command, **given})
+
+
+def _taken(options: tuple[str, ...], words: list[str], given: dict[str, Any]) -> tuple[str, ...]:
+    """The options that words are for: one word is the last's, unless it can only be meant as the model."""
+    from outpace.names import means_a_model
+
+    if len(words) == 1 < len(options) and given.get("model") is None:
+        elsewhere = any(given.get(option) is not None for option in ("prompt", "file", "audio"))
+        if elsewhere or means_a_model(words[0]):
+            return options[:1]
+    return options[-len(words) :] if 0 < len(words) <= len(options) else ()
 
 
 def _with_options(args: list[str], words: list[str], options: tuple[str, ...]) -> list[str]:

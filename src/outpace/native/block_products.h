@@ -31,7 +31,7 @@ static void round_given(void *given, long row) {
 /* The products of a panel with a group of ``count`` rows. */
 static void square_blocks(const struct multiplying_blocks *job, const char *weights, long row, long count, int shaped,
                           across *sums) {
-    if (count != shaped) shape_blocks((int)count);
+    if (count != shaped) shape_blocks((int)count, SHARE);
     squares_form *const form = job->product->bits == 8 ? (count > 8 ? squares_8_16 : squares_8_8)
                                                        : (count > 8 ? squares_4_16 : squares_4_8);
     const int8_t *const numbers = job->rounded[row].numbers;

@@ -11,6 +11,7 @@ import math
 import mmap
 from contextlib import suppress
 from functools import lru_cache
+from pathlib import Path
 from threading import Lock
 
 import torch
@@ -21,6 +22,7 @@ from outpace.native.pointers import pointer
 HUGE = 2 << 20  # bytes of a huge page of x86; others are multiples, or are not given
 _SLAB = 16 * HUGE
 _LINE = 64  # of a cache
+_SETTING = "sys/kernel/mm/transparent_hugepage/enabled"
 
 
 def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
@@ -33,6 +35,21 @@ def zeros(*shape: int, dtype: torch.dtype) -> Tensor:
         return torch.zeros(shape, dtype=dtype)
     size = math.prod(shape) * dtype.itemsize
     return _slabs().take(size).view(dtype).view(shape)
+
+
+def pages(root: Path = Path("/")) -> str:
+    """The kind of pages that packed weights lie in, and what would make them huge.
+
+    Args:
+        root: the folder of the system's files.
+    """
+    try:
+        settings = (root / _SETTING).read_text("utf-8")
+    except OSError:
+        return "the system's usual ones"
+    if "[never]" not in settings:
+        return "huge"
+    return f"of 4 KiB, in which steps take longer; to have huge ones: echo madvise | sudo tee /{_SETTING}"
 
 
 class _Slabs:

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "quants.h"
+#include "rounded_amx.h"
 
 struct quant_part {
     int64_t outputs;
@@ -122,9 +123,11 @@ IN_VECTORS across_ints plus_quad(struct coded as, across_ints sum, quad_codes co
 #endif
 }
 
-/* What is the same for a panel's outputs in any product: codes as the processor's instruction takes them, and scales. */
-static inline __attribute__((always_inline)) quad_codes ready_codes(struct coded as, const uint8_t *from, int i) {
+/* What is the same for a panel's outputs in any product: codes as the processor's instruction takes them, and scales.
+   ``whole``: codes as numbers with signs, of which nothing is to be subtracted. */
+static inline __attribute__((always_inline)) quad_codes ready_codes(struct coded as, int whole, const uint8_t *from, int i) {
     const quad_codes codes = codes_of(as, from, i);
+    if (whole) return codes - (uint8_t)as.offset;
     return ACROSS == 16 && (as.low == 8 || as.table) ? codes ^ 128 : codes;
 }
 
@@ -155,7 +158,7 @@ static inline __attribute__((always_inline)) void fetch(const uint8_t *from, lon
     for (long at = 0; at < bytes; at += LINE) __builtin_prefetch(from + at, 0, 3);
 }
 
-static inline __attribute__((always_inline)) void unpack_codes(int type, const uint8_t *panel, long inputs, long from,
+static inline __attribute__((always_inline)) void unpack_codes(int type, int whole, const uint8_t *panel, long inputs, long from,
                                                                long end, struct unpacked *to) {
     const struct coded as = coded_as(type);
     const int spans = as.fine == 2 ? 2 : 1;
@@ -173,7 +176,7 @@ static inline __attribute__((always_inline)) void unpack_codes(int type, const u
                 if (as.least) to->lowers[at] = lower_of(as, least, wholes, span);
             }
 #pragma GCC unroll 8
-            for (int i = 0; i < QUADS; i++) to->codes[(block - from) * QUADS + i] = ready_codes(as, codes, i);
+            for (int i = 0; i < QUADS; i++) to->codes[(block - from) * QUADS + i] = ready_codes(as, whole, codes, i);
         }
     }
 }
@@ -214,7 +217,7 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
 #pragma GCC unroll 8
                 for (int i = 0; i < quads; i++) {
                     const quad_codes own = wide ? ready->codes[(block - from) * QUADS + span * quads + i]
-                                                : ready_codes(as, codes, span * quads + i);
+                                                : ready_codes(as, 0, codes, span * quads + i);
                     for (int row = 0; row < count; row++)
                         whole[row] = plus_quad(as, whole[row], own,
                                                rows[row].numbers + block * SHARE + (span * quads + i) * 4);
@@ -276,7 +279,7 @@ typedef void wide_form(long, long, const struct unpacked *, const struct rounded
 #define WIDE_FORM(type)                                                                                      \
     static __attribute__((noinline)) void unpack_##type(const uint8_t *panel, long inputs, long from,        \
                                                         long end, struct unpacked *to) {                     \
-        unpack_codes(type, panel, inputs, from, end, to);                                                    \
+        unpack_codes(type, 0, panel, inputs, from, end, to);                                                 \
     }                                                                                                        \
     static __attribute__((noinline)) void wide_##type(long from, long end, const struct unpacked *ready,     \
                                                       const struct rounded_row *rows, across *out) {         \
@@ -298,6 +301,68 @@ typedef void wide_form(long, long, const struct unpacked *, const struct rounded
 #define CODED(type) FORMS_OF(QUANT_FORM, type) WIDE_FORM(type)
 OF_TYPES(CODED)
 FORMS_OF(FLOAT_FORM, F32) FORMS_OF(FLOAT_FORM, F16) FORMS_OF(FLOAT_FORM, BF16)
+#ifdef SQUARED_WHOLE
+/* The same by squares, of a group of rows; codes are whole. */
+static inline __attribute__((always_inline)) void squares_of_codes(int spans, int least, long from, long end,
+                                                                   const struct unpacked *ready,
+                                                                   const int8_t *numbers, long stride,
+                                                                   const float *measures, across *out) {
+    const long steps = (end - from) * spans, share = SHARE / spans;
+    across sums[SIDE];
+    int32_t whole[RING][SIDE * ACROSS] __attribute__((aligned(64)));
+#pragma GCC unroll 16
+    for (int row = 0; row < SIDE; row++) sums[row] = out[row];
+    for (long at = 0; at < steps + AHEAD; at++) {
+        const long scaled = at - AHEAD;
+        if (at < steps) {
+            const int8_t *const given = numbers + from * SHARE + at * share;
+            const quad_codes *const codes = ready->codes + at * (QUADS / spans);
+            if (at % 2) SUMS_OF_BLOCK(1, "tdpbssd", given, stride, codes, whole[at % RING]);
+            else SUMS_OF_BLOCK(0, "tdpbssd", given, stride, codes, whole[at % RING]);
+        }
+        if (scaled >= 0) {
+            const float *const by = measures + (from + scaled / spans) * MEASURES;
+            const across factor = ready->factors[scaled], lower = least ? ready->lowers[scaled] : factor;
+#pragma GCC unroll 16
+            for (int row = 0; row < SIDE; row++) {
+                const across exact =
+                    __builtin_convertvector(*(const across_ints *)(whole[scaled % RING] + row * ACROSS), across);
+                sums[row] = fused_across(exact, factor * by[row], sums[row]);
+                if (least) sums[row] = fused_across(lower, by[SIDE + row] - (across){0}, sums[row]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int row = 0; row < SIDE; row++) out[row] = sums[row];
+}
+
+typedef void code_squares(long, long, const struct unpacked *, const int8_t *, long, const float *, across *);
+#define CODE_SQUARES(name, spans, least)                                                                     \
+    static __attribute__((noinline)) void name(long from, long end, const struct unpacked *ready,            \
+                                               const int8_t *numbers, long stride, const float *measures,    \
+                                               across *out) {                                                \
+        squares_of_codes(spans, least, from, end, ready, numbers, stride, measures, out);                    \
+    }
+CODE_SQUARES(squares_of_scales, 1, 0)
+CODE_SQUARES(squares_with_least, 1, 1)
+CODE_SQUARES(squares_of_halves, 2, 0)
+#define WHOLE_FORM(type)                                                                                     \
+    static __attribute__((noinline)) void unpack_whole_##type(const uint8_t *panel, long inputs, long from,  \
+                                                              long end, struct unpacked *to) {               \
+        unpack_codes(type, 1, panel, inputs, from, end, to);                                                 \
+    }
+OF_TYPES(WHOLE_FORM)
+#define UNPACKING_WHOLE(type) [type] = unpack_whole_##type,
+static unpacking_form *const whole_forms[QUANT_TYPES] = {OF_TYPES(UNPACKING_WHOLE)};
+
+/* NULL for a type whose sums of halves have least numbers too. */
+static code_squares *squares_of_type(int type) {
+    const struct coded as = coded_as(type);
+    if (as.fine == 2) return as.least ? NULL : squares_of_halves;
+    return as.least ? squares_with_least : squares_of_scales;
+}
+#endif
+
 #define UNPACKING(type) [type] = unpack_##type,
 #define WIDELY(type) [type] = wide_##type,
 static quant_form *const quant_forms[QUANT_TYPES][TOGETHER] = {OF_TYPES(ALL_QUANT) ALL_QUANT(F32) ALL_QUANT(F16)
@@ -307,20 +372,42 @@ static wide_form *const wide_forms[QUANT_TYPES] = {OF_TYPES(WIDELY)};
 
 #define SOME_ROWS 64 /* whose sums are kept at once; a multiple of TOGETHER */
 
-/* Products of ``rows``, at most SOME_ROWS, with a panel: [rows, ACROSS]. Many rows share the unpacking of codes. */
+/* Products of ``rows``, at most SOME_ROWS, with a panel: [rows, ACROSS]. Many rows share the unpacking of codes.
+   ``measures`` of the rows: they are multiplied by squares; or NULL. */
 static void products_of_panel(int type, const uint8_t *panel, long inputs, long rows, const struct rounded_row *rounded,
-                              across *sums) {
-    if (rows <= TOGETHER || float_bytes(type)) {
-        for (long row = 0; row < rows; row += TOGETHER) {
+                              const float *measures, across *sums) {
+    const across none = {0};
+    const long blocks = inputs / SHARE;
+    _Alignas(LINE) struct unpacked ready;
+    long done = 0;
+    for (long row = 0; row < SOME_ROWS; row++) sums[row] = none;
+#ifdef SQUARED_WHOLE
+    code_squares *const squares = measures && !float_bytes(type) && rows > TOGETHER ? squares_of_type(type) : NULL;
+    if (squares) {
+        const int share = coded_as(type).fine == 2 ? SHARE / 2 : SHARE;
+        const long stride = rounded[1].numbers - rounded[0].numbers;
+        done = rows % SIDE > TOGETHER ? rows : rows / SIDE * SIDE;
+        for (long from = 0, end; from < blocks; from = end) {
+            end = from + DEEP / SHARE < blocks ? from + DEEP / SHARE : blocks;
+            whole_forms[type](panel, inputs, from, end, &ready);
+            for (long row = 0; row < done; row += SIDE) {
+                if (!row || done - row < SIDE) shape_blocks(done - row < SIDE ? (int)(done - row) : SIDE, share);
+                squares(from, end, &ready, rounded[row].numbers, stride, measures + row / SIDE * blocks * MEASURES,
+                        sums + row);
+            }
+        }
+    }
+#else
+    (void)measures;
+#endif
+    if (rows - done <= TOGETHER || float_bytes(type)) {
+        for (long row = done; row < rows; row += TOGETHER) {
             const long some = rows - row < TOGETHER ? rows - row : TOGETHER;
             quant_forms[type][some - 1](panel, inputs, rounded + row, sums + row);
         }
         return;
     }
-    const across none = {0};
-    _Alignas(LINE) struct unpacked ready;
-    for (long row = 0; row < SOME_ROWS; row++) sums[row] = none;
-    for (long from = 0, end, blocks = inputs / SHARE; from < blocks; from = end) {
+    for (long from = 0, end; from < blocks; from = end) {
         end = from + DEEP / SHARE < blocks ? from + DEEP / SHARE : blocks;
         unpacking_forms[type](panel, inputs, from, end, &ready);
         for (long row = 0; row < rows; row += TOGETHER)
@@ -335,13 +422,25 @@ struct multiplying_quants {
     real *out;
     struct rounded_row *rounded; /* [rows + TOGETHER]: the last one again and again */
     int floats, codes;           /* which of a row's forms are read */
+    float *measures;             /* of groups of rows, by squares alone; otherwise NULL */
 };
 
 static void round_quants(void *given, long row) {
     const struct multiplying_quants *const job = given;
     const real *const from = job->given + row * job->product->inputs;
     if (job->codes) round_row(from, job->product->inputs, job->rounded + row);
+#ifdef SQUARED_WHOLE
+    if (job->measures) measure_row(job->rounded + row, job->measures, row, job->product->inputs / SHARE);
+#endif
     if (job->floats) widen(from, job->product->inputs, (float *)job->rounded[row].given);
+}
+
+static inline const float *measures_at(const struct multiplying_quants *job, long row) {
+#ifdef SQUARED_WHOLE
+    return measures_of(job->measures, row, job->product->inputs / SHARE);
+#else
+    return job->measures + row;
+#endif
 }
 
 static void multiply_panels_of_quants(void *given, long chunk) {
@@ -361,19 +460,23 @@ static void multiply_panels_of_quants(void *given, long chunk) {
                 const long some = rows - row < SOME_ROWS ? rows - row : SOME_ROWS;
                 _Alignas(LINE) across sums[SOME_ROWS];
                 products_of_panel(part->type, part->weights + (panel - before) * size, product->inputs, some,
-                                  job->rounded + row, sums);
+                                  job->rounded + row, job->measures ? measures_at(job, row) : NULL, sums);
                 for (long i = 0; i < some; i++)
                     finish(product, begin + at, count, sums + i, job->out + (row + i) * product->outputs);
             }
         }
     }
+#ifdef SQUARED_WHOLE
+    if (job->measures) __asm__ volatile("tilerelease");
+#endif
 }
 
 /* ``multiply`` for weights of a GGUF file. Returns 1 if out of memory. */
 static int multiply_quants(const struct product *product, long rows, const real *given, real *out) {
     const struct quants *const all = product->weights;
     const long inputs = product->inputs, blocks = (inputs + SHARE - 1) / SHARE;
-    struct multiplying_quants job = {product, rows, 0, given, out, NULL, 0, 0};
+    struct multiplying_quants job = {product, rows, 0, given, out, NULL, 0, 0, NULL};
+    long measures = 0;
     long panels = 0;
     for (int i = 0; i < all->parts; i++) {
         panels += chunks_of(all->part[i].outputs, ACROSS);
@@ -382,11 +485,18 @@ static int multiply_quants(const struct product *product, long rows, const real 
     }
     if (!rows) return 0;
     const long own = blocks * NUMBERS_OF_BLOCK + (job.floats ? inputs : 0);
-    float *const room = workspace(rows * own + (rows + TOGETHER) * (sizeof(struct rounded_row) / 4));
+#ifdef SQUARED_WHOLE
+    if (rows > TOGETHER && job.codes && squared()) measures = chunks_of(rows, SIDE) * blocks * MEASURES;
+#endif
+    float *const room = workspace(rows * own + measures + (rows + TOGETHER) * (sizeof(struct rounded_row) / 4));
     if (!room) return 1;
     job.rounded = (struct rounded_row *)room;
     for (long row = 0; row < rows; row++)
         job.rounded[row] = rounded_row_at((float *)(job.rounded + rows + TOGETHER) + row * own, blocks);
+    if (measures) {
+        job.measures = (float *)(job.rounded + rows + TOGETHER) + rows * own;
+        memset(job.measures, 0, measures * sizeof(float));
+    }
     for (int i = 0; i < TOGETHER; i++) job.rounded[rows + i] = job.rounded[rows - 1];
     if (rows * inputs > CHUNK) share(rows, round_quants, &job);
     else

@@ -12,18 +12,18 @@
 #define RING (2 * AHEAD)
 #define MEASURES (2 * SIDE) /* of a block of a group of rows: their scales, and their sums times the scales */
 
-/* Set the rows of the registers: 0 and 1 are sums, 4 the rows, a block of which fills half of it, 6 weights. */
-static void shape_blocks(int rows) {
-    const uint8_t some = (uint8_t)rows;
+/* Set the rows of the registers: 0 and 1 are sums, 4 the rows, of which ``share`` inputs are summed, 6 weights. */
+static void shape_blocks(int rows, int share) {
+    const uint8_t some = (uint8_t)rows, quads = (uint8_t)(share / 4);
     const struct {
         uint8_t palette, start, reserved[14];
         uint16_t bytes[16];
         uint8_t rows[16];
-    } sizes = {.palette = 1, .bytes = {64, 64, [4] = SHARE, [6] = 64}, .rows = {some, some, [4] = some, [6] = QUADS}};
+    } sizes = {.palette = 1, .bytes = {64, 64, [4] = (uint16_t)share, [6] = 64}, .rows = {some, some, [4] = some, [6] = quads}};
     __asm__ volatile("ldtilecfg %0" ::"m"(sizes));
 }
 
-/* A block's sums of all rows, in register ``sum``, [rows, ACROSS]. */
+/* Sums of all rows, in register ``sum``, [rows, ACROSS]. */
 #define SUMS_OF_BLOCK(sum, type, numbers, stride, weights, to)                                               \
     do {                                                                                                     \
         __asm__ volatile("tilezero %%tmm" #sum ::);                                                          \

@@ -34,15 +34,21 @@ MISTAKES = {
 Run = Callable[..., Any]
 
 
-def test_words_are_taken_for_the_model_and_the_prompt(run: Run, folder: Path) -> None:
+def test_words_are_taken_for_the_model_and_the_prompt(run: Run, folder: Path, tmp_path: Path) -> None:
+    file = tmp_path / "prompt.txt"
+    file.write_text(PROMPT, "utf-8")
     expected = run("generate", "--model", folder, "--prompt", PROMPT, "-n", 5)
     assert expected.exit_code == 0 and expected.stdout
     for args in (
         (folder, PROMPT, "-n", 5),
         ("-n", 5, PROMPT, "-m", folder),
         ("--max-tokens", 5, "--dtype", "fp32", folder, "--", PROMPT),
+        (folder, "-n", 5, "-p", PROMPT),
+        ("-f", file, folder, "-n", 5),
     ):
         assert run("generate", *args).stdout == expected.stdout, args
+    assert run("generate", folder, "-n", 5, stdin=PROMPT).stdout == expected.stdout  # a pipe's text
+    assert "give 'a' or --model, not both" in run("generate", "a", "b", "-m", folder).stderr
 
 
 def test_other_programs_names_of_commands_are_known(

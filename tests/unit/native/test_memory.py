@@ -3,6 +3,7 @@
 import gc
 import mmap
 import weakref
+from pathlib import Path
 
 import pytest
 import torch
@@ -52,3 +53,15 @@ def test_a_system_without_huge_pages(monkeypatch: pytest.MonkeyPatch) -> None:
     found = memory.zeros(2, 3, dtype=torch.float32)
     assert found.shape == (2, 3)
     assert not found.any()
+
+
+@pytest.mark.parametrize(
+    ("setting", "said"),
+    [("always [madvise] never", "huge"), ("always madvise [never]", "echo madvise"), (None, "usual")],
+)
+def test_what_is_said_of_pages(setting: str | None, said: str, tmp_path: Path) -> None:
+    if setting is not None:
+        path = tmp_path / "sys/kernel/mm/transparent_hugepage/enabled"
+        path.parent.mkdir(parents=True)
+        path.write_text(setting + "\n")
+    assert said in memory.pages(tmp_path)

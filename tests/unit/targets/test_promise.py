@@ -15,7 +15,6 @@ from outpace.drafters import load_drafter
 from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget, Target, TargetModel
 from outpace.targets.around import WrappedTarget
-from outpace.targets.combined.split import SplitTarget
 from outpace.targets.plan import StepPlan
 from outpace.testing import ToyTarget
 from outpace.verify import Verifier
@@ -80,13 +79,7 @@ def test_rounded_weights_are_no_float32() -> None:
     target = off(torch.float32)
     target.quantised = "int8"
     assert target.promise == "not exact" == Around(target).promise
-
-
-def test_a_target_in_parts_promises_what_its_model_does() -> None:
-    weak = off(HALF)
     assert PROMISES[0] == "same bits" and PROMISES[-1] == "not exact"
-    split = SplitTarget(weak, 1)
-    assert split.promise == "not exact" and split.inexact == weak.inexact
 
 
 def test_every_generation_repeats_it() -> None:
@@ -146,7 +139,7 @@ def test_stock_steps_are_the_models_own_modules(monkeypatch: pytest.MonkeyPatch)
     )
     target = CausalTarget(model, stock=True)
     assert target._modules.step is model and not target.plan.packed and not target.plan.native
-    assert target.stock and Around(target).stock and SplitTarget(target, 1).stock
+    assert target.stock and Around(target).stock
     assert "own modules" in target.inexact
     assert Engine(target, prefill_chunk=7).prefill_chunk == 7 and Engine(off(HALF)).prefill_chunk == 512
     assert Engine(target).prefill_chunk > 10**6

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from lossless.datastore import with_datastore
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import outpace
@@ -31,6 +30,7 @@ from outpace.targets.batch import Batch
 from outpace.testing import ToyTarget, check_drafter
 from outpace_lab.targets import ContrastiveTarget
 from parts import first
+from stored import with_datastore
 
 AMATEUR = ToyTarget(surprise=0.5)
 PAIR = ContrastiveTarget(ToyTarget(), AMATEUR)
@@ -139,7 +139,7 @@ def test_embedded_pair_says_the_same_with_every_drafter(
     embedded: tuple[ContrastiveTarget, list[list[int]]], name: str, params: SamplingParams
 ) -> None:
     pair, prompts = embedded
-    spec = with_trained(with_datastore(SPECS[name])) if name in SPECS else taught.with_trained(OTHERS[name])
+    spec = with_trained(SPECS[name]) if name in SPECS else taught.with_trained(with_datastore(OTHERS[name]))
     found = Engine(pair, spec, adaptive=False).generate(prompts, params)
     assert [g.tokens for g in found] == plain(pair, prompts, params)
 

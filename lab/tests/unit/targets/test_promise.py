@@ -11,7 +11,7 @@ from models import tiny_llama
 from outpace.targets import CausalTarget
 from outpace.targets.plan import StepPlan
 from outpace_lab.ralm.knn import KnnTarget
-from outpace_lab.targets import ContrastiveTarget
+from outpace_lab.targets import ContrastiveTarget, SplitTarget
 
 
 def off(dtype: torch.dtype) -> CausalTarget:
@@ -27,3 +27,10 @@ def test_a_target_of_several_promises_what_the_weakest_does() -> None:
     assert "amateur" in ContrastiveTarget(strong, weak).inexact
     store: Any = SimpleNamespace(keys=torch.zeros(4, 64), tokens=torch.zeros(4))
     assert KnnTarget(strong, store, neighbours=1).promise == "same tokens"
+
+
+def test_a_target_in_parts_promises_what_its_model_does() -> None:
+    weak = off(torch.bfloat16)
+    split = SplitTarget(weak, 1)
+    assert split.promise == "not exact" and split.inexact == weak.inexact
+    assert not split.stock and SplitTarget(CausalTarget(tiny_llama(), stock=True), 1).stock

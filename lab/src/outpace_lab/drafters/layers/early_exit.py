@@ -33,8 +33,8 @@ from outpace.drafters.support.vocabulary import part_of
 from outpace.drafters.support.within import Within, draft_chains, place_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
-from outpace.targets.combined.split import SplitTarget
 from outpace_lab.drafters.layers.exit_adapter import Adapter, AdapterConfig
+from outpace_lab.targets.split import SplitTarget
 
 _CHUNK = 512  # rows of a text that attention reads at once
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from accelerator import Accelerator
+from lossless.test_accelerator_families import PROMPTS, tokens
 from models import tiny_llama
 from outpace.cache import KVCache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
 from outpace.targets.batch import Batch
-from outpace.targets.combined.split import SplitTarget
 from outpace.testing import ToyTarget
+from outpace_lab.targets import SplitTarget
 
 TEXTS = [[3, 9, 2, 7, 4], [5], [6, 1, 6]]
 
@@ -46,8 +48,8 @@ def test_two_parts_say_what_the_whole_says(depth: int, static: bool, length: int
     (cache, others), (own, slots) = opened(whole, length), opened(split, length)
     feeds = [Rows([8, 4, 11, 5, 2], (-1, 0, 1, 0, 3)), Rows([7, 7]), Rows([1, 2, 3], (-1, 0, 1))]
     # A whole draft, nothing, and one that was made otherwise from its third row on.
-    for tokens, places in (([8, 1], (0, 2)), ([4, 2], (0, 2)), ([11, 9], (0, 2)), ([6], (0,))):
-        split.advance(own, [slots[place] for place in places], tokens)
+    for drafted, places in (([8, 1], (0, 2)), ([4, 2], (0, 2)), ([11, 9], (0, 2)), ([6], (0,))):
+        split.advance(own, [slots[place] for place in places], drafted)
     found = split.forward(own, Batch.of(fed(slots, feeds)))
     same(found, slots, whole.forward(cache, Batch.of(fed(others, feeds))), others)
     for each, some in ((cache, others), (own, slots)):
@@ -121,3 +123,17 @@ def test_what_cannot_be_split_is_refused() -> None:
     )
     with pytest.raises(UnsupportedModel, match="embeddings or logits are changed"):
         SplitTarget(CausalTarget(gemma.double().eval()), 1)
+
+
+@pytest.mark.parametrize("kind", ["cuda", "mps"])
+def test_a_split_target_keeps_states_on_their_device(kind: str) -> None:
+    """The upper layers go on from states of the lower ones, which are no logits."""
+    model = tiny_llama(dtype=torch.float32, layers=2)
+    expected = tokens(CausalTarget(model, check=False))
+    with Accelerator(kind):
+        target = SplitTarget(CausalTarget(model.to(f"{kind}:0"), check=False), 1)
+        cache = target.new_cache()
+        slot = cache.allocate()
+        assert target.advance(cache, [slot], [PROMPTS[1][0]]).device.type == kind
+        target.forget()
+        assert tokens(target) == expected

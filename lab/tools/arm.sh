@@ -1,0 +1,44 @@
+#!/bin/bash
+# Tests on an emulated 64-bit ARM processor, once for each set of instructions: bash lab/tools/arm.sh FOLDER PYTHON [TESTS]
+#
+# FOLDER gets a Python for ARM, of Debian's packages, and wheels of torch for ARM. PYTHON is one of version 3.11 with pip.
+# Needs Debian 12, and as root: apt-get install qemu-user gcc-aarch64-linux-gnu; dpkg --add-architecture arm64; apt-get update
+set -euo pipefail
+at=$(realpath -m "$1"); python=$2; shift 2
+
+packages=(python3.11-minimal libpython3.11-minimal libpython3.11-stdlib libc6 libstdc++6 libgomp1 libgcc-s1 zlib1g
+    libexpat1 libssl3 libffi8 libbz2-1.0 liblzma5 libsqlite3-0 libuuid1 libncursesw6 libtinfo6 libreadline8 libdb5.3
+    libnsl2 libtirpc3 libcrypt1 libgfortran5 libgssapi-krb5-2 libkrb5-3 libk5crypto3 libkrb5support0 libcom-err2
+    libkeyutils1)
+# torch 2.6 is the last whose wheel for ARM has no CUDA in it.
+wheels=(torch==2.6.0 'numpy<2.4' transformers==5.24.0 safetensors rich typer pydantic pydantic-core annotated-types
+    typing-inspection jinja2 markupsafe typing_extensions filelock fsspec networkx sympy==1.13.1 mpmath tokenizers
+    huggingface-hub pyyaml regex tqdm packaging click shellingham markdown-it-py mdurl pygments httpx2 httpcore2 truststore
+    anyio h11 idna certifi requests urllib3 charset-normalizer psutil gguf hypothesis sortedcontainers attrs pytest
+    pluggy iniconfig pytest-xdist execnet)
+
+if [ ! -e "$at/made" ]; then
+    mkdir -p "$at/packages" "$at/root"
+    (cd "$at/packages" && apt-get download -qq "${packages[@]/%/:arm64}")
+    for package in "$at"/packages/*.deb; do dpkg -x "$package" "$at/root"; done
+    "$python" -m pip install -q --no-deps --target "$at/site" --python-version 3.11 --only-binary=:all: \
+        --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 \
+        --platform any "${wheels[@]}"
+    touch "$at/made"
+fi
+
+# Set of instructions -> a processor that has no better one. The compiler runs as it is, beneath the emulator.
+declare -A processors=([armv8]=cortex-a53 [armv8-dot]=neoverse-n1 [armv8-bf16]=max)
+tests=("$@")
+[ ${#tests[@]} -gt 0 ] || tests=(tests/unit/native/test_layers.py tests/unit/native/test_draw.py
+    tests/unit/native/test_instructions.py tests/unit/targets/test_quants.py
+    tests/lossless/test_gguf.py tests/unit/targets/test_native.py)
+failed=0
+for set in armv8 armv8-dot armv8-bf16; do
+    echo "== $set (${processors[$set]})"
+    QEMU_CPU=${processors[$set]} qemu-aarch64 -L "$at/root" -E PYTHONPATH="$at/site:$PWD/src" -E HF_HUB_OFFLINE=1 \
+        -E OUTPACE_CACHE="$at/cache" -E CC=aarch64-linux-gnu-gcc -E OMP_NUM_THREADS=1 -E OUTPACE_CPU="$set" \
+        "$at/root/usr/bin/python3.11" -m pytest -q -n 0 -p no:cacheprovider -m "not slow and not real" "${tests[@]}" \
+        || failed=1
+done
+exit $failed
