@@ -48,7 +48,7 @@ def main(address: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
 
-        page = opened(browser, address, 1280, 860, "light")
+        page = opened(browser, address, 1280, 1020, "light")
         page.get_by_label("Message").fill(QUESTION)
         page.get_by_role("button", name="Generate").click()
         ended(page)
