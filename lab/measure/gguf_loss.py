@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 
 import torch
+from rounded import loss
 
 from outpace.loading import load
 from outpace.targets import Target
-from rounded import loss
 
 _TOKENS = 8192
 
