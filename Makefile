@@ -7,6 +7,7 @@
 #   test-optional    what needs torchao, bitsandbytes or sentencepiece, in an environment of its own
 #   test-cpus        steps once per instruction set that this processor can be limited to
 #   test-arm         compiled functions and steps on an emulated 64-bit ARM processor, per instruction set; needs qemu-user
+#   test-elsewhere   compile the functions in C for macOS, Windows and ARM, by zig's compiler
 #   test-sanitised   compiled functions under the sanitisers of addresses and undefined behaviour
 #   test-ray         Ray Serve with two and three replicas, in an environment of its own
 #   test-lowest      unit tests and model zoo on the lowest versions of torch and transformers
@@ -51,7 +52,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo gpu real-gguf test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-arm test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
+.PHONY: demo gpu real-gguf test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-arm test-elsewhere test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -136,6 +137,9 @@ test-cpus: $(TEST)
 
 test-arm: $(TEST)
 	bash lab/tools/arm.sh build/arm $(BIN)/python
+
+test-elsewhere: $(TEST)
+	bash lab/tools/elsewhere.sh $(BIN)/python
 
 test-sanitised: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python lab/tools/sanitised.py

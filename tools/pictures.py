@@ -9,6 +9,7 @@ It needs playwright and a chromium on the path. The pictures have 64 colours, wh
 from __future__ import annotations
 
 import io
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -40,14 +41,14 @@ def opened(browser: Browser, address: str, width: int, height: int, scheme: Lite
 
 
 def ended(page: Page) -> None:
-    page.get_by_text("done: ").wait_for(timeout=300_000)
+    page.get_by_text(re.compile("(done|cut at the limit): ")).wait_for(timeout=300_000)
 
 
 def main(address: str) -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
 
-        page = opened(browser, address, 1280, 860, "light")
+        page = opened(browser, address, 1280, 1020, "light")
         page.get_by_label("Message").fill(QUESTION)
         page.get_by_role("button", name="Generate").click()
         ended(page)

@@ -137,11 +137,19 @@ static inline lanes exponential(lanes x) {
 /* The hyperbolic tangent, to about 1e-7. */
 static inline lanes bent(lanes x) { return 1.0f - 2.0f / (exponential(x * 2.0f) + 1.0f); }
 
+#ifdef _WIN32
+#include <malloc.h>
+#define aligned_alloc(alignment, bytes) _aligned_malloc(bytes, alignment)
+#define free_aligned _aligned_free
+#else
+#define free_aligned free
+#endif
+
 static float *workspace(size_t numbers) {
     static _Thread_local float *kept;
     static _Thread_local size_t room;
     if (numbers > room) { /* kept until the process ends: pages that are new in every call would cost more */
-        free(kept);
+        free_aligned(kept);
         kept = aligned_alloc(64, (numbers * sizeof(float) + 63) / 64 * 64);
         room = kept ? numbers : 0;
     }

@@ -71,7 +71,7 @@ def sort_suffixes(text: Bytes) -> Iterator[NDArray[np.uint32]]:
     Raises:
         OutpaceError: pydivsufsort is not installed.
     """
-    divsufsort = load_extra("pydivsufsort", "building a datastore", "datastore").divsufsort
+    divsufsort = load_extra("pydivsufsort", "building a datastore", "datastore", "outpace-lab").divsufsort
     width = text.shape[1]
     if not len(text):
         return

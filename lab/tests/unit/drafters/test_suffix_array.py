@@ -97,7 +97,7 @@ def test_a_search_grows_with_the_logarithm_of_the_text(monkeypatch: pytest.Monke
 
 def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
-    with pytest.raises(OutpaceError, match=r"pip install .*\[datastore\]"):
+    with pytest.raises(OutpaceError, match=r"pip install .*lab\[datastore\]"):
         list(sort_suffixes(encoded([1, 2])))
 
 

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel, first_line, load_extra
+from outpace.native.layers import functions
 from outpace.targets.cpu.quants import (
     TYPES,
     QuantEmbedding,
@@ -85,8 +86,7 @@ class GgufFile:
         self.path, self._ends = path, dict[str, int]()
         load_extra("gguf", "a GGUF file", "gguf")
         check_file(path)
-        if isinstance(why := compiled(), str):
-            raise UnsupportedModel(f"products with its weights are compiled functions: {why}")
+        _need(compiled())
         parts = parts_of(path)
         head = joined(parts)
         with tempfile.TemporaryDirectory() as folder:
@@ -131,6 +131,7 @@ class GgufFile:
 
         chosen = ("float32" if self.floats else "bfloat16") if name == "auto" else name
         dtype: torch.dtype = getattr(torch, chosen)
+        _need(functions(dtype))
         with init_empty_weights(include_buffers=False):
             model = AutoModelForCausalLM.from_config(self.config, dtype=dtype)
         if self._ends:
@@ -231,6 +232,12 @@ class GgufFile:
         whole = torch.from_file(str(place.path), size=place.path.stat().st_size, dtype=torch.uint8)
         part = whole[place.start : place.start + place.size]
         return part.view(-1, row_bytes(place.type, place.shape[-1]))
+
+
+def _need(library: Any) -> None:
+    """Refuse to go on without compiled functions, for the reason that is there instead."""
+    if isinstance(library, str):
+        raise UnsupportedModel(f"products with its weights are compiled functions: {library}")
 
 
 def _described(copy: Path, ends: dict[str, int], vocabulary: int) -> tuple[Any, str, Mapping[str, _Place]]:
