@@ -2,8 +2,8 @@
 
     OMP_NUM_THREADS=1 PYTHONPATH=lab/tools python lab/measure/gguf_loss.py TEXT MODEL.gguf ...
 
-Run in the environment of `make test-llamacpp`. TEXT is a file whose first 8,192 tokens are scored, in nats per
-token, over windows of 512.
+Run in the environment of `make test-llamacpp`. TEXT is a file whose first 8,192 tokens are scored, in nats
+per token, over windows of 512.
 """
 
 from __future__ import annotations
