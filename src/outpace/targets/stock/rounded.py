@@ -129,7 +129,8 @@ class FewTokens:
 
     def add(self, tokens: Sequence[int]) -> int:
         """Predict these tokens of a text too; return how many of them were not predicted."""
-        _, head = self._current()
+        # In every step of every text, so it does not look for changes of weights: ``now`` does.
+        _, head = self._made or self._current()
         missed = sum(not head.has(token) for token in tokens)
         if missed and head.add(tokens):
             self._made = _with_head(self._whole.part, head), head
