@@ -1,7 +1,7 @@
 /* A decoder's forward on a CPU, and its parts for other models: matrix products, norms, attention, the best of logits.
    One library: this file includes the parts, which are to be read in this order: numbers.h (vectors, rounding),
-   pool.h (threads), tiles.h, amx.h, rounded.h, quants.h, quant_products.h and products.h (matrix products), norms.h, rows.h (what a forward's rows are),
-   dots.h, attention.h and attention_amx.h, forward.h (a model and a batch), best.h, packing.h.
+   pool.h (threads), tiles.h, amx.h, rounded.h, rounded_amx.h, block_products.h, quants.h, quant_products.h and products.h
+   (matrix products), norms.h, rows.h (what a forward's rows are), dots.h, attention.h and attention_amx.h, forward.h (a model and a batch), best.h, packing.h.
 
    Compiled for a wheel (packaged.py) or on the machine it runs on (build.py), once per dtype of the activations:
    REAL16 for bfloat16, float32 otherwise. Sums are in float32, and results are rounded where transformers rounds them.
