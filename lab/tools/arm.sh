@@ -33,12 +33,12 @@ tests=("$@")
 [ ${#tests[@]} -gt 0 ] || tests=(tests/unit/native/test_layers.py tests/unit/native/test_draw.py
     tests/unit/native/test_instructions.py tests/unit/targets/test_quants.py
     tests/lossless/test_gguf.py tests/unit/targets/test_native.py)
-failed=0
+failed=0 # early_exit is outpace-lab's, which is not installed there
 for set in armv8 armv8-dot armv8-bf16; do
     echo "== $set (${processors[$set]})"
     QEMU_CPU=${processors[$set]} qemu-aarch64 -L "$at/root" -E PYTHONPATH="$at/site:$PWD/src" -E HF_HUB_OFFLINE=1 \
         -E OUTPACE_CACHE="$at/cache" -E CC=aarch64-linux-gnu-gcc -E OMP_NUM_THREADS=1 -E OUTPACE_CPU="$set" \
-        "$at/root/usr/bin/python3.11" -m pytest -q -n 0 -p no:cacheprovider -m "not slow and not real" "${tests[@]}" \
+        "$at/root/usr/bin/python3.11" -m pytest -q -n 0 -p no:cacheprovider -m "not slow and not real" -k "not early_exit" "${tests[@]}" \
         || failed=1
 done
 exit $failed
