@@ -38,10 +38,10 @@ def test_a_call_is_read_from_pieces_of_any_size(form: CallFormat, text: str, tem
     ("form", "text"), [*((form, text) for form, text, _ in WRITTEN), (Harmony(), CALLED)]
 )
 def test_a_forced_call_that_is_cut_is_no_text(form: CallFormat, text: str) -> None:
-    """Its name is known once no other function's call goes on so; of one function, always."""
+    """There is a call once its name is written, and nothing before, as of OpenAI."""
     harmony = isinstance(form, Harmony)
-    named = form.opening("read").index("read") + 1
-    for functions, known in ((FUNCTIONS, named), ({"read": READ}, 1)):
+    known = len(form.opening("read"))
+    for functions in (FUNCTIONS, {"read": READ}):
         for cut in range(1, len(text), 2):
             answer = (HarmonyAnswer if harmony else Answer)(Manner(form, functions, True), nothing)
             said = pieces(answer, text[:cut], 50, complete=False)

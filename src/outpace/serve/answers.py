@@ -317,25 +317,22 @@ class Answer:
             yield Said("reasoning" if state == "reasoning" else "text", left)
 
     def _cut(self) -> Iterator[Said]:
-        """A forced call that is cut: its name, if one alone goes on so, and what it has of its arguments.
+        """A forced call that is cut after its name: the name, and what there is of its arguments.
 
-        What comes before the name says nothing to a client, and is no text.
+        What comes before says nothing to a client, and is no text: OpenAI's answer has no call then either.
         """
         calls, functions = self._manner.calls, self._manner.functions
         assert calls is not None
         text = self._opened + self._left if self._state == "call" else self._left
         text = text[: len(text) - overlap(text, calls.end)]
-        openings = {name: calls.opening(name) for name in functions}
-        begun = [name for name, opening in openings.items() if text.startswith(opening)]
-        names = begun or [name for name, opening in openings.items() if opening.startswith(text)]
-        if len(names) != 1:
+        begun = [name for name in functions if text.startswith(calls.opening(name))]
+        if len(begun) != 1:
             return
         arguments = ""
-        if begun:
-            with suppress(*_NO_CALL):
-                whole = calls.read(text[len(calls.begin) :], functions)[0].arguments
-                arguments = "" if whole == "{}" else whole.removesuffix("}").removesuffix('"')
-        yield self._whole(WrittenCall(names[0], arguments))
+        with suppress(*_NO_CALL):
+            whole = calls.read(text[len(calls.begin) :], functions)[0].arguments
+            arguments = "" if whole == "{}" else whole.removesuffix("}").removesuffix('"')
+        yield self._whole(WrittenCall(begun[0], arguments))
 
     def _forced_end(self, left: str, complete: bool) -> Iterator[Said]:
         calls = self._manner.calls

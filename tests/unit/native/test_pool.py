@@ -52,7 +52,7 @@ def test_the_pool(name: str, program: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=100,
     )
     if "FATAL: ThreadSanitizer" in done.stderr:  # where the system places memory as it does not expect
         pytest.skip(done.stderr)
