@@ -1,4 +1,4 @@
-"""SpecTr is exact: its output distribution, enumerated, is the target's."""
+"""SpecTr, block and traversal verification are exact: what they emit, enumerated, is the distribution."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from outpace_lab.verify.spectr import SpecTr
+from outpace.verify import Verifier, load_verifier
 from unit.verify.test_exact import (
     check_certain_and_wrong,
     check_chosen,
@@ -16,21 +16,28 @@ from unit.verify.test_exact import (
     vocabularies,
 )
 
+LOSSLESS = [load_verifier(name) for name in ("spectr", "block", "traversal")]
+each = pytest.mark.parametrize("verifier", LOSSLESS, ids=str)
 
+
+@each
 @settings(max_examples=25)
 @given(data=st.data(), vocabulary=vocabularies, seed=seeds, zeros=st.sampled_from([0.0, 0.4]), eos=ends)
 def test_sampled_drafts(
-    data: st.DataObject, vocabulary: int, seed: int, zeros: float, eos: int | None
+    verifier: Verifier, data: st.DataObject, vocabulary: int, seed: int, zeros: float, eos: int | None
 ) -> None:
-    check_sampled(SpecTr(), data, vocabulary, seed, zeros, eos)
+    check_sampled(verifier, data, vocabulary, seed, zeros, eos)
 
 
+@each
 @settings(max_examples=40)
 @given(data=st.data(), vocabulary=vocabularies, seed=seeds, eos=ends)
-def test_drafts_of_chosen_tokens(data: st.DataObject, vocabulary: int, seed: int, eos: int | None) -> None:
-    check_chosen(SpecTr(), data, vocabulary, seed, eos)
+def test_drafts_of_chosen_tokens(
+    verifier: Verifier, data: st.DataObject, vocabulary: int, seed: int, eos: int | None
+) -> None:
+    check_chosen(verifier, data, vocabulary, seed, eos)
 
 
 @pytest.mark.parametrize("parents", [[-1, 0, 1], [-1, -1, 0, 1]])
 def test_a_drafter_that_is_certain_and_wrong(parents: list[int]) -> None:
-    check_certain_and_wrong(SpecTr(), parents, replacement=True)
+    check_certain_and_wrong(load_verifier("spectr"), parents, replacement=True)
