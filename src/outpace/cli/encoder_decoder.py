@@ -48,7 +48,7 @@ class AudioOptions:
     task: Task = None
 
     def asked(self) -> dict[str, str]:
-        """What is asked of a model of speech."""
+        """The language and the task that were given, by name."""
         found = {"language": self.language, "task": self.task}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -77,7 +77,8 @@ def _slabs() -> _Slabs:
 def _mapped(size: int) -> Tensor:
     """Bytes of the system, [size], from the beginning of a huge page."""
     room = mmap.mmap(-1, size + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    bytes_ = torch.frombuffer(room, dtype=torch.uint8)
+    with torch.inference_mode(False):  # so that it can be written in and outside of it
+        bytes_ = torch.frombuffer(room, dtype=torch.uint8)
     start = -pointer(bytes_, torch.uint8, size + HUGE) % HUGE
     with suppress(OSError):  # a kernel without huge pages: it is memory like other
         room.madvise(mmap.MADV_HUGEPAGE, start, size)

@@ -93,7 +93,7 @@ def guided(
 
     Args:
         continuation: what the other drafter guesses.
-        wrong: every so many of these are other tokens; 0 for none.
+        wrong: one guess in this many is replaced by another token; 0 for none.
     """
     prompt, drafter, forwards = PROMPTS[0], RoundedSelf(branches=1), 0
     guesses = [t + bool(wrong and place % wrong == 1) for place, t in enumerate(continuation)]

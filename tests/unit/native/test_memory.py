@@ -20,6 +20,13 @@ def test_no_two_tensors_share_a_byte() -> None:
     assert all((tensor == number).all() for number, tensor in enumerate(made, 1))
 
 
+def test_memory_taken_in_inference_mode_can_be_written_outside() -> None:
+    with torch.inference_mode():
+        found = memory._Slabs().take(100)
+    found.fill_(1)
+    assert not found.is_inference()
+
+
 def test_a_tensor_may_be_larger_than_what_is_asked_for_at_once() -> None:
     size = 40 << 20
     found = memory.zeros(size + 3, dtype=torch.uint8)
