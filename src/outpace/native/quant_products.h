@@ -435,14 +435,6 @@ static void round_quants(void *given, long row) {
     if (job->floats) widen(from, job->product->inputs, (float *)job->rounded[row].given);
 }
 
-static inline const float *measures_at(const struct multiplying_quants *job, long row) {
-#ifdef SQUARED_WHOLE
-    return measures_of(job->measures, row, job->product->inputs / SHARE);
-#else
-    return job->measures + row;
-#endif
-}
-
 static void multiply_panels_of_quants(void *given, long chunk) {
     const struct multiplying_quants *const job = given;
     const struct product *const product = job->product;
@@ -459,8 +451,12 @@ static void multiply_panels_of_quants(void *given, long chunk) {
             for (long row = 0; row < rows; row += SOME_ROWS) {
                 const long some = rows - row < SOME_ROWS ? rows - row : SOME_ROWS;
                 _Alignas(LINE) across sums[SOME_ROWS];
+                const float *measures = NULL;
+#ifdef SQUARED_WHOLE
+                if (job->measures) measures = measures_of(job->measures, row, product->inputs / SHARE);
+#endif
                 products_of_panel(part->type, part->weights + (panel - before) * size, product->inputs, some,
-                                  job->rounded + row, job->measures ? measures_at(job, row) : NULL, sums);
+                                  job->rounded + row, measures, sums);
                 for (long i = 0; i < some; i++)
                     finish(product, begin + at, count, sums + i, job->out + (row + i) * product->outputs);
             }
