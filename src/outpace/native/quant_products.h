@@ -336,6 +336,62 @@ static inline __attribute__((always_inline)) void squares_of_codes(int spans, in
     for (int row = 0; row < SIDE; row++) out[row] = sums[row];
 }
 
+/* The same of at most TOGETHER rows and all blocks: codes are unpacked AHEAD of their squares, whose sums are scaled AHEAD
+   after them. */
+static inline __attribute__((always_inline)) void squares_of_panel(int type, const uint8_t *panel, long inputs,
+                                                                   const int8_t *numbers, long stride,
+                                                                   const float *measures, across *out) {
+    const struct coded as = coded_as(type);
+    const int spans = as.fine == 2 ? 2 : 1, share = SHARE / spans, quads = QUADS / spans;
+    const long begin = codes_at(as, inputs), size = code_bytes(as), blocks = inputs / SHARE;
+    const long last = blocks - DISTANCE / 2 / size; /* from there on, what is ahead is in the next panel */
+    across sums[TOGETHER], scale = {0}, least = {0}, factors[RING][2], lowers[RING];
+    int32_t whole[RING][2][TOGETHER * ACROSS] __attribute__((aligned(64)));
+    quad_codes codes[RING][QUADS] __attribute__((aligned(64)));
+#pragma GCC unroll 8
+    for (int row = 0; row < TOGETHER; row++) sums[row] = (across){0};
+    for (long at = 0; at < blocks + 2 * AHEAD; at++) {
+        const long summed = at - AHEAD, scaled = at - 2 * AHEAD;
+        if (scaled >= 0) { /* before its place is taken */
+            const int place = (int)(scaled % RING);
+            const float *const by = measures + scaled * MEASURES;
+            for (int span = 0; span < spans; span++)
+#pragma GCC unroll 8
+                for (int row = 0; row < TOGETHER; row++) {
+                    const across exact =
+                        __builtin_convertvector(*(const across_ints *)(whole[place][span] + row * ACROSS), across);
+                    sums[row] = fused_across(exact, factors[place][span] * by[row], sums[row]);
+                    if (as.least) sums[row] = fused_across(lowers[place], by[SIDE + row] - (across){0}, sums[row]);
+                }
+        }
+        if (summed >= 0 && summed < blocks) {
+            const int place = (int)(summed % RING);
+            const int8_t *const given = numbers + summed * SHARE;
+            const quad_codes *const own = as.low == 8 ? (const quad_codes *)(panel + begin + summed * size) : codes[place];
+            SUMS_OF_BLOCK(0, "tdpbssd", given, stride, own, whole[place][0]);
+            if (spans == 2) SUMS_OF_BLOCK(1, "tdpbssd", given + share, stride, own + quads, whole[place][1]);
+        }
+        if (at < blocks) {
+            const int part = (int)(at % group_of(as)), place = (int)(at % RING);
+            const uint8_t *const scales = panel + at / group_of(as) * scale_bytes(as), *const own = panel + begin + at * size;
+            const uint8_t *const wholes = scales + head_bytes(as) + part * fine_bytes(as);
+            if (!part) {
+                scale = scale_of(as, scales);
+                least = least_of(as, scales);
+                fetch(scales + begin + blocks * size, scale_bytes(as)); /* of the next panel */
+            }
+            fetch(own + DISTANCE / 2 + (at < last ? 0 : begin), size);
+            for (int span = 0; span < spans; span++) factors[place][span] = factor_of(as, scale, wholes, span);
+            if (as.least) lowers[place] = lower_of(as, least, wholes, 0);
+            if (as.low == 8) continue; /* as they are in the panel */
+#pragma GCC unroll 8
+            for (int i = 0; i < QUADS; i++) codes[place][i] = ready_codes(as, 1, own, i);
+        }
+    }
+#pragma GCC unroll 8
+    for (int row = 0; row < TOGETHER; row++) out[row] = sums[row];
+}
+
 typedef void code_squares(long, long, const struct unpacked *, const int8_t *, long, const float *, across *);
 #define CODE_SQUARES(name, spans, least)                                                                     \
     static __attribute__((noinline)) void name(long from, long end, const struct unpacked *ready,            \
@@ -354,6 +410,17 @@ CODE_SQUARES(squares_of_halves, 2, 0)
 OF_TYPES(WHOLE_FORM)
 #define UNPACKING_WHOLE(type) [type] = unpack_whole_##type,
 static unpacking_form *const whole_forms[QUANT_TYPES] = {OF_TYPES(UNPACKING_WHOLE)};
+
+typedef void panel_squares(const uint8_t *, long, const int8_t *, long, const float *, across *);
+#define PANEL_SQUARES(type)                                                                                  \
+    static __attribute__((noinline)) void squares_##type(const uint8_t *panel, long inputs,                  \
+                                                         const int8_t *numbers, long stride,                 \
+                                                         const float *measures, across *out) {               \
+        squares_of_panel(type, panel, inputs, numbers, stride, measures, out);                               \
+    }
+OF_TYPES(PANEL_SQUARES)
+#define BY_SQUARES(type) [type] = squares_##type,
+static panel_squares *const panel_forms[QUANT_TYPES] = {OF_TYPES(BY_SQUARES)};
 
 /* NULL for a type whose sums of halves have least numbers too. */
 static code_squares *squares_of_type(int type) {
@@ -382,7 +449,13 @@ static void products_of_panel(int type, const uint8_t *panel, long inputs, long 
     long done = 0;
     for (long row = 0; row < SOME_ROWS; row++) sums[row] = none;
 #ifdef SQUARED_WHOLE
-    code_squares *const squares = measures && !float_bytes(type) && rows > TOGETHER ? squares_of_type(type) : NULL;
+    code_squares *const squares = measures && !float_bytes(type) ? squares_of_type(type) : NULL;
+    if (squares && rows <= TOGETHER) {
+        const int share = coded_as(type).fine == 2 ? SHARE / 2 : SHARE;
+        shape_blocks((int)rows, share);
+        panel_forms[type](panel, inputs, rounded[0].numbers, rounded[1].numbers - rounded[0].numbers, measures, sums);
+        return;
+    }
     if (squares) {
         const int share = coded_as(type).fine == 2 ? SHARE / 2 : SHARE;
         const long stride = rounded[1].numbers - rounded[0].numbers;
@@ -482,7 +555,7 @@ static int multiply_quants(const struct product *product, long rows, const real 
     if (!rows) return 0;
     const long own = blocks * NUMBERS_OF_BLOCK + (job.floats ? inputs : 0);
 #ifdef SQUARED_WHOLE
-    if (rows > TOGETHER && job.codes && squared()) measures = chunks_of(rows, SIDE) * blocks * MEASURES;
+    if (rows >= LEAST_SQUARED && job.codes && squared()) measures = chunks_of(rows, SIDE) * blocks * MEASURES;
 #endif
     float *const room = workspace(rows * own + measures + (rows + TOGETHER) * (sizeof(struct rounded_row) / 4));
     if (!room) return 1;
