@@ -6,7 +6,7 @@ Both are transformers' own, which has two ways to say them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -27,7 +27,7 @@ class TensorMap(Protocol):
         names: llama.cpp's -> transformers'.
     """
 
-    names: Mapping[str, str]
+    names: dict[str, str]
 
     def numbers(self, name: str, numbers: NDArray[Any]) -> NDArray[Any]:
         """A tensor's numbers as the model has them."""
@@ -41,7 +41,7 @@ class TensorMap(Protocol):
 
 def tensor_map(architecture: str, model: Any, tensors: Iterable[str]) -> TensorMap:
     """The map of a family."""
-    from transformers.integrations.gguf import is_gguf_arch_supported
+    from transformers.integrations.gguf.utils import is_gguf_arch_supported
 
     if is_gguf_arch_supported(architecture):
         return _Converted(architecture, model, tensors)
@@ -91,8 +91,8 @@ class _Processed:
             stem, _, end = name.rpartition(".")
             stem, end = (stem, f".{end}") if end in ("weight", "bias") else (name, "")
             if (part := _STACKED.fullmatch(name)) is not None:
-                for kind in ("down",) if part[2] == "down_proj" else ("gate", "up"):
-                    found[f"blk.{part[1]}.ffn_{kind}_exps.weight"] = name
+                for layer in ("down",) if part[2] == "down_proj" else ("gate", "up"):
+                    found[f"blk.{part[1]}.ffn_{layer}_exps.weight"] = name
             elif (own := known.get_name(stem) or known.get_name(stem.removeprefix(base))) is not None:
                 found[own + end] = name
         return found
@@ -103,7 +103,7 @@ class _Converted:
 
     def __init__(self, architecture: str, model: Any, tensors: Iterable[str]) -> None:
         from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
-        from transformers.integrations.gguf import get_gguf_conversion_mapping
+        from transformers.integrations.gguf.utils import get_gguf_conversion_mapping
 
         mapping = get_gguf_conversion_mapping(architecture, model.config)
         renamings = [entry for entry in mapping if isinstance(entry, WeightRenaming)]

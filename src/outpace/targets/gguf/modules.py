@@ -63,7 +63,8 @@ class Mixture(nn.Module):
         rows = hidden_states.reshape(-1, hidden_states.shape[-1])
         weights, chosen = torch.softmax(self.router(rows.float()), -1).topk(self.top_k, dim=-1)
         if self.normed:
-            weights = weights / sum(weights.unbind(-1))[:, None]
+            first, *others = weights.unbind(-1)  # added in turn: a sum of torch's has an order of its own
+            weights = weights / sum(others, start=first)[:, None]
         out = torch.zeros_like(rows, dtype=torch.float32)
         for number in chosen.unique().tolist():
             places, ranks = torch.where(chosen == number)
