@@ -302,6 +302,7 @@ typedef void wide_form(long, long, const struct unpacked *, const struct rounded
 OF_TYPES(CODED)
 FORMS_OF(FLOAT_FORM, F32) FORMS_OF(FLOAT_FORM, F16) FORMS_OF(FLOAT_FORM, BF16)
 #ifdef SQUARED_WHOLE
+#define LATER 4 /* blocks, after which sums that went through memory are scaled */
 /* The same by squares, of a group of rows; codes are whole. */
 static inline __attribute__((always_inline)) void squares_of_codes(int spans, int least, long from, long end,
                                                                    const struct unpacked *ready,
@@ -309,87 +310,31 @@ static inline __attribute__((always_inline)) void squares_of_codes(int spans, in
                                                                    const float *measures, across *out) {
     const long steps = (end - from) * spans, share = SHARE / spans;
     across sums[SIDE];
-    int32_t whole[RING][SIDE * ACROSS] __attribute__((aligned(64)));
+    int32_t whole[LATER][SIDE * ACROSS] __attribute__((aligned(64)));
 #pragma GCC unroll 16
     for (int row = 0; row < SIDE; row++) sums[row] = out[row];
-    for (long at = 0; at < steps + AHEAD; at++) {
-        const long scaled = at - AHEAD;
-        if (at < steps) {
-            const int8_t *const given = numbers + from * SHARE + at * share;
-            const quad_codes *const codes = ready->codes + at * (QUADS / spans);
-            if (at % 2) SUMS_OF_BLOCK(1, "tdpbssd", given, stride, codes, whole[at % RING]);
-            else SUMS_OF_BLOCK(0, "tdpbssd", given, stride, codes, whole[at % RING]);
-        }
-        if (scaled >= 0) {
+    for (long at = 0; at < steps + LATER; at++) {
+        const long scaled = at - LATER;
+        if (scaled >= 0) { /* before its place is taken */
             const float *const by = measures + (from + scaled / spans) * MEASURES;
             const across factor = ready->factors[scaled], lower = least ? ready->lowers[scaled] : factor;
 #pragma GCC unroll 16
             for (int row = 0; row < SIDE; row++) {
                 const across exact =
-                    __builtin_convertvector(*(const across_ints *)(whole[scaled % RING] + row * ACROSS), across);
+                    __builtin_convertvector(*(const across_ints *)(whole[scaled % LATER] + row * ACROSS), across);
                 sums[row] = fused_across(exact, factor * by[row], sums[row]);
                 if (least) sums[row] = fused_across(lower, by[SIDE + row] - (across){0}, sums[row]);
             }
         }
+        if (at < steps) {
+            const int8_t *const given = numbers + from * SHARE + at * share;
+            const quad_codes *const codes = ready->codes + at * (QUADS / spans);
+            if (at % 2) SUMS_OF_BLOCK(1, "tdpbssd", given, stride, codes, whole[at % LATER]);
+            else SUMS_OF_BLOCK(0, "tdpbssd", given, stride, codes, whole[at % LATER]);
+        }
     }
 #pragma GCC unroll 16
     for (int row = 0; row < SIDE; row++) out[row] = sums[row];
-}
-
-/* The same of at most TOGETHER rows and all blocks: codes are unpacked AHEAD of their squares, whose sums are scaled AHEAD
-   after them. */
-static inline __attribute__((always_inline)) void squares_of_panel(int type, const uint8_t *panel, long inputs,
-                                                                   const int8_t *numbers, long stride,
-                                                                   const float *measures, across *out) {
-    const struct coded as = coded_as(type);
-    const int spans = as.fine == 2 ? 2 : 1, share = SHARE / spans, quads = QUADS / spans;
-    const long begin = codes_at(as, inputs), size = code_bytes(as), blocks = inputs / SHARE;
-    const long last = blocks - DISTANCE / 2 / size; /* from there on, what is ahead is in the next panel */
-    across sums[TOGETHER], scale = {0}, least = {0}, factors[RING][2], lowers[RING];
-    int32_t whole[RING][2][TOGETHER * ACROSS] __attribute__((aligned(64)));
-    quad_codes codes[RING][QUADS] __attribute__((aligned(64)));
-#pragma GCC unroll 8
-    for (int row = 0; row < TOGETHER; row++) sums[row] = (across){0};
-    for (long at = 0; at < blocks + 2 * AHEAD; at++) {
-        const long summed = at - AHEAD, scaled = at - 2 * AHEAD;
-        if (scaled >= 0) { /* before its place is taken */
-            const int place = (int)(scaled % RING);
-            const float *const by = measures + scaled * MEASURES;
-            for (int span = 0; span < spans; span++)
-#pragma GCC unroll 8
-                for (int row = 0; row < TOGETHER; row++) {
-                    const across exact =
-                        __builtin_convertvector(*(const across_ints *)(whole[place][span] + row * ACROSS), across);
-                    sums[row] = fused_across(exact, factors[place][span] * by[row], sums[row]);
-                    if (as.least) sums[row] = fused_across(lowers[place], by[SIDE + row] - (across){0}, sums[row]);
-                }
-        }
-        if (summed >= 0 && summed < blocks) {
-            const int place = (int)(summed % RING);
-            const int8_t *const given = numbers + summed * SHARE;
-            const quad_codes *const own = as.low == 8 ? (const quad_codes *)(panel + begin + summed * size) : codes[place];
-            SUMS_OF_BLOCK(0, "tdpbssd", given, stride, own, whole[place][0]);
-            if (spans == 2) SUMS_OF_BLOCK(1, "tdpbssd", given + share, stride, own + quads, whole[place][1]);
-        }
-        if (at < blocks) {
-            const int part = (int)(at % group_of(as)), place = (int)(at % RING);
-            const uint8_t *const scales = panel + at / group_of(as) * scale_bytes(as), *const own = panel + begin + at * size;
-            const uint8_t *const wholes = scales + head_bytes(as) + part * fine_bytes(as);
-            if (!part) {
-                scale = scale_of(as, scales);
-                least = least_of(as, scales);
-                fetch(scales + begin + blocks * size, scale_bytes(as)); /* of the next panel */
-            }
-            fetch(own + DISTANCE / 2 + (at < last ? 0 : begin), size);
-            for (int span = 0; span < spans; span++) factors[place][span] = factor_of(as, scale, wholes, span);
-            if (as.least) lowers[place] = lower_of(as, least, wholes, 0);
-            if (as.low == 8) continue; /* as they are in the panel */
-#pragma GCC unroll 8
-            for (int i = 0; i < QUADS; i++) codes[place][i] = ready_codes(as, 1, own, i);
-        }
-    }
-#pragma GCC unroll 8
-    for (int row = 0; row < TOGETHER; row++) out[row] = sums[row];
 }
 
 typedef void code_squares(long, long, const struct unpacked *, const int8_t *, long, const float *, across *);
@@ -410,17 +355,6 @@ CODE_SQUARES(squares_of_halves, 2, 0)
 OF_TYPES(WHOLE_FORM)
 #define UNPACKING_WHOLE(type) [type] = unpack_whole_##type,
 static unpacking_form *const whole_forms[QUANT_TYPES] = {OF_TYPES(UNPACKING_WHOLE)};
-
-typedef void panel_squares(const uint8_t *, long, const int8_t *, long, const float *, across *);
-#define PANEL_SQUARES(type)                                                                                  \
-    static __attribute__((noinline)) void squares_##type(const uint8_t *panel, long inputs,                  \
-                                                         const int8_t *numbers, long stride,                 \
-                                                         const float *measures, across *out) {               \
-        squares_of_panel(type, panel, inputs, numbers, stride, measures, out);                               \
-    }
-OF_TYPES(PANEL_SQUARES)
-#define BY_SQUARES(type) [type] = squares_##type,
-static panel_squares *const panel_forms[QUANT_TYPES] = {OF_TYPES(BY_SQUARES)};
 
 /* NULL for a type whose sums of halves have least numbers too. */
 static code_squares *squares_of_type(int type) {
@@ -449,13 +383,7 @@ static void products_of_panel(int type, const uint8_t *panel, long inputs, long 
     long done = 0;
     for (long row = 0; row < SOME_ROWS; row++) sums[row] = none;
 #ifdef SQUARED_WHOLE
-    code_squares *const squares = measures && !float_bytes(type) ? squares_of_type(type) : NULL;
-    if (squares && rows <= TOGETHER) {
-        const int share = coded_as(type).fine == 2 ? SHARE / 2 : SHARE;
-        shape_blocks((int)rows, share);
-        panel_forms[type](panel, inputs, rounded[0].numbers, rounded[1].numbers - rounded[0].numbers, measures, sums);
-        return;
-    }
+    code_squares *const squares = measures && !float_bytes(type) && rows > TOGETHER ? squares_of_type(type) : NULL;
     if (squares) {
         const int share = coded_as(type).fine == 2 ? SHARE / 2 : SHARE;
         const long stride = rounded[1].numbers - rounded[0].numbers;
@@ -555,7 +483,7 @@ static int multiply_quants(const struct product *product, long rows, const real 
     if (!rows) return 0;
     const long own = blocks * NUMBERS_OF_BLOCK + (job.floats ? inputs : 0);
 #ifdef SQUARED_WHOLE
-    if (rows >= LEAST_SQUARED && job.codes && squared()) measures = chunks_of(rows, SIDE) * blocks * MEASURES;
+    if (rows > TOGETHER && job.codes && squared()) measures = chunks_of(rows, SIDE) * blocks * MEASURES;
 #endif
     float *const room = workspace(rows * own + measures + (rows + TOGETHER) * (sizeof(struct rounded_row) / 4));
     if (!room) return 1;

@@ -8,9 +8,7 @@
 
 #ifdef SQUARED_WHOLE
 #define LEAST_SQUARED 7 /* rows, of which other instructions are no quicker */
-#ifndef AHEAD
 #define AHEAD 2         /* blocks: a register waits long for memory that has just been written */
-#endif
 #define RING (2 * AHEAD)
 #define MEASURES (2 * SIDE) /* of a block of a group of rows: their scales, and their sums times the scales */
 
