@@ -431,8 +431,8 @@ ENGINE = [
     Mutant(
         "a sequence keeps the path of its neighbour",
         "outpace/engine/step.py",
-        "_rows_kept(step, share.ahead(a)) for a, step in steps.items()}",
-        "_rows_kept(next(iter(steps.values())), share.ahead(a)) for a, step in steps.items()}",
+        "_rows_kept(step, a.ahead) for a, step in steps.items()}",
+        "_rows_kept(next(iter(steps.values())), a.ahead) for a, step in steps.items()}",
         ("tests/unit/engine/test_speculation.py",),
     ),
     Mutant(
@@ -595,13 +595,6 @@ TARGETS = [
         ("tests/unit/targets/test_masks.py::test_rows_are_placed_on_a_device_as_on_the_host",),
     ),
     Mutant(
-        "rows of a line are put in their neighbours' places",
-        "outpace/targets/inputs/line.py",
-        "    return torch.tensor(rows)\n",
-        "    return torch.tensor(rows).roll(1)\n",
-        ("tests/unit/targets/test_line.py::test_a_line_has_the_logits_of_the_padded_forward",),
-    ),
-    Mutant(
         "rows of a window of its own attend to the sequence beside theirs",
         "outpace/cache/lanes.py",
         "        self.start, self.stop = covered.start, covered.stop\n",
@@ -612,9 +605,9 @@ TARGETS = [
     ),
     Mutant(
         "a replayed forward does not read its inputs",
-        "outpace/targets/stock/layouts.py",
-        "    at = read_numbers(inputs.numbers, rows.width)\n",
-        "    at = read_numbers(torch.ones_like(inputs.numbers), rows.width)\n",
+        "outpace/targets/stock/forwards.py",
+        "        at = read_numbers(inputs.numbers, rows.width)\n",
+        "        at = read_numbers(torch.ones_like(inputs.numbers), rows.width)\n",
         ("tests/lossless/test_static.py::test_tokens_are_those_of_plain_decoding",),
         untested=True,
     ),

@@ -194,7 +194,7 @@ def test_a_tree_of_a_draft_model_is_refused() -> None:
         Engine(target_of("mpt"), DraftModel(target_of("bloom"), branching="2x2"))
 
 
-@pytest.mark.parametrize("option", ["static", "fuse", "exact"])
+@pytest.mark.parametrize("option", ["static", "exact"])
 def test_options_that_chains_lack(option: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"takes chains only.*leave.* {option}"):
         Target(model_of("bloom"), **{option: True})

@@ -18,8 +18,6 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 import outpace
 from outpace import Engine, Target, nano_drafter_path
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.cpu.kernels import KERNELS
-from outpace.targets.cpu.trials import why_unavailable
 from outpace.targets.inputs.unloaded import KNOWN, refuse_unloaded
 from zoo.every_type import (
     NOT_TEXT,
@@ -80,13 +78,8 @@ def test_first_tokens(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text"])
 def test_a_table_of_inputs_for_all_layers(kind: str) -> None:
     """The self-test of replaced modules makes no model of some of the layers, and drafters cannot."""
-    dtype = torch.float32
-    usable = (
-        one.name for one in KERNELS if one.copies and dtype in one.dtypes and not why_unavailable(one, dtype)
-    )
-    name = next(usable)
-    target = Target(model_of(kind), pack=name)
-    assert name in target.plan.packed
+    target = Target(model_of(kind), plan="packed")
+    assert target.plan.packed
     with pytest.raises(UnsupportedModel, match="one table of inputs for all its layers"):
         target.some_layers([0])
 

@@ -133,7 +133,7 @@ def bench(context: typer.Context, given: BenchOptions) -> None:
     if context.invoked_subcommand is not None:
         return refuse_given(context)
     given.check()
-    place, step = spread_of(given.device, given.device_map), given.steps(online=True)
+    place, step = spread_of(given.device, given.device_map), given.steps()
     source = given.source(given.model, place=place, seq2seq=True, options=step)
     source.check_names(verifier=given.verifier)
     batches = numbers("batch", given.batch)

@@ -101,7 +101,7 @@ def _machine() -> dict[str, Any]:
 def _served(given: EnvOptions) -> dict[str, Any]:
     """How a model would run: whether it is served, and by which steps."""
     try:
-        loaded = given.source(given.model, options=given.steps()).load()
+        loaded = given.source(given.model, options=given.steps(), releases=True).load()
     except OutpaceError as error:
         return {"model": {"name": given.model, "served": False, "reason": str(error)}}
     return {"model": served(loaded)}

@@ -55,14 +55,14 @@ def check_draws(params: SamplingParams, given: Mapping[str, Any]) -> None:
             )
 
 
-def steps(quantise: str | None, stock: bool, online: bool) -> TargetOptions:
-    """Options of a target that decodes; one that also learns needs the model's own weights."""
-    return TargetOptions(quantise=quantise, release=False if online else "auto", stock=stock)
-
-
 @dataclass(frozen=True)
 class ModelSource:
-    """The options of a model and of loading it, as for ``outpace.load``."""
+    """The options of a model and of loading it, as for ``outpace.load``.
+
+    Attributes:
+        releases: free those of the model's own weights of which steps have copies: nothing learns from it,
+            and nothing runs it by itself.
+    """
 
     model: str | None
     place: Place
@@ -72,6 +72,7 @@ class ModelSource:
     seq2seq: Encoders = False
     options: TargetOptions = USUAL
     backend: Backend = "auto"
+    releases: bool = False
 
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
@@ -84,7 +85,7 @@ class ModelSource:
             trust = self.trust_remote_code
             if (needs := needs_of_name(self.model, self.dtype, self.place, trust, self.seq2seq)) is not None:
                 screen.note(f"{self.model}: {needs}")
-            return load(
+            loaded = load(
                 self.model,
                 self.dtype,
                 self.place,
@@ -94,6 +95,9 @@ class ModelSource:
                 seq2seq=self.seq2seq,
                 **vars(self.options),
             )
+            if self.releases:
+                loaded.target.release()
+            return loaded
 
     def check_names(self, drafter: str = "", verifier: str = "match") -> None:
         """Refuse unknown names and missing extras, before torch is imported."""

@@ -269,7 +269,7 @@ class ServeOptions(ServedOptions, PlaceOptions, StepOptions):
 def serve(given: ServeOptions) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     began, others = time.monotonic(), given.others()
-    source = given.source(None, seq2seq="images", options=given.steps(bool(given.observer)))
+    source = given.source(None, seq2seq="images", options=given.steps(), releases=not given.observer)
     keeps = given.models_max is not None or given.models_idle is not None
     source, several = chosen(given.model or [], keeps, source, given.drafter, others, given.adaptive)
     keys = _checked(given, source, several, [given.drafter, *others.values()])

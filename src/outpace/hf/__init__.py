@@ -36,7 +36,7 @@ from outpace.verify import Verifier, load_verifier
 __all__ = ["accelerate", "decode", "restore"]
 
 Model = TypeVar("Model")
-_STEP = ("exact", "pack", "fuse", "quantise", "stock")  # options that leave a model able to do all else
+_STEP = ("exact", "plan", "quantise", "stock")  # options that leave a model able to do all else
 
 
 def accelerate(
@@ -114,7 +114,7 @@ def accelerate(
             learns from all calls, which then wait for each other.
         fallback: let transformers' own generate() decode the calls that outpace refuses, after a warning that
             names the argument. Its steps are the stock ones.
-        options: exact, pack, fuse, quantise, stock and static=False, as for ``TargetOptions``. exact=True:
+        options: exact, plan, quantise, stock and static=False, as for ``TargetOptions``. exact=True:
             even in half precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8":
             the tokens are those of ``accelerate(model, "none", quantise="int8")``, and
             not those of the stock generate(). stock=True: with drafter "none" a prompt alone has the tokens

@@ -33,7 +33,7 @@ from outpace.verify import Verifier, load_verifier
 LayerRows = tuple[Tensor, Tensor]
 
 # A single call does not pay for packed weights and tests of bits.
-ONE_CALL = TargetOptions(exact=False, pack=False)
+ONE_CALL = TargetOptions(plan="stock")
 _ANOTHER = "the learner was made for another model, or it has changed; make one"
 
 

@@ -306,7 +306,8 @@ class Replica:
         config = self._config
         trust = config.trust_remote_code
         with self._steps:
-            loaded = load(model, config.dtype, trust_remote_code=trust, seq2seq="images", release="auto")
+            loaded = load(model, config.dtype, trust_remote_code=trust, seq2seq="images")
+            loaded.target.release()
             drafter = config.drafter or usual_drafter(loaded.target)
             room = rooms(config.memory, config.prefix_cache)
             return loaded, make_engine(loaded, drafter, config.limits, ready=True, **room)

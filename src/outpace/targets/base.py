@@ -226,6 +226,16 @@ class TargetModel(ABC):
         """
         raise OutpaceError(f"{_kind(self)} cannot be trained; use a transformers model")
 
+    def release(self) -> bool:
+        """Free those of the model's own weights of which steps have copies, except the head's.
+
+        The model can then neither be run nor trained, only decoded through this target.
+
+        Returns:
+            False if there are none: then the model is as it was.
+        """
+        return False
+
     def revision(self) -> int:
         """A number that is another once weights have changed, so that rows computed before are stale.
 

@@ -38,8 +38,8 @@ class StepPlan:
         passed_over: the plans before it in the list, with the reasons.
         packed: kernel -> number of linear layers whose weights are packed for it.
         row_step: the rows of a forward are padded to a multiple of this.
-        layouts: layout of a forward -> number of those that ran: "flat" (native), "fixed" (shapes), "mixed
-            line" (the rows of several windows in a line), "line" (of one) and "padded" (a window).
+        layouts: layout of a forward -> number of those that ran: "flat" (native), "fixed" (shapes) and
+            "padded" (a window of the cache).
         no_graphs: why forwards on a GPU are not captured as graphs, under static="auto"; empty if they are.
         no_trees: why forwards with branches on a GPU run on the model's own attention, not on the kernel for
             trees; empty if they run on it.

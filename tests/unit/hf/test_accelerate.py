@@ -65,11 +65,11 @@ def test_other_options_are_tested_anew(monkeypatch: pytest.MonkeyPatch) -> None:
 
     model = make("llama").to(torch.bfloat16)
     with pytest.warns(UserWarning, match="exact is off"):
-        outpace.accelerate(model, "suffix", exact=False, fuse=False, pack=False)
+        outpace.accelerate(model, "suffix", plan="stock")
     passed = causal.tested
     monkeypatch.setattr(causal, "tested", lambda *given: (asked.append("steps"), passed(*given))[1])
     with pytest.warns(UserWarning, match="exact is off"):
-        outpace.accelerate(model, "suffix", exact=False, fuse=False, pack=False)
+        outpace.accelerate(model, "suffix", plan="stock")
     assert asked == []
     monkeypatch.setattr(causal, "why_bits_differ", disproves)
     with pytest.warns(UserWarning, match="not exact here.*sums in any order"):

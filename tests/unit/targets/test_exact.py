@@ -528,7 +528,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(family: str) -> None:
     config = getattr(transformers, f"{family}Config")(**sizes, pad_token_id=0, max_position_embeddings=512)
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    of, tokens = CausalTarget(model, exact=True, fuse=False), torch.arange(400).remainder(64).tolist()
+    of, tokens = CausalTarget(model, plan="exact"), torch.arange(400).remainder(64).tolist()
     parents, _ = random_tree(40, 400)
     found = []
     for threads in (1, 2, 3, 4, 7):
@@ -617,8 +617,8 @@ def test_layers_that_could_not_be_exchanged_are_said_not_to_be_bit_exact() -> No
 
 
 def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedModel, match="too small to gain"):
-        Target(tiny_llama(dtype=torch.float32), pack=True)
+    with pytest.raises(UnsupportedModel, match=r"no packed steps: it has no plain linear .*; leave plan out"):
+        Target(tiny_llama(), plan="packed")
     with pytest.raises(UnsupportedModel, match="float64 would need a wider type"):
         Target(tiny_llama(), exact=True)
     adapted = tiny_llama(dtype=torch.float32)
@@ -629,48 +629,51 @@ def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
     assert Target(tiny_llama(dtype=torch.bfloat16), exact=False).inexact == "exact is off"
 
 
-def packed_kernels(dtype: torch.dtype) -> list[str]:
-    """Names of the kernels with packed weights that this machine has for a dtype."""
-    return [kernel.name for kernel in available(dtype) if kernel.copies]
+PACKS = pytest.mark.skipif(
+    not chosen_kernel(torch.bfloat16).copies, reason="no kernel of packed weights is available here"
+)
 
 
-@pytest.mark.parametrize("name", packed_kernels(torch.float32))
-def test_layers_with_hooks_are_not_packed(name: str) -> None:
+@PACKS
+def test_layers_with_hooks_are_not_packed() -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32).eval()
-    found = CausalTarget(model, check=False, pack=name, exact=False, fuse=False)
+    found = CausalTarget(model, check=False, plan="packed")
     assert model.lm_head in found._modules._packer.packed
-    assert found.plan.packed == {name: 43}
+    assert list(found.plan.packed.values()) == [43]
     model.lm_head.register_forward_hook(lambda module, given, output: output)
-    other = CausalTarget(model, check=False, pack=name, exact=False, fuse=False)
+    other = CausalTarget(model, check=False, plan="packed")
     assert model.lm_head not in other._modules._packer.packed
 
 
-def test_kernels_that_are_named_are_taken_or_refused() -> None:
+def test_plans_that_are_named_are_taken_or_refused() -> None:
     model = tiny_llama(dtype=torch.float32)
-    with pytest.raises(OutpaceError, match="pack must be True, False, 'auto' or the name of a kernel, comp"):
-        Target(model, pack="fastest")
-    with pytest.raises(UnsupportedModel, match=r"packed by FBGEMM float16: .* in bfloat16 or float16; leave"):
-        Target(model, pack="FBGEMM float16")
-    with pytest.raises(OutpaceError, match="quantise='int8' has kernels of its own; leave pack='compiled'"):
-        Target(tiny_llama(dtype=torch.bfloat16), pack="compiled", quantise="int8")
-    for name in ("exact", "fuse", "release"):
-        with pytest.raises(OutpaceError, match=f"{name} must be True, False or 'auto', not 'yes'"):
-            Target(model, **{name: "yes"})
-    with pytest.raises(UnsupportedModel, match="its shapes are fixed; leave fuse or static out"):
-        Target(model, static=True, fuse=True)
+    with pytest.raises(OutpaceError, match=r"plan must be invariant or .*, not 'fastest'"):
+        Target(model, plan="fastest")
+    with pytest.raises(UnsupportedModel, match="no stock steps: quantise rounds its weights; leave plan out"):
+        Target(tiny_llama(dtype=torch.bfloat16), plan="stock", quantise="int8")
+    with pytest.raises(UnsupportedModel, match="no native steps: its shapes are fixed; leave plan out"):
+        Target(model, static=True, plan="native")
+    with pytest.raises(UnsupportedModel, match="no packed steps: exact=True asks for another"):
+        Target(model, exact=True, plan="packed")
 
 
-def test_a_kernel_that_this_machine_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_steps_that_this_machine_lacks_are_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
-    with pytest.raises(UnsupportedModel, match="by compiled: there is no C compiler; leave pack out"):
-        Target(tiny_llama(dtype=torch.float32), pack="compiled")
+    chosen_kernel.cache_clear()
+    try:
+        with pytest.raises(UnsupportedModel, match="compiled is not available here: there is no C compiler"):
+            Target(tiny_llama(dtype=torch.float32), plan="packed")
+    finally:
+        chosen_kernel.cache_clear()
 
 
-@pytest.mark.parametrize("name", packed_kernels(torch.bfloat16))
-def test_weights_that_are_written_to_are_laid_out_again(name: str) -> None:
+@PACKS
+def test_weights_that_are_written_to_are_laid_out_again() -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.bfloat16).eval()
-    target = CausalTarget(model, check=False, exact=False, pack=name)
-    assert target.plan.packed == {name: 43}
+    target = CausalTarget(model, check=False, plan="packed")
+    assert list(target.plan.packed.values()) == [43]
 
     def logits(of: CausalTarget) -> Tensor:
         cache = of.new_cache()
@@ -681,8 +684,8 @@ def test_weights_that_are_written_to_are_laid_out_again(name: str) -> None:
         model.model.layers[0].mlp.up_proj.weight.mul_(2)
     after = logits(target)
     assert not torch.equal(before, after)
-    assert torch.equal(after, logits(CausalTarget(model, check=False, exact=False, pack=name)))
-    assert target.plan.packed == {name: 43}
+    assert torch.equal(after, logits(CausalTarget(model, check=False, plan="packed")))
+    assert list(target.plan.packed.values()) == [43]
 
 
 class Wider(nn.Linear):
@@ -718,7 +721,7 @@ def test_rounded_weights_are_a_copy_that_follows_the_models() -> None:
     model = tiny_llama(dtype=torch.bfloat16).requires_grad_(False)
     target = CausalTarget(model, quantise="int8")
     assert target.quantised == "int8" and "int8 weights" in target.identity
-    stock = CausalTarget(model, exact=False, pack=False)
+    stock = CausalTarget(model, plan="stock")
 
     def logits(one: CausalTarget) -> Tensor:
         cache = one.new_cache(1, 16)
@@ -737,9 +740,9 @@ def test_released_weights_are_freed_and_change_no_token() -> None:
     kept, given = (tiny_llama(dtype=torch.bfloat16) for _ in range(2))
     layer, head = given.model.layers[0].mlp.gate_proj, given.get_output_embeddings()
     data = weakref.ref(layer.weight)
-    target = Target(given, quantise="int8", release=True, check=False)
+    target = Target(given, quantise="int8", check=False)
     whole = Target(kept, quantise="int8")
-    assert isinstance(target, CausalTarget) and target.released
+    assert isinstance(target, CausalTarget) and target.release() and target.released
     gc.collect()
     assert data() is None and layer.weight.is_meta and not head.weight.is_meta
     assert target.identity == whole.identity  # measured costs hold for both
@@ -748,18 +751,16 @@ def test_released_weights_are_freed_and_change_no_token() -> None:
     for drafter in ("none", "lookahead", "early_exit:layers=1", "self_speculative:skip=1"):
         engine = Engine(target, drafter, adaptive=False)
         assert engine.generate([[5, 6, 7]], params)[0].tokens == plain
-    cache = target.new_cache(2)
-    target.forward(cache, Batch.of({cache.allocate(): [5] * 64, cache.allocate(): [6]}))
-    assert target._modules.line is not None  # rows in a line, as without release
 
 
 def test_a_model_whose_weights_were_released_is_refused_elsewhere() -> None:
     model = tiny_llama(dtype=torch.bfloat16)
-    target = Target(model, quantise="int8", release=True)
+    target = Target(model, quantise="int8")
+    assert target.release()
     token, seen = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, 1, dtype=torch.bool)
-    with pytest.raises(OutpaceError, match="load it again without release"):
+    with pytest.raises(OutpaceError, match="weights were released; load it again"):
         target.read(token, token, seen)
-    with pytest.raises(OutpaceError, match="load it again without release"):
+    with pytest.raises(OutpaceError, match="weights were released; load it again"):
         target.through(target.embed(token), token, seen)
     with pytest.raises(UnsupportedModel, match="has released weights to another target; load it again"):
         Target(model)
@@ -767,8 +768,6 @@ def test_a_model_whose_weights_were_released_is_refused_elsewhere() -> None:
 
 def test_nothing_is_released_without_a_copy() -> None:
     model = nano(torch.float32)
-    with pytest.raises(UnsupportedModel, match=r"no layer's weights have a .* copy; leave release out"):
-        Target(model, pack=False, release=True)
-    target = Target(model, pack=False, release="auto")
-    assert isinstance(target, CausalTarget) and not target.released
+    target = Target(model, plan="stock")
+    assert isinstance(target, CausalTarget) and not target.release() and not target.released
     assert not any(weight.is_meta for weight in model.parameters())

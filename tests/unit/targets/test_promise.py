@@ -19,7 +19,7 @@ from outpace.targets.plan import StepPlan
 from outpace.testing import ToyTarget
 from outpace.verify import Verifier
 
-OFF: dict[str, Any] = {"exact": False, "pack": False, "fuse": False}
+OFF: dict[str, Any] = {"plan": "stock"}
 HALF = torch.bfloat16
 TIES = "same tokens but for near-ties"
 
@@ -149,11 +149,9 @@ def test_stock_steps_are_the_models_own_modules(monkeypatch: pytest.MonkeyPatch)
     "options",
     [
         {"exact": True},
-        {"pack": True},
-        {"fuse": True},
+        {"plan": "native"},
         {"quantise": "int8"},
         {"static": True},
-        {"release": True},
     ],
 )
 def test_options_that_change_the_modules_are_refused_beside_it(options: dict[str, Any]) -> None:

@@ -168,7 +168,7 @@ def test_neither_packed_nor_called_exact(kind: str) -> None:
     model = made(kind, torch.bfloat16)
     if kind == "weights":  # the head too
         with pytest.raises(UnsupportedModel, match="no plain linear layers"):
-            Target(model, pack=True)
+            Target(model, plan="packed")
     target = Target(model)
     assert not target.bit_exact and "multiplies rows in another way" in target.inexact
 

@@ -89,7 +89,7 @@ def bench_lab(given: LabOptions) -> None:
     Ends with exit code 1 if a method fails or its tokens differ from plain decoding's.
     """
     given.check()
-    place, step = spread_of(given.device, given.device_map), given.steps(online=True)
+    place, step = spread_of(given.device, given.device_map), given.steps()
     how = given.dtype, given.trust_remote_code, given.llamacpp, True, step, given.backend
     source = source_of(given.like, given.model, place, *how)
     source.check_names(verifier=given.verifier)

@@ -15,7 +15,7 @@ from outpace_lab.targets import ContrastiveTarget, SplitTarget
 
 
 def off(dtype: torch.dtype) -> CausalTarget:
-    return CausalTarget(tiny_llama(dtype=dtype, heads=8), exact=False, pack=False, fuse=False)
+    return CausalTarget(tiny_llama(dtype=dtype, heads=8), plan="stock")
 
 
 def test_a_target_of_several_promises_what_the_weakest_does() -> None:

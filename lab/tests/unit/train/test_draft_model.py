@@ -456,7 +456,7 @@ class Sealed(StockKernel):
 def test_a_copy_of_a_packed_draft_model_decodes_by_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outpace.targets.cpu.linear.COMPILED", Sealed())
     model = AutoModelForCausalLM.from_pretrained(nano_path(), dtype=torch.bfloat16).eval()
-    module = TrainedDraft.load(nano_draft_path(), Target(model, pack=False))
+    module = TrainedDraft.load(nano_draft_path(), Target(model, plan="stock"))
     assert module.writer.model is module.model and module.writer.plan.packed
     copied = copy.deepcopy(module, {id(module.target): module.target})
     assert copied.model is not module.model and copied.writer.model is copied.model

@@ -219,7 +219,7 @@ def _producers(target: TargetModel, stock: Any) -> dict[str, tuple[int, Any]]:
         if layer.self_attn.k_proj.weight.is_meta:
             raise OutpaceError(
                 f"assistant: it needs the weights of {target.name}'s attention, which were released; load "
-                "the target with release=False"
+                "the model again, and do not release them"
             )
     return found
 

@@ -91,7 +91,7 @@ class Rounding:
             if isinstance(layer, Linear) and isinstance(layer.kernel, Quantised):
                 return "its weights are those of a GGUF file, which are rounded on native steps alone"
             if _source_of(layer) is None:
-                return "the weights of its layers were released; leave release out"
+                return "the weights of its layers were released; load it again"
         return None
 
     def made(self) -> Any:

@@ -46,10 +46,9 @@ class MultimodalTarget(CausalTarget):
     The arguments are those of ``CausalTarget``.
     """
 
-    _may_line_up = False  # positions have three dimensions
     _never_fixed = "positions of images are given from outside"
     _never_trees = "states of images are given to layers of the model itself"
-    _needs_weights = "it reads images with its own weights"
+    _needs_weights = True  # of its encoder, which reads images
     not_rounded = "it reads more than text"
 
     def __init__(self, model: Any, **options: Any) -> None:
