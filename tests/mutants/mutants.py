@@ -690,10 +690,11 @@ TARGETS = [
         (f"{_NATIVE}::test_inputs_follow_their_sequences_into_the_order_of_a_lane",),
     ),
     Mutant(
-        "near columns of exact attention are summed in float32",
+        "exact attention without compiled functions sums in float32",
         "outpace/targets/cpu/exact_attention.py",
-        "    scores = torch.matmul(rows[:, :, some].double() * scale, close.transpose(2, 3))\n",
-        "    scores = torch.matmul(rows[:, :, some].float() * scale, close.mT.float()).double()\n",
+        "    near, values = (tensor.double()[:, :, None] for tensor in (key, value))\n",
+        "    rows = rows.float()\n"
+        "    near, values = (tensor.float()[:, :, None] for tensor in (key, value))\n",
         ("tests/unit/targets/test_exact.py",),
     ),
     Mutant(
@@ -769,6 +770,13 @@ DRAFTERS = [
         "    cache.keep({slot: range(count) for slot, count in right.items()})\n",
         "    cache.keep({slot: range(len(feeds[slot])) for slot, count in right.items()})\n",
         (f"{_SELF}::test_guesses_of_another_drafter_save_forwards_and_change_no_draft",),
+    ),
+    Mutant(
+        "the rounded self keeps weights from before they were written to",
+        "outpace/targets/stock/rounded.py",
+        "        if known is not self.inner._modules or self._live.changed(thorough=False):\n",
+        "        if known is None:\n",
+        (f"{_SELF}::test_weights_that_change_are_rounded_anew",),
     ),
     Mutant(
         "the rounded self draws its tokens with the noise of another position",

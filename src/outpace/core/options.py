@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from outpace.core.errors import OutpaceError, check_known, near
@@ -104,8 +104,8 @@ class TargetOptions:
     @property
     def of_step(self) -> dict[str, Any]:
         """Those that decide which step runs, by name; ``stock`` in terms of the others."""
-        chosen = replace(self, plan="stock") if self.stock else self
-        return {name: getattr(chosen, name) for name in ("exact", "plan", "quantise")}
+        plan = "stock" if self.stock else self.plan
+        return {"exact": self.exact, "plan": plan, "quantise": self.quantise}
 
 
 USUAL = TargetOptions()

@@ -51,11 +51,14 @@ def choose_chunks(
         chunk = {a: min(rows, pace.most) for a, rows in left.items()}
     if step > 1:
         return {a: _up_to(a, cache, rows, step) for a, rows in chunk.items()}
-    ends = not prompts_differ and any(chunk[a] == rows for a, rows in left.items())
-    if mixes and (decoding or ends):
+    if decoding:
+        return _with_step(chunk) if mixes else chunk
+    if prompts_differ:
+        return chunk
+    if mixes and any(chunk[a] == rows for a, rows in left.items()):
         return _with_step(chunk)
-    last = min(chunk.values(), default=0)
-    if decoding or prompts_differ or any(rows - last > pace.most for rows in left.values()):
+    last = min(chunk.values())
+    if any(rows - last > pace.most for rows in left.values()):
         return chunk
     before = {a: rows - last for a, rows in left.items()}
     if last:

@@ -20,6 +20,7 @@ from outpace.targets.cpu.trials import why_unavailable
 from outpace.targets.gpu.graphs import Eager
 from outpace.targets.inputs.changes import Addresses, Structure, WatchedWeights, sample
 from outpace.targets.kernel import Kernel
+from outpace.targets.step import plans
 
 PROMPT = [3, 6, 7, 11]
 NAMED = [
@@ -43,6 +44,12 @@ WEIGHTS = (
 FUSED = not isinstance(functions(torch.float32), str)
 
 
+@pytest.fixture(autouse=True)
+def unpatched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What ``target`` exchanges is put back."""
+    monkeypatch.setattr(plans, "chosen_kernel", plans.chosen_kernel)
+
+
 def target(model: Any, kernel: Kernel, fused: bool, exact: bool, **more: Any) -> CausalTarget:
     """A target whose linear layers all use a kernel."""
     if why := why_unavailable(kernel, model.dtype):
@@ -54,6 +61,7 @@ def target(model: Any, kernel: Kernel, fused: bool, exact: bool, **more: Any) ->
     if kernel.rounds:
         more = {**more, "quantise": kernel.name}
     plan = "native" if fused else "exact" if exact else "packed" if kernel.copies else "stock"
+    plans.chosen_kernel = lambda _: kernel  # type: ignore[assignment]  # where another is faster, too
     try:
         of = CausalTarget(model, check=False, plan=plan, **more)
     except UnsupportedModel as error:

@@ -118,7 +118,8 @@ class AttendedRows:
     def __init__(self, sizes: Sizes, mask: Tensor | None) -> None:
         batch, width, columns, *heads, dtype = sizes
         count = batch * width
-        place = np.tile(np.arange(columns - width, columns, dtype=np.int32), batch)
+        # Padding may make more rows than columns, and every row attends to what its mask has.
+        place = np.tile(np.maximum(np.arange(columns - width, columns, dtype=np.int32), 0), batch)
         order = np.arange(count, dtype=np.int32)
         sequence, begin = order // width, np.arange(batch + 1, dtype=np.int32) * width
         arrays = [order, sequence, place, *_columns(functions(dtype), mask, order, place)]

@@ -65,7 +65,7 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: floa
     rows = query.unflatten(1, (-1, heads)).double() * scale
     near, values = (tensor.double()[:, :, None] for tensor in (key, value))
     scores = (rows @ near.mT).masked_fill_(~mask[:, :, None], -torch.inf)
-    result = scores.softmax(dim=-1) @ values
+    result: Tensor = scores.softmax(dim=-1) @ values
     return result.to(query.dtype).flatten(1, 2).transpose(1, 2).contiguous()
 
 
