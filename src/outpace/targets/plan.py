@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 NATIVE = "native"
+FIXED = "its shapes are fixed"  # why steps are not native
 
 
 class PassedOver(NamedTuple):

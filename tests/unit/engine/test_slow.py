@@ -54,8 +54,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (target(stock=True), "leave stock out"),
         (target(StepPlan("native", True, "", own_dtype="bfloat16")), "weights are float32, as asked for"),
-        (target(not_native("fuse is off")), "leave fuse out"),
-        (target(not_native("pack is off")), "leave pack out"),
+        (target(not_native("plan='exact' asks for another"), plan="exact"), "leave plan out"),
         (target(not_native("its shapes are fixed")), "leave static out"),
         (target(not_native("there are no compiled steps for a Mine")), "models.md names the families"),
         (target(device="cuda", static=False), "one kernel at a time: static is off"),

@@ -28,7 +28,7 @@ from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
 from outpace.targets.native.fitting import why_not_native
 from outpace.targets.native.runner import NativeRunner
-from outpace.targets.plan import NATIVE, PassedOver, StepPlan
+from outpace.targets.plan import FIXED, NATIVE, PassedOver, StepPlan
 from outpace.targets.step.modules import Modules
 
 Replace = Callable[[nn.Module], nn.Module | None]
@@ -89,7 +89,7 @@ class Asked:
 
     @property
     def _fixed(self) -> str | None:
-        return "its shapes are fixed" if self.options.static else None
+        return FIXED if self.options.static else None
 
     @property
     def _alone(self) -> str | None:
@@ -280,7 +280,8 @@ def _tried(
 
 def _why_inexact(asked: Asked, passed: Sequence[PassedOver]) -> str | None:
     """The reason why steps are not bit-exact: what disproved them, or why none was tried."""
-    return next((plan.reason for plan in passed if plan.exact and plan.tried), asked.inexact)
+    tried = next((plan.reason for plan in passed if plan.exact and plan.tried), asked.inexact)
+    return tried or (asked.named and f"plan={asked.named!r} is not bit-exact")
 
 
 def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:
