@@ -26,11 +26,11 @@ NO_COMPILER = "there is no C compiler; install gcc or clang, or set CC"
 FAST = StepPlan("native", True, "")
 
 
-def target(plan: StepPlan = FAST, device: str = "cpu", **options: Any) -> Any:
+def target(taken: StepPlan = FAST, device: str = "cpu", **options: Any) -> Any:
     """What the reasons are derived from."""
     asked = TargetOptions(**options)
     return SimpleNamespace(
-        plan=plan, device=torch.device(device), options=asked, quantised="", dtype=torch.float32
+        plan=taken, device=torch.device(device), options=asked, quantised="", dtype=torch.float32
     )
 
 

@@ -369,7 +369,7 @@ def test_what_is_not_native_is_refused_with_the_reason() -> None:
             "OlmoForCausalLM",
         ),
     ):
-        with pytest.raises(UnsupportedModel, match=rf"cannot be fused: .*{reason}.*; leave fuse out"):
+        with pytest.raises(UnsupportedModel, match=rf"has no native steps: .*{reason}.*; leave plan out"):
             CausalTarget(made.eval(), plan="native")
         assert reason in CausalTarget(made.eval()).plan.why_not("native")
     own = tiny()

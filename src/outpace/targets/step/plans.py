@@ -280,8 +280,8 @@ def _tried(
 
 def _why_inexact(asked: Asked, passed: Sequence[PassedOver]) -> str | None:
     """The reason why steps are not bit-exact: what disproved them, or why none was tried."""
-    tried = next((plan.reason for plan in passed if plan.exact and plan.tried), asked.inexact)
-    return tried or (asked.named and f"plan={asked.named!r} is not bit-exact")
+    usual = f"plan={asked.named!r} is not bit-exact" if asked.named else asked.inexact
+    return next((plan.reason for plan in passed if plan.exact and plan.tried), usual)
 
 
 def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:
