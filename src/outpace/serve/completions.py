@@ -14,11 +14,12 @@ from outpace.core import TokenLogprobs
 from outpace.serve.constraints import Constrained, constraint_of
 from outpace.serve.errors import Refused, refusal
 from outpace.serve.fields import Int, OpenAI, Tokens
-from outpace.serve.formats import EventWriter, ending, entries_of, finite
+from outpace.serve.formats import ending, finite
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
 from outpace.serve.totals import CLIENT
+from outpace.serve.writers import ChunkWriter, entries_of
 
 _TEXTS = 1024  # prompts of a request
 _SCORED = 2**20  # log probabilities of prompts that a response has, of about 100 bytes each
@@ -146,7 +147,7 @@ def _check_scored(body: Completions, prompts: Seq[Seq[int]]) -> None:
         )
 
 
-class _CompletionsWriter(EventWriter):
+class _CompletionsWriter(ChunkWriter[Completions]):
     """Writer of the events of one run in the format of OpenAI's completions."""
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
@@ -155,7 +156,7 @@ class _CompletionsWriter(EventWriter):
         self, service: Service, body: Completions, run: Run, scores: Seq[Seq[TokenLogprobs]]
     ) -> None:
         super().__init__(service, body, run)
-        self._body, self._scores = body, scores
+        self._scores = scores
         self._prompts = _prompts(service, body)
         self._decode = service.model.tokenizer.decode
         self._offsets = dict[int, int]()
@@ -168,7 +169,7 @@ class _CompletionsWriter(EventWriter):
         prompt = self._prompts[index // self._run.request.n]
         return prompt if isinstance(prompt, str) else str(self._decode(prompt))
 
-    def _whole(self) -> dict[str, Any]:
+    def _complete(self) -> dict[str, Any]:
         return {"choices": self._wholes()}
 
     def _wholes(self) -> Iterator[dict[str, Any]]:
