@@ -267,7 +267,7 @@ def test_every_response_says_that_the_model_is_not_exact(monkeypatch: pytest.Mon
 
     assert all(one is None for one in chain(*run(told)))
     monkeypatch.setattr(type(model().target), "promise", "not exact")
-    monkeypatch.setattr(model().target, "plan", StepPlan(inexact="the reason"))
+    monkeypatch.setattr(model().target, "plan", StepPlan(why_inexact="the reason"))
     each = run(told)
     assert [len(one) for one in each] == [2] * len(paths)
     assert all(one == {"promise": "not exact", "reason": "the reason"} for one in chain(*each))

@@ -120,7 +120,7 @@ class Requests:
         sequence.stats.slow = reasons(target, drafting.drafter, drafting.policy, self.verifier)
         sequence.stats.lossy = self.verifier.lossy
         if self.verifier.keeps_tokens(params.greedy):
-            sequence.stats.promise, sequence.stats.inexact = target.promise, target.inexact
+            sequence.stats.promise, sequence.stats.why_inexact = target.promise, target.why_inexact
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
 

@@ -256,7 +256,7 @@ def load_here(
             found = on(device, first)
             if found.target.bit_exact:
                 return _because(found, "bfloat16, the model's own", own)
-            why = found.target.inexact
+            why = found.target.why_inexact
             del found  # its memory is needed
         except UnsupportedModel as error:
             why = str(error)

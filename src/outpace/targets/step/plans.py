@@ -72,7 +72,7 @@ class Asked:
         )
 
     @cached_property
-    def inexact(self) -> str | None:
+    def why_inexact(self) -> str | None:
         """The reason not to try a bit-exact step; None to try one."""
         why = why_not_exact(self.model, self.options.of_step["exact"], native=self.not_native is None)
         return self._alone or why or (None if self.on_gpu else self._fixed)
@@ -149,7 +149,7 @@ class Invariant(Plan):
     serves = frozenset({"exact"})
 
     def why_refused(self, asked: Asked) -> str | None:
-        return asked.inexact if asked.on_gpu else "it is for GPUs"
+        return asked.why_inexact if asked.on_gpu else "it is for GPUs"
 
     def make(self, asked: Asked) -> Modules:
         packer = Packer(asked.model, False, True, kernel=TRITON)
@@ -191,7 +191,7 @@ class Exact(Plan):
     def why_refused(self, asked: Asked) -> str | None:
         if asked.on_gpu:
             return "it is for CPUs"
-        return asked.inexact or (
+        return asked.why_inexact or (
             None if asked.not_native else "its forwards are native; fuse=False tries this"
         )
 
@@ -264,7 +264,7 @@ def choose(
             tried = True
         if step is not None:
             inexact = None if plan.exact else STOCK if asked.options.stock else _why_inexact(asked, passed)
-            report = StepPlan(plan.name, plan.exact, inexact or "", tuple(passed), step.packed, step.row_step)
+            report = StepPlan(plan.name, plan.exact, inexact, tuple(passed), step.packed, step.row_step)
             return plan, step, report
         passed.append(PassedOver(plan.name, reason or "", plan.exact, tried))
     raise _refusal(asked, passed)
@@ -290,7 +290,7 @@ def _tried(
 
 def _why_inexact(asked: Asked, passed: Sequence[PassedOver]) -> str | None:
     """The reason why steps are not bit-exact: what disproved them, or why none was tried."""
-    return next((plan.reason for plan in passed if plan.exact and plan.tried), asked.inexact)
+    return next((plan.reason for plan in passed if plan.exact and plan.tried), asked.why_inexact)
 
 
 def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:
