@@ -38,8 +38,8 @@ class TargetModel(ABC):
             that plain decoding has the bits of its generate().
         max_leaves: maximum number of leaves of the drafts in a forward, over all sequences; None for no
             limit.
-        why_chains_only: reason why it verifies chains but no trees; None if it verifies trees. It then decodes
-            sequences one after another: a step of n sequences takes n forwards.
+        why_chains_only: reason why it verifies chains but no trees; None if it verifies trees. It then
+            decodes sequences one after another: a step of n sequences takes n forwards.
         tokenizer: the tokenizer that comes with the model, if any.
         shares_ids: the tokens of an encoder-decoder model's sources are ids of its vocabulary.
         tells: it returns the target's own tokens at ``Batch.asked`` instead of logits.

@@ -66,7 +66,7 @@ class Seq2SeqTarget(TargetModel):
 
     has_encoder: ClassVar[bool] = True
     plan = StepPlan(
-        why_inexact="steps of encoder-decoder models run on stock modules, whose sums depend on the other rows"
+        why_inexact="steps of encoder-decoder models run on stock modules, whose sums depend on other rows"
     )
 
     def __init__(self, model: PreTrainedModel, check: bool | Literal["auto"] = "auto") -> None:
