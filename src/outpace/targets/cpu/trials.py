@@ -16,7 +16,8 @@ from outpace.core import UnsupportedModel, first_line
 from outpace.native.layers import SHARE, functions
 from outpace.native.pool import Pool, follow_torch, pool
 from outpace.native.processors import Threads, usual_threads
-from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Blocks, Compiled, Rounded
+from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Compiled, Rounded
+from outpace.targets.cpu.layouts import Blocks
 from outpace.targets.kernel import Kernel
 
 # Outputs of the layers that rows are tried on: of kernels that sum all outputs alike, and of the others.
