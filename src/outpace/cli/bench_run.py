@@ -203,9 +203,6 @@ def _measure(
     """Measure each method, suite and batch size, and add the rows to the record.
 
     If plain decoding fails on a suite at a batch size, a note replaces the rows.
-
-    Raises:
-        OutpaceError: it failed on all of them.
     """
     groups = [-(-len(suite.items) // batch) for suite in suites for batch in chosen.batches]
     failures: list[str] = []

@@ -193,11 +193,7 @@ async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedReques
 
 
 def _thinking(body: Chat) -> tuple[bool | None, int | None]:
-    """Whether reasoning is asked for, and its budget; None for what the client does not say.
-
-    Raises:
-        Refused: there are two budgets.
-    """
+    """Whether reasoning is asked for, and its budget; None for what the client does not say."""
     given = body.chat_template_kwargs or {}
     flags = [given[name] for name in ("enable_thinking", "thinking") if isinstance(given.get(name), bool)]
     wanted = body.reasoning_effort != "none" if body.reasoning_effort is not None else None
@@ -218,11 +214,7 @@ def _turns(service: Service, body: Chat, box: Toolbox) -> tuple[list[dict[str, A
 
 
 def _template_options(service: Service, body: Chat) -> dict[str, Any]:
-    """The variables that a client gives the model's template: those that it reads, and no option of ours.
-
-    Raises:
-        Refused: there is another one.
-    """
+    """The variables that a client gives the model's template: those that it reads, and no option of ours."""
     options = body.chat_template_kwargs or {}
     known = service.model.template_options if options else frozenset()
     for name in options:

@@ -75,11 +75,7 @@ async def _scores(service: Service, body: Completions, run: Run) -> list[list[To
 
 
 def _prompts(service: Service, body: Completions) -> Seq[str | list[int]]:
-    """The prompts, each a text or a list of token ids.
-
-    Raises:
-        Refused: there is none.
-    """
+    """The prompts, each a text or a list of token ids."""
     prompt = body.prompt
     if prompt is None and body.suffix:
         return [""]
@@ -130,11 +126,7 @@ async def _tokens(service: Service, prompt: str | list[int], suffix: str | None)
 
 
 def _check_scored(body: Completions, prompts: Seq[Seq[int]]) -> None:
-    """Refuse to keep the log probabilities of very many tokens, which a few bytes can ask for.
-
-    Raises:
-        Refused: there are too many.
-    """
+    """Refuse to keep the log probabilities of very many tokens, which a few bytes can ask for."""
     if not body.echo or body.logprobs is None:
         return
     count = sum(map(len, prompts)) * (1 + body.logprobs)

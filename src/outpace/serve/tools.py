@@ -89,11 +89,7 @@ class Toolbox:
 
 
 def _check_schema(name: str, schema: dict[str, Any]) -> None:
-    """Refuse a schema of arguments that are no object.
-
-    Raises:
-        Refused: it is one.
-    """
+    """Refuse a schema of arguments that are no object."""
     if schema.get("type", "object") != "object":
         raise Refused(400, f"the parameters of {name!r} must have the type object", "tools")
     for key in ("properties", "$defs", "definitions"):
