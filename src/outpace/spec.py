@@ -93,7 +93,7 @@ def check_choices(owner: str, options: object, *names: str) -> None:
     Raises:
         OutpaceError: an option has another value; the message names the choices.
     """
-    hints = typing.get_typehints_of(type(options))
+    hints = typing.get_type_hints(type(options))
     for option in names:
         value, choices = getattr(options, option), typing.get_args(hints[option])
         if value not in choices:
@@ -347,7 +347,7 @@ def _several(hint: Any) -> bool:
 
 def hints_of(cls: type[Any]) -> dict[str, Any]:
     """The options of a class, with their types."""
-    hints = typing.get_typehints_of(cls)
+    hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}
 
 

@@ -178,4 +178,6 @@ def _kind(annotation: str) -> str:
 
 def shown(value: Any) -> str:
     """A default in the notation of spec strings."""
+    if isinstance(value, list):  # in JSON a tuple is one
+        value = tuple(value)
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)
