@@ -126,7 +126,7 @@ class CausalTarget(FixedSteps):
         self.eos_token_ids = end_tokens(model)
         self.device = device_of(model.get_input_embeddings())
         devices = {weight.device for weight in model.parameters()}
-        never = self._never_fixed or self.why_chains_only
+        never = self._never_fixed or self.why_chains_only or ""
         self.options, self._no_graphs = resolved(self.options, devices, never)
         self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
