@@ -17,7 +17,7 @@ INTERFACE = {
     "outpace.loading", "outpace.loading.loaded", "outpace.loading.placement", "outpace.loading.weights",
     "outpace.plugins", "outpace.sequence", "outpace.spec", "outpace.spec_text", "outpace.tree",
     "outpace.drafters",
-    "outpace.drafters.base", "outpace.drafters.models.draft_model", "outpace.drafters.support.draws",
+    "outpace.drafters.base", "outpace.drafters.combined.parts", "outpace.drafters.models.draft_model", "outpace.drafters.support.draws",
     "outpace.drafters.support.growth", "outpace.drafters.support.layer_cache",
     "outpace.drafters.support.best_first", "outpace.drafters.support.memories",
     "outpace.drafters.support.pieces", "outpace.drafters.support.runner", "outpace.drafters.support.shapes",

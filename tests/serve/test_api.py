@@ -55,7 +55,7 @@ def test_log_probabilities_are_written_a_few_at_a_time(monkeypatch: pytest.Monke
     async def main() -> None:
         async with serving() as client:
             whole = await asked(client)
-            monkeypatch.setattr("outpace.serve.formats._AT_ONCE", 2)
+            monkeypatch.setattr("outpace.serve.writers._AT_ONCE", 2)
             assert await asked(client) == whole
             monkeypatch.setattr("outpace.serve.completions._SCORED", 3 * len(story()))
             assert await asked(client) == whole
