@@ -68,7 +68,7 @@ class Writer(ABC, Generic[B]):
         self._run.ticket.hold(sent)  # what a slow client has not read takes room
         try:
             await self._run.finish()
-            pieces = await asyncio.to_thread(lambda: joined(written(self._whole())))
+            pieces = self._pieces()
             first = await asyncio.to_thread(next, pieces)
         except BaseException:
             sent.set_result(None)
@@ -77,6 +77,9 @@ class Writer(ABC, Generic[B]):
             return self._box.named(LongResponse(chain([first], pieces), sent))
         sent.set_result(None)
         return self._box.named(Response(first, media_type="application/json"))
+
+    def _pieces(self) -> Iterator[bytes]:
+        yield from joined(written(self._whole()))
 
     def _extras(self) -> dict[str, Any]:
         """Fields that outpace adds to a response on request: the drafter and its counts."""
