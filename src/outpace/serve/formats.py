@@ -247,7 +247,7 @@ class TokenTexts:
 
 
 def ending(one: Generation, calls: int = 0) -> Ending:
-    """What ended an output that has so many calls."""
+    """What ended an output with this number of calls."""
     kind = one.stopped_by.kind
     return _CALLED if calls and kind != "limit" else ENDINGS[kind]
 
