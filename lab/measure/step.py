@@ -215,7 +215,7 @@ def main() -> None:
     targets = {name: CausalTarget(model, **WAYS[name]) for name in options.ways}
     result: dict[str, Any] = {
         "ways": {
-            n: {"packed": dict(t.plan.packed), "bit-exact": t.bit_exact or t.inexact}
+            n: {"packed": dict(t.plan.packed), "bit-exact": t.bit_exact or t.why_inexact}
             for n, t in targets.items()
         }
     }

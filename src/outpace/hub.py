@@ -235,11 +235,7 @@ def _quants(files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _files(repository: str, known: Iterable[str] = ()) -> list[str]:
-    """The names of a model's files on the hub.
-
-    Raises:
-        OutpaceError: there is no such model, or the hub cannot be reached.
-    """
+    """The names of a model's files on the hub."""
     if not _reached():
         raise OutpaceError(unreachable(repository, known))
     from huggingface_hub import HfApi  # takes long to import, and is not needed to say that nobody answers

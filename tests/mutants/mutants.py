@@ -994,7 +994,7 @@ SERVE = [
         "outpace/grammars/matching.py",
         "        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)\n",
         "        return scores.masked_fill(~upload(allowed, scores.device), -1.0)\n",
-        ("tests/serve/test_adapters.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
+        ("tests/serve/test_constraints.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
     ),
     Mutant(
         "a reference to the whole schema is one to a value's",

@@ -58,7 +58,7 @@ def check_first_tokens(kind: str) -> None:
     """Plain decoding gives generate()'s tokens, and trees those of plain decoding, greedy and sampled."""
     model = model_of(kind)
     target = Target(model, check=False)
-    assert bool(target.chains_only) == (kind in CHAINED)
+    assert bool(target.why_chains_only) == (kind in CHAINED)
     ids = torch.tensor([PROMPTS[1]])
     told = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
     told = told[0, ids.shape[1] :].tolist()
@@ -116,7 +116,7 @@ def test_sound_for_a_type_of_text_alone_is_refused_by_name(kind: str) -> None:
 
 def test_a_decoder_with_a_copy_of_the_config() -> None:
     """The self-test's window is that of the decoder too, where a model reads more than text."""
-    assert not Target(model_of("mistral3")).chains_only
+    assert not Target(model_of("mistral3")).why_chains_only
 
 
 @pytest.mark.slow
@@ -135,7 +135,7 @@ def test_whole_texts(kind: str) -> None:
         plain = decode(target, params=params)
         drafter = trees(plain)
         same(model, plain, decode(target, drafter, params))
-        assert len(drafter.scattered) > 10 or target.chains_only
+        assert len(drafter.scattered) > 10 or target.why_chains_only
     for prompt, output in zip(PROMPTS, decode(target), strict=True):
         ids = torch.tensor([prompt])
         told = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)
@@ -149,7 +149,7 @@ def test_encoder_decoders(name: str) -> None:
     family = {**FURTHER_FAMILIES, **FURTHER_CHAINS}[name]
     model = family.build(torch.float32)
     target = Target(model)
-    assert bool(target.chains_only) == (name in FURTHER_CHAINS)
+    assert bool(target.why_chains_only) == (name in FURTHER_CHAINS)
     sources = family.sources(LENGTHS)
     told = generated_by(model, sources)
     assert all(len(set(output)) > 8 for output in told), "the random model loops"

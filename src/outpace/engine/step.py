@@ -121,7 +121,7 @@ class Stepper:
         for active, draft in proposals.items():
             try:
                 whole: Seq[int] = range(len(draft))
-                if self._target.chains_only:
+                if self._target.why_chains_only:
                     draft, whole = few_leaves(draft, 1)
                 # A path of n nodes emits n + 1 tokens, so nodes deeper than room - 1 are useless.
                 nodes = self._nodes_left(active, draft)

@@ -33,10 +33,10 @@ def usual(target: TargetModel, verifier: Verifier | str = "match", changes: bool
         OutpaceError: an unknown verifier.
     """
     verifier = load_verifier(verifier)
-    chains = bool(target.chains_only or verifier.chains)
+    chains = bool(target.why_chains_only or verifier.chains)
     copying = f"{DEFAULT_DRAFTER},branches=1" if chains else DEFAULT_DRAFTER
     if chains or not verifier.coupled:
-        who = "the target" if target.chains_only else f"verifier={verifier.name!r}"
+        who = "the target" if target.why_chains_only else f"verifier={verifier.name!r}"
         return Usual(copying, f"{who} takes no draft of several drafters")
     if changes:
         return Usual(copying, "not self, since weights change, and would be rounded anew each time")

@@ -171,11 +171,7 @@ def accelerate(
 
 
 def _inner(model: Any, what: str) -> Any:
-    """The transformers model to change.
-
-    Raises:
-        OutpaceError: there is none.
-    """
+    """The transformers model to change."""
     if model is None or isinstance(model, str | Path):
         loaded = "AutoModelForCausalLM.from_pretrained(...)"
         asked = f", and outpace.load({str(model)!r}) one that answers" if model is not None else ""
@@ -240,11 +236,7 @@ def decode(
 
 
 def _warn_if_lossy(verifier: str | Verifier) -> None:
-    """Warn about a lossy verifier: generate() returns tokens only, so its result cannot report it.
-
-    Raises:
-        OutpaceError: an unknown verifier.
-    """
+    """Warn about a lossy verifier: generate() returns tokens only, so its result cannot report it."""
     chosen = load_verifier(verifier)
     if chosen.lossy:
         warnings.warn(

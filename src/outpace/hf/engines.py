@@ -195,7 +195,7 @@ class Engines:
             return
         warnings.warn(
             f"{target.name} is not exact here: where its two best tokens nearly tie, drafts may change which "
-            f"is emitted ({target.inexact}); see docs/concepts/exactness.md",
+            f"is emitted ({target.why_inexact}); see docs/concepts/exactness.md",
             UserWarning,
             stacklevel=4,
         )

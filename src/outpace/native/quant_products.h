@@ -323,13 +323,7 @@ static inline __attribute__((always_inline)) void squares_of_codes(int spans, in
         if (scaled >= 0) {
             const float *const by = measures + (from + scaled / spans) * MEASURES;
             const across factor = ready->factors[scaled], lower = least ? ready->lowers[scaled] : factor;
-#pragma GCC unroll 16
-            for (int row = 0; row < SIDE; row++) {
-                const across exact =
-                    __builtin_convertvector(*(const across_ints *)(whole[scaled % RING] + row * ACROSS), across);
-                sums[row] = fused_across(exact, factor * by[row], sums[row]);
-                if (least) sums[row] = fused_across(lower, by[SIDE + row] - (across){0}, sums[row]);
-            }
+            add_scaled(SIDE, least, whole[scaled % RING], by, factor, lower, sums);
         }
     }
 #pragma GCC unroll 16

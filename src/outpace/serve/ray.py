@@ -217,11 +217,7 @@ class Ingress:
         return b"".join(pieces)
 
     def _model(self, path: str, named: str | None) -> str | None:
-        """The model that a request is for; None for the list of all.
-
-        Raises:
-            Refused: there is no such model.
-        """
+        """The model that a request is for; None for the list of all."""
         if len(self._names) == 1:  # its app checks the name
             return self._names[0]
         if path == "/v1/models":

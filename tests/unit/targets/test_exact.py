@@ -499,7 +499,7 @@ PROMPTS = [[*range(7, 30)], [*range(100, 230)], [500, 501]]
 
 def test_drafts_do_not_change_a_token_in_any_dtype(target: CausalTarget) -> None:
     """Beside other sequences, in chunks and from the prefix cache; bits of logits, not only tokens."""
-    assert target.bit_exact and not target.inexact
+    assert target.bit_exact and not target.why_inexact
     params = [SamplingParams(max_new_tokens=16, temperature=t, seed=3, ignore_eos=True) for t in (0, 1, 0)]
     plain = [
         Engine(target, "none").generate([prompt], one)[0].tokens
@@ -578,7 +578,7 @@ def test_a_model_that_is_not_bit_exact_says_which_operation() -> None:
     half = tiny_llama(dtype=torch.bfloat16)
     half.model.layers[0].mlp.act_fn = Sees()
     found = Target(half)
-    assert not found.bit_exact and "act_fn" in found.inexact
+    assert not found.bit_exact and "act_fn" in found.why_inexact
 
 
 class Threaded(nn.Module):
@@ -613,7 +613,7 @@ def test_experts_sinks_and_soft_caps_are_said_not_to_be_bit_exact(
     model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16).eval()
     target = Target(model)
     assert not target.bit_exact
-    assert re.search(culprit, target.inexact), target.inexact
+    assert re.search(culprit, target.why_inexact), target.why_inexact
     with pytest.raises(UnsupportedModel, match=culprit):
         Target(model, exact=True)
 
@@ -621,7 +621,7 @@ def test_experts_sinks_and_soft_caps_are_said_not_to_be_bit_exact(
 def test_layers_that_could_not_be_exchanged_are_said_not_to_be_bit_exact() -> None:
     model = tiny_llama(dtype=torch.bfloat16)
     model.model.layers[1].mlp.up_proj.register_forward_hook(lambda module, given, output: output)
-    assert "layers.1.mlp.up_proj (Linear)" in Target(model).inexact
+    assert "layers.1.mlp.up_proj (Linear)" in Target(model).why_inexact
 
 
 def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
@@ -633,8 +633,8 @@ def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
     adapted.model.layers[0].mlp.up_proj.base_layer = nn.Identity()
     with pytest.raises(UnsupportedModel, match="adapters"):
         Target(adapted, exact=True)
-    assert Target(tiny_llama()).inexact
-    assert Target(tiny_llama(dtype=torch.bfloat16), exact=False).inexact == "exact is off"
+    assert Target(tiny_llama()).why_inexact
+    assert Target(tiny_llama(dtype=torch.bfloat16), exact=False).why_inexact == "exact is off"
 
 
 PACKS = pytest.mark.skipif(

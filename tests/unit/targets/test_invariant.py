@@ -328,7 +328,7 @@ def exact(device: str, dtype: torch.dtype = torch.float32, **options: Any) -> Ca
 def test_a_target_passes_the_bit_test(device: str) -> None:
     """And the self-test: its logits are the model's own, but for rounding."""
     target = CausalTarget(llama(device, torch.float32, 2), exact=True, plan="invariant")
-    assert target.bit_exact and not target.inexact
+    assert target.bit_exact and not target.why_inexact
     layers = list(target._modules.step.modules())
     assert sum(isinstance(one, Linear) for one in layers) == 2 * 7 + 1
     assert sum(isinstance(one, InvariantNorm) for one in layers) == 2 * 2 + 1
@@ -440,7 +440,7 @@ def test_what_cannot_be_exact_on_a_gpu_is_refused_with_the_reason(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_llama(dtype=torch.bfloat16).to(device)
-    assert "not measured" in CausalTarget(model, check=False).inexact
+    assert "not measured" in CausalTarget(model, check=False).why_inexact
 
     class OtherNorm(nn.Module):
         def forward(self, states: Tensor) -> Tensor:

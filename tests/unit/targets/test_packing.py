@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from outpace.core import OutpaceError
 from outpace.native.layers import SHARE, functions
 from outpace.targets import CausalTarget
-from outpace.targets.cpu.kernels import Blocks, Panels
+from outpace.targets.cpu.layouts import Blocks, Panels
 from outpace.targets.inputs.changes import WatchedWeights as Watched
 from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.native.runner import NativeRunner

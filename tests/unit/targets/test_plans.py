@@ -47,7 +47,7 @@ def test_the_first_that_is_neither_refused_nor_disproved_is_taken() -> None:
     last, asked = Noted("d", False), Asked(tiny_llama(), PLAIN)
     taken, _, plan = choose(asked, lambda _: None, [*plans, last])
     assert taken is plans[2] and [one.made for one in [*plans, last]] == [0, 1, 1, 0]
-    assert plan.name == "c" and not plan.exact and plan.inexact == "of b"
+    assert plan.name == "c" and not plan.exact and plan.why_inexact == "of b"
     assert plan.passed_over == (PassedOver("a", "of a", True), PassedOver("b", "of b", True, tried=True))
     assert plan.why_not("b") == "of b" and plan.why_not("c") is plan.why_not("d") is None
 
@@ -65,7 +65,7 @@ def test_the_last_plan_is_the_model_as_it_is() -> None:
     assert [one.name for one in PLANS] == ["invariant", "native", "exact", "packed", "stock"]
     assert [one.name for one in plan.passed_over] == [one.name for one in PLANS[:-1]]
     assert all(one.reason and not one.tried for one in plan.passed_over)
-    assert plan.name == "stock" and "float64" in plan.inexact
+    assert plan.name == "stock" and "float64" in plan.why_inexact
 
 
 def test_it_prints_as_a_table() -> None:
@@ -79,7 +79,7 @@ def test_it_prints_as_a_table() -> None:
         "packed     runs here; 43 layers packed by compiled; not bit-exact: of bits",
         "forwards   7 padded, 3 fixed",
     ]
-    assert str(StepPlan(exact=True, inexact="")).splitlines() == [
+    assert str(StepPlan(exact=True, why_inexact=None)).splitlines() == [
         "stock     runs here; bit-exact",
         "forwards  none yet",
     ]

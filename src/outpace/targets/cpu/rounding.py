@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from outpace.core import UnsupportedModel
 from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, functions
-from outpace.targets.cpu.kernels import QUANTISED, STOCK, Blocks, Panels, multiply
+from outpace.targets.cpu.kernels import QUANTISED, STOCK
+from outpace.targets.cpu.layouts import Blocks, Panels, multiply
 from outpace.targets.cpu.linear import Linear, linears_of
 from outpace.targets.cpu.quants import Quantised
 from outpace.targets.inputs.surgery import exchange

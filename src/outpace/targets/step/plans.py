@@ -68,7 +68,7 @@ class Asked:
         return None if self.named == NATIVE or copies_fit(self.model) else NO_MEMORY
 
     @cached_property
-    def inexact(self) -> str | None:
+    def why_inexact(self) -> str | None:
         """The reason not to try a bit-exact step; None to try one."""
         asked = self.options.of_step["exact"]
         exact = True if asked == "auto" and self.named in _EXACT else asked
@@ -135,7 +135,7 @@ class Invariant(Plan):
     exact = True
 
     def why_refused(self, asked: Asked) -> str | None:
-        return asked.inexact if asked.on_gpu else "it is for GPUs"
+        return asked.why_inexact if asked.on_gpu else "it is for GPUs"
 
     def make(self, asked: Asked) -> Modules:
         packer = Packer(asked.model, False, True, kernel=TRITON)
@@ -175,7 +175,7 @@ class Exact(Plan):
     def why_refused(self, asked: Asked) -> str | None:
         if asked.on_gpu:
             return "it is for CPUs"
-        return asked.inexact
+        return asked.why_inexact
 
     def make(self, asked: Asked) -> Modules:
         packer = _packer(asked, asked.packs(exact=True), exact=True)
@@ -254,7 +254,7 @@ def choose(
             tried = True
         if step is not None:
             inexact = None if plan.exact else STOCK if asked.options.stock else _why_inexact(asked, passed)
-            report = StepPlan(plan.name, plan.exact, inexact or "", tuple(passed), step.packed, step.row_step)
+            report = StepPlan(plan.name, plan.exact, inexact, tuple(passed), step.packed, step.row_step)
             return plan, step, report
         passed.append(PassedOver(plan.name, reason or "", plan.exact, tried))
     raise _refusal(asked, passed)
@@ -280,7 +280,7 @@ def _tried(
 
 def _why_inexact(asked: Asked, passed: Sequence[PassedOver]) -> str | None:
     """The reason why steps are not bit-exact: what disproved them, or why none was tried."""
-    usual = f"plan={asked.named!r} is not bit-exact" if asked.named else asked.inexact
+    usual = f"plan={asked.named!r} is not bit-exact" if asked.named else asked.why_inexact
     return next((plan.reason for plan in passed if plan.exact and plan.tried), usual)
 
 

@@ -108,9 +108,9 @@ class CausalTarget(StockForwards):
         self.stock, self.quantised = self.options.stock, _rounding(model, self.options.quantise)
         if self.stock:
             check_stock(model)
-        self.chains_only = why_chains_only(model, states=self._keeps_states) or ""
-        if self.chains_only and self.options.static is True:
-            raise _only_chains(model, self.chains_only)
+        self.why_chains_only = why_chains_only(model, states=self._keeps_states)
+        if self.why_chains_only and self.options.static is True:
+            raise _only_chains(model, self.why_chains_only)
         self.model = self._prepared(model)
         self._given = None if self.model is model else Structure(model)
         model, config = self.model, self.model.config.get_text_config(decoder=True)
@@ -118,7 +118,7 @@ class CausalTarget(StockForwards):
         self.eos_token_ids = end_tokens(model)
         self.device = device_of(model.get_input_embeddings())
         devices = {weight.device for weight in model.parameters()}
-        never = self._never_fixed or self.chains_only
+        never = self._never_fixed or self.why_chains_only or ""
         self.options, self._no_graphs = resolved(self.options, devices, never)
         self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
@@ -127,7 +127,7 @@ class CausalTarget(StockForwards):
 
     def _prepared(self, model: Any) -> Any:
         """The model that steps are made from: the one given, or a copy that takes trees."""
-        if self.chains_only or not takes_no_tree(model.config.get_text_config(decoder=True)):
+        if self.why_chains_only or not takes_no_tree(model.config.get_text_config(decoder=True)):
             return model
         return with_trees(model)
 
@@ -139,7 +139,7 @@ class CausalTarget(StockForwards):
         about = {**asked.of_step, "static": asked.static}
         record = Record.of_model(self.model, about) if check == "auto" else None
         self.plan = StepPlan()
-        self._asked = Asked(self.model, asked, bool(self.chains_only))
+        self._asked = Asked(self.model, asked, bool(self.why_chains_only))
         self._plan, modules, plan = choose(self._asked, partial(self._why_inexact, record))
         self.plan = replace(plan, no_graphs=self._no_graphs if self.device.type == "cuda" else "")
         self._take(modules)

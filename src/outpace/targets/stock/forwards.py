@@ -82,7 +82,7 @@ class StockForwards(UncachedForwards):
             if width:
                 return cache.begin_fixed(widths, width)
         alone: Collection[Slot] = ()
-        if self.chains_only:
+        if self.why_chains_only:
             alone = widths
         elif self.device.type == "cpu":
             alone = apart(widths)

@@ -118,10 +118,10 @@ class MultimodalTarget(CausalTarget):
             axes = None if positions is None else _axes(positions, row, front, name)
             added = None if deep is None else deep[:, row, front:].clone()
             found.append(PromptStates(states[row, front:].clone(), positions=axes, deep=added))
-        if self.chains_only and any(prompt.positions is not None for prompt in found):
+        if self.why_chains_only and any(prompt.positions is not None for prompt in found):
             raise UnsupportedModel(
                 f"{name} gives a prompt with images positions of its own, and its decoder takes none: "
-                f"{self.chains_only}; pass text alone"
+                f"{self.why_chains_only}; pass text alone"
             )
         if logits is not None:
             with shaken(self.model):
