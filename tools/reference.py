@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/reference, and the packages' tables of methods (``outpace.catalogue``).
+"""Write the generated parts of pages, and the packages' tables of methods (``outpace.catalogue``).
 
     python tools/reference.py
 
@@ -27,12 +27,15 @@ from outpace.core import SamplingParams, Speculation
 from outpace.drafters import DRAFTERS
 from outpace.learned.formats import FORMATS, UNTOLD, DrafterFormat
 from outpace.plugins import installed
+from outpace.targets.cpu.quants import TYPES
+from outpace.targets.llamacpp.header import BLOCKS
 from outpace.targets.native.recipe import RECIPES
 from outpace.targets.stock.causal import CausalTarget
 from outpace.verify import VERIFIERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
+ALL = (*sorted(PAGES.glob("*.md")), ROOT / "docs" / "guides" / "gguf.md")  # with generated parts
 _PART = re.compile(r"(<!-- ([a-z ]+): written by tools/reference\.py -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -385,7 +388,18 @@ def parts() -> dict[str, Callable[[], str]]:
         "api": api,
         "commands": commands,
         "server": server,
+        "types": types,
     }
+
+
+def types() -> str:
+    """Types of GGUF files that outpace's own functions read."""
+    rows = []
+    for name, number in TYPES.items():
+        numbers, size = BLOCKS[number]
+        given = "as they are" if numbers == 1 else "in 8 bits, by 32"
+        rows.append((f"`{name}`", numbers, f"{8 * size / numbers:g}", given))
+    return table(("type", "weights of a block", "bits of a weight", "rows are multiplied"), rows)
 
 
 def renewed(text: str) -> str:
@@ -395,7 +409,7 @@ def renewed(text: str) -> str:
 
 
 def main() -> None:
-    for page in sorted(PAGES.glob("*.md")):
+    for page in ALL:
         text = page.read_text("utf-8")
         if (now := renewed(text)) != text:
             page.write_text(now, "utf-8")

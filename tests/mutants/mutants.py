@@ -1201,10 +1201,24 @@ QUANTS = [
     ),
     Mutant(
         "rows of queries and keys of a GGUF file stay in llama.cpp's order",
-        "outpace/targets/gguf/file.py",
-        "    if np.array_equal(found[:, 0], rows):\n",
-        "    if found is not None:\n",
+        "outpace/targets/gguf/mapping.py",
+        "return None if np.array_equal(found, own) else",
+        "return None if found is not None else",
         (f"{_GGUF}::test_a_file_is_the_model_that_it_was_written_from",),
+    ),
+    Mutant(
+        "a layer of a GGUF file whose inputs have another order gets them in the model's",
+        "outpace/targets/gguf/modules.py",
+        "self.linear(states[..., self.order])",
+        "self.linear(states)",
+        (f"{_GGUF}::test_other_families_run_on_transformers_steps_with_the_files_weights",),
+    ),
+    Mutant(
+        "what a row's experts give is not weighed",
+        "outpace/targets/gguf/modules.py",
+        " * weights[places, ranks, None])",
+        ")",
+        (f"{_GGUF}::test_other_families_run_on_transformers_steps_with_the_files_weights",),
     ),
     Mutant(
         "a setting of a GGUF file that the config leaves out is ignored",
