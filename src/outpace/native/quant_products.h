@@ -514,3 +514,4 @@ static int multiply_quants(const struct product *product, long rows, const real 
 
 long size_of_quant_part(void) { return sizeof(struct quant_part); }
 long size_of_quants(void) { return sizeof(struct quants); }
+#undef long

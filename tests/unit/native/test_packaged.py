@@ -70,7 +70,7 @@ def test_a_name_depends_on_source_set_and_flags(tmp_path: Path) -> None:
 @compiles
 def test_every_form_that_the_modules_ask_for_is_packaged(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, tuple[str, ...]]] = []
-    monkeypatch.setattr(build, "_carried", lambda source, flags: asked.append((source.name, tuple(flags))))
+    monkeypatch.setattr(build, "_carried", lambda source, flags, _: asked.append((source.name, tuple(flags))))
     monkeypatch.setattr(build, "_made", lambda *_: "not now")
     for module, arguments in MODULES.items():
         for argument in arguments or (None,):
