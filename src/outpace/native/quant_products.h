@@ -51,7 +51,7 @@ static inline across wholes_of(const uint8_t *from) {
 #else
     for (int i = 0; i < ACROSS; i++) wide[i] = (int8_t)from[i];
 #endif
-    return __builtin_convertvector(wide, across);
+    return floats_of_wholes(wide);
 }
 
 static inline quad_codes looked_up(const int8_t *table, quad_codes codes) {
@@ -236,7 +236,7 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
                 const across lower = !as.least ? none : wide ? ready->lowers[at] : lower_of(as, least, wholes, span);
                 for (int row = 0; row < count; row++) {
                     const float by = rows[row].scales[block];
-                    sums[row] = fused_across(__builtin_convertvector(whole[row], across), factor * by, sums[row]);
+                    sums[row] = fused_across(floats_of_wholes(whole[row]), factor * by, sums[row]);
                     if (as.least) {
                         const float sum =
                             spans == 2 ? by * (float)rows[row].halves[2 * block + span] : rows[row].sums[block];
@@ -301,7 +301,7 @@ typedef void wide_form(long, long, const struct unpacked *, const struct rounded
 #define ALL_QUANT(type)                                                                                      \
     [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4, quant_##type##_8,      \
               quant_##type##_8, quant_##type##_8, quant_##type##_8},
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 #define FORMS_OF(form, type) form(type, 1) form(type, 2) form(type, 4)
 #define ALL_QUANT(type) [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4},
 #else

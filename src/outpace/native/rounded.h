@@ -49,6 +49,8 @@ static inline struct rounded_row rounded_row_at(float *at, int64_t blocks) {
 static inline int32_t greatest(ints of) {
 #if LANES == 16
     return _mm512_reduce_max_epi32((__m512i)of);
+#elif defined(__aarch64__)
+    return vmaxvq_s32((int32x4_t)of);
 #else
     int32_t top = of[0];
     for (int lane = 1; lane < LANES; lane++) top = of[lane] > top ? of[lane] : top;
@@ -59,6 +61,8 @@ static inline int32_t greatest(ints of) {
 static inline int32_t sum_of(ints of) {
 #if LANES == 16
     return _mm512_reduce_add_epi32((__m512i)of);
+#elif defined(__aarch64__)
+    return vaddvq_s32((int32x4_t)of);
 #else
     int32_t sum = 0;
     for (int lane = 0; lane < LANES; lane++) sum += of[lane];
@@ -102,6 +106,19 @@ static inline across scales_of(const char *from) {
     return (across)_mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)from)), 16);
 #else
     return (across)(__builtin_convertvector(*(const across_halves *)from, across_bits) << 16);
+#endif
+}
+
+static inline across floats_of_wholes(across_ints wholes) {
+#if defined(__aarch64__) /* gcc converts vectors of two registers one by one */
+    int32x4_t from[2];
+    memcpy(from, &wholes, sizeof from);
+    const float32x4_t to[2] = {vcvtq_f32_s32(from[0]), vcvtq_f32_s32(from[1])};
+    across floats;
+    memcpy(&floats, to, sizeof to);
+    return floats;
+#else
+    return __builtin_convertvector(wholes, across);
 #endif
 }
 
@@ -324,7 +341,7 @@ static inline __attribute__((always_inline)) void panel_of_blocks(int count, int
         sums_of(count, bits, (const int8_t *)own + head, rows, block, whole);
         const across scale = scales_of(own);
         for (int row = 0; row < count; row++) {
-            const across exact = __builtin_convertvector(whole[row], across);
+            const across exact = floats_of_wholes(whole[row]);
             sums[row] = fused_across(exact, scale * rows[row].scales[block], sums[row]);
             if (bits == 4)
                 sums[row] = fused_across(scales_of(own + 2 * ACROSS), rows[row].sums[block] - none, sums[row]);

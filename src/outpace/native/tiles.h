@@ -16,7 +16,7 @@ struct product {
    [panels, inputs / PAIR, PANEL, PAIR], the last pair filled with zeros. For a tile of rows a panel's sums stay
    in registers. Its weights are read from memory once, for the first tile, and from the cache for the others;
    meanwhile the next panel is fetched. */
-#if LANES == 16
+#if LANES == 16 || defined(__aarch64__) /* with 32 registers */
 #define WIDE 4
 #define MOST 6 /* rows of a tile */
 #else
