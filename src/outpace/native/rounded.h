@@ -109,18 +109,18 @@ static inline across scales_of(const char *from) {
 #endif
 }
 
-static inline across floats_of_wholes(across_ints wholes) {
 #if defined(__aarch64__) /* gcc converts vectors of two registers one by one */
+static inline across floats_of_wholes(across_ints wholes) {
     int32x4_t from[2];
     memcpy(from, &wholes, sizeof from);
     const float32x4_t to[2] = {vcvtq_f32_s32(from[0]), vcvtq_f32_s32(from[1])};
     across floats;
     memcpy(&floats, to, sizeof to);
     return floats;
-#else
-    return __builtin_convertvector(wholes, across);
-#endif
 }
+#else
+#define floats_of_wholes(wholes) __builtin_convertvector(wholes, across)
+#endif
 
 static inline across fused_across(across a, across b, across c) {
 #if ACROSS == 16
