@@ -1037,16 +1037,25 @@ OTHERS = [
     Mutant(
         "a library's digest is not compared",
         "outpace/native/packaged.py",
-        "    return hashlib.sha256(data[:-DIGEST]).digest() == data[-DIGEST:]\n",
+        '    return Path(name).stem.endswith(f"-{digest(data)}")\n',
         "    return bool(data)\n",
         ("tests/unit/native/test_build.py",),
     ),
     Mutant(
         "a folder of libraries may be open to others",
         "outpace/native/build.py",
-        "        if why := why_foreign(os.fstat(opened)):\n            raise",
-        "        if (why := why_foreign(os.fstat(opened))) is None:\n            raise",
+        "        _check(folder, why_foreign(os.fstat(opened)))\n",
+        "        why_foreign(os.fstat(opened))\n",
         ("tests/unit/native/test_build.py::test_a_folder_that_others_may_write_to_is_refused",),
+    ),
+    Mutant(
+        "without descriptors of folders, those above may be open to others",
+        "outpace/native/build.py",
+        "why_foreign(real.stat()) or why_reachable(real))\n",
+        "why_foreign(real.stat()))\n",
+        (
+            "tests/unit/native/test_build.py::test_without_descriptors_folders_above_may_be_nobody_elses_either",
+        ),
     ),
     Mutant(
         "strides of a tensor are not checked before C reads it",

@@ -62,6 +62,7 @@ def _installed() -> dict[str, Any]:
     """What is installed, as far as the system says without torch."""
     from outpace.native.build import compiler_command
     from outpace.native.instructions import chosen, instructions, limits
+    from outpace.native.systems import machine
 
     limit, command = chosen(), compiler_command()
     return {
@@ -70,7 +71,7 @@ def _installed() -> dict[str, Any]:
         "system": platform.platform(),
         **{name: _version(name) for name in _PACKAGES},
         "cores": os.cpu_count(),
-        "instructions": limits(platform.machine(), instructions()),
+        "instructions": limits(machine(), instructions()),
         "limited_to": None if limit is None else limit.march,
         "compiler": None if isinstance(command, str) else command[0],
         "cache": _cache(),

@@ -434,6 +434,16 @@ def test_int8_takes_any_number_of_inputs(inputs: int) -> None:
     assert torch.equal(found, (rows.float() @ weight.float().T).bfloat16())
 
 
+@pytest.mark.usefixtures("products")
+@pytest.mark.parametrize("name", QUANTISED)
+def test_rounded_weights_take_rows_that_have_gaps(name: str) -> None:
+    """As a head's rows have that are picked from a forward's."""
+    weight, rows = torch.randn(48, 64).bfloat16(), torch.randn(64, 3).bfloat16().T
+    kernel = QUANTISED[name]
+    packed = kernel.pack(weight)
+    assert torch.equal(kernel.multiply(rows, packed, None), kernel.multiply(rows.contiguous(), packed, None))
+
+
 # -- activations ------------------------------------------------------------------------
 
 _HALVES = list(product(sorted(ACT2FN), (torch.float32, torch.bfloat16)))

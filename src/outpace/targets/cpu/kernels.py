@@ -95,7 +95,7 @@ class Rounded(Kernel):
                     f"a layer with {self.name} weights takes rows in {packed.dtype}, not {rows.dtype}"
                 )
             return multiply(rows, packed, bias)
-        product = self._multiply(rows, packed)
+        product = self._multiply(rows.contiguous(), packed)
         return product if bias is None else product.add_(bias)
 
     def product(self, packed: Any, bias: Tensor | None) -> ProductStruct | None:
