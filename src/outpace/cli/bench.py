@@ -142,7 +142,7 @@ def bench(context: typer.Context, given: BenchOptions) -> None:
 
         chosen = runner.plan(given, "none" if is_gguf(given.model or "") else TRANSFORMERS, batches)
     notes: list[str] = []
-    loaded, spec = profiled(
+    loaded, drafter = profiled(
         source,
         "" if given.profile else "none",
         given.profile,
@@ -150,7 +150,7 @@ def bench(context: typer.Context, given: BenchOptions) -> None:
         at_once=chosen.batches,
         remark=notes.append,
     )
-    found = runner.run(chosen.with_drafter(spec, notes), loaded, given.json_to)
+    found = runner.run(chosen.with_drafter(drafter.spec, notes), loaded, given.json_to)
     finish(not found.interrupted, equal=found.equal)
 
 

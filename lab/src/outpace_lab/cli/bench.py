@@ -101,7 +101,7 @@ def bench_lab(given: LabOptions) -> None:
         chosen = runner.plan(given, peers, batches)
         extras = runner.extras_of(chosen, given.gguf, given.grade, given.run_code)
     notes: list[str] = []
-    loaded, spec = profiled(
+    loaded, drafter = profiled(
         source,
         "" if given.profile else "none",
         given.profile,
@@ -109,7 +109,7 @@ def bench_lab(given: LabOptions) -> None:
         at_once=chosen.batches,
         remark=notes.append,
     )
-    found = runner.run(chosen.with_drafter(spec, notes), extras, loaded, given.json_to, given.html)
+    found = runner.run(chosen.with_drafter(drafter.spec, notes), extras, loaded, given.json_to, given.html)
     finish(not found.interrupted, equal=found.equal)
 
 
