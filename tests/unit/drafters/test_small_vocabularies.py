@@ -118,16 +118,16 @@ def test_drafts_on_an_emulated_gpu_are_the_cpus(tmp_path: Path) -> None:
     texts = [p + g.tokens for p, g in zip(SHORT, Engine(Target(model)).generate(SHORT, GREEDY), strict=True)]
     drafter = Mtp(path=write_beside(tmp_path, model, texts), draft_vocabulary=[*range(2, 48)])
 
-    def tokens(target: TargetModel) -> list[list[int]]:
-        found = Engine(target, drafter, adaptive=False, slots=2).generate(SHORT, GREEDY)
+    def tokens(engine: Engine) -> list[list[int]]:
+        found = engine.generate(SHORT, GREEDY)
         assert sum(one.stats.accepted for one in found) > 0
         return [one.tokens for one in found]
 
-    expected = tokens(Target(model))
+    expected = tokens(Engine(Target(model), drafter, adaptive=False, slots=2))
     with Accelerator("cuda") as on:
-        target = Target(model.to("cuda:0"), check=False)
+        engine = Engine(Target(model.to("cuda:0"), check=False), drafter, adaptive=False, slots=2)
         on.counts.clear()
-        assert tokens(target) == expected
+        assert tokens(engine) == expected
         assert on.counts.replays and not on.counts.blocking, on.counts.blocking
 
 

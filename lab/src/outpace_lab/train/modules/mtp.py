@@ -158,7 +158,7 @@ class TrainedMtp(TrainedPart, Unrolled):
         states = batch.hidden[-1][:, :-1].to(next(self.layers.parameters()).dtype)
         if len(self.layers) > 1:
             return self._in_turn(batch, states, steps)
-        return unroll(batch, states, steps, 1, partial(self._apply, batch, 0))
+        return unroll(batch, states, steps, 1, partial(self._layer, batch, 0))
 
     def _in_turn(self, batch: TrainingBatch, states: Tensor, steps: int) -> Iterator[Tensor]:
         """Outputs of several layers: layer j's row of place s + j is row s of depth j."""
@@ -168,11 +168,11 @@ class TrainedMtp(TrainedPart, Unrolled):
                 given = F.pad(given[:, :-1], (0, 0, 1, 0))
             there = (positions >= layer)[:, None, None]  # the first rows of a text have nothing to read
             mask = batch.seen[:, None, :-1, :-1] & there
-            made = self._apply(batch, layer, batch.tokens[:, 1:], given, positions, mask, stores)
+            made = self._layer(batch, layer, batch.tokens[:, 1:], given, positions, mask, stores)
             yield made.roll(-layer, dims=1)
             given = made if self.module.found.chained else given
 
-    def _apply(
+    def _layer(
         self,
         batch: TrainingBatch,
         layer: int,
