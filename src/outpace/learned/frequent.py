@@ -77,9 +77,9 @@ def drafted_of(given: Any, text: str | Path | None, target: TargetModel, method:
 
 def _number(given: Any) -> int | None:
     """A number of tokens; None for anything else."""
-    if isinstance(given, str) and given.isdecimal():
+    if type(given) is int or (isinstance(given, str) and given.isdecimal()):
         return int(given)
-    return given if type(given) is int else None
+    return None
 
 
 def _listed(given: Any, method: str) -> Tensor:

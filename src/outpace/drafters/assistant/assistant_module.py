@@ -138,8 +138,9 @@ class AssistantModule(nn.Module):
         Raises:
             OutpaceError: it scores a few clusters of the vocabulary already.
         """
+        whole: nn.Module = self.stock.lm_head
         if ids is None:
-            return self.stock.lm_head if self.stock.masked_embedding is None else _Clusters(self.stock)
+            return whole if self.stock.masked_embedding is None else _Clusters(self.stock)
         if self.stock.masked_embedding is not None:
             raise OutpaceError(
                 "assistant: the head of this one scores a few clusters of the vocabulary already; leave "
