@@ -98,13 +98,10 @@ KINDS = {
     ),
     "spec_drafter": Kind(SpecDrafterModule, SpecDrafterConfig(tokens=4, hidden_size=24), SpecDrafter),
     "dflash": Kind(TrainedDFlash, DFlashConfig(tokens=4, layers=(2, 1)), DFlash),
-    "mtp": _layers("glm4_moe", 1),
-    "mtp, a part of the vocabulary": replace(
-        _layers("qwen3_5_text", 1), config=MtpConfig(draft_vocabulary=50)
-    ),
-    "mtp, several layers": _layers("glm4_moe", 3),
-    "mtp, layers that read the target's state": _layers("mimo_v2_flash", 2),
+    "mtp": _layers("qwen3_5_text", 1),
     "mtp, a window": _layers("step3p7", 1),
+    "mtp, several layers": _layers("step3p7", 2),
+    "mtp, layers that read the target's state": _layers("mimo_v2_flash", 2),
     "parallel_tokens": Kind(
         LookAhead, LookAheadConfig(3, places=64), lambda made: ParallelTokens(made, 3, "all")
     ),

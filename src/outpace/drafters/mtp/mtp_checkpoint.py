@@ -166,7 +166,7 @@ def published(found: Found, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
     reverted = revert_weight_conversion(found.stock, dict(tensors))
     # transformers leaves the end of a pattern that looks ahead in the names that it undoes.
-    made = {name.replace("..)", "."): tensor for name, tensor in reverted.items()}
+    made = {re.sub(r"\.\.[.)]*", ".", name): tensor for name, tensor in reverted.items()}
     if strange := sorted(made.keys() - found.names):
         raise OutpaceError(
             f"mtp: layers of this family cannot be written as they were published: {strange[0]} is not in "
