@@ -69,10 +69,11 @@ def drafted_of(given: Any, text: str | Path | None, target: TargetModel, method:
         found = torch.arange(number)
     else:
         found = most_frequent(_counts(Path(text), target, method), number)
-    found = found.unique()
+    found = torch.unique(found)
     if not len(found) or found[0] < 0 or found[-1] >= size:
         raise OutpaceError(f"{method}: draft_vocabulary must be ids from 0 to {size - 1}, at least one")
-    return found.to(target.hidden.device)
+    ids: Tensor = found.to(target.hidden.device)
+    return ids
 
 
 def _number(given: Any) -> int | None:

@@ -177,7 +177,7 @@ def published(found: Found, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _tables(folder: Path) -> dict[str, Tensor]:
     """The tables of drafted ids in a folder."""
-    found = {}
+    found: dict[str, Tensor] = {}
     for file in weight_files(folder):
         if names := [name for name in header(file) if re.fullmatch(_TABLE, name)]:
             with safe_open(file, "pt") as opened:
