@@ -36,7 +36,9 @@ INTERFACE = {
     # Modules that draft, from which those that learn derive.
     "outpace.drafters.blocks.blocks", "outpace.drafters.blocks.dflash",
     "outpace.drafters.eagle.eagle_module", "outpace.drafters.heads.heads", "outpace.drafters.heads.hydra",
-    "outpace.drafters.heads.medusa", "outpace.learned.folder", "outpace.learned.layers",
+    "outpace.drafters.heads.medusa", "outpace.drafters.mtp.mtp_checkpoint",
+    "outpace.drafters.mtp.mtp_module", "outpace.targets.inputs.forward", "outpace.learned.frequent",
+    "outpace.learned.folder", "outpace.learned.layers",
     "outpace.learned.learned", "outpace.learned.published", "outpace.learned.vocabulary",
 }  # fmt: skip
 # Benchmarks and commands are extended as a whole.

@@ -36,6 +36,8 @@ _NATIVE = "tests/unit/targets/test_native.py"
 _SELF = "tests/unit/drafters/test_rounded_self.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
 _TREES_ON_GPU = "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
+_BROUGHT = "tests/unit/engine/test_brought.py"
+_SMALL = "tests/unit/drafters/test_small_vocabularies.py"
 _ROUTER = "tests/serve/test_router.py"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
 
@@ -820,6 +822,34 @@ DRAFTERS = [
         "        pass\n",
         ("tests/unit/drafters/test_block_drafters.py::test_a_sequence_that_leaves_gives_its_slot_back",),
     ),
+    Mutant(
+        "what a folder brings is taken without a look whether it loads",
+        "outpace/engine/brought.py",
+        "            return found._replace(drafter=_loaded(found.drafter, target)), ",
+        "            return found, ",
+        (f"{_BROUGHT}::test_layers_that_cannot_be_used_are_told_once",),
+    ),
+    Mutant(
+        "any layers beyond a model's last one are prediction layers",
+        "outpace/drafters/mtp/mtp_checkpoint.py",
+        "    return any(_PROJECTION.search(name) and any(",
+        "    return any(any(",
+        (f"{_BROUGHT}::test_further_layers_alone_are_no_prediction_layers",),
+    ),
+    Mutant(
+        "mtp takes the numbers of a part of the vocabulary for the target's tokens",
+        "outpace/drafters/mtp/mtp.py",
+        "            vocabulary=part_of(ids, target.vocabulary),\n",
+        "",
+        (f"{_SMALL}::test_mtp", f"{_SMALL}::test_distributions_are_the_whole_heads_over_the_part"),
+    ),
+    Mutant(
+        "an assistant takes the numbers of a part of the vocabulary for the target's tokens",
+        "outpace/drafters/assistant/assistant.py",
+        "            vocabulary=part_of(ids, target.vocabulary),\n",
+        "",
+        (f"{_SMALL}::test_assistants",),
+    ),
 ]
 
 LEARNED = [
@@ -829,6 +859,20 @@ LEARNED = [
         "if bool((drafted < 0).any()) or bool((drafted >= size).any()) or",
         "if bool((drafted < 0).any()) or",
         ("tests/unit/test_files.py::test_drafted_ids_beyond_the_vocabulary_are_refused",),
+    ),
+    Mutant(
+        "a prediction layer learns from the same row of the layer before it",
+        "outpace_lab/train/modules/mtp.py",
+        "                given = F.pad(given[:, :-1], (0, 0, 1, 0))\n",
+        "                pass\n",
+        ("lab/tests/unit/drafters/test_training_and_drafting.py -k layers",),
+    ),
+    Mutant(
+        "a prediction layer learns without its window",
+        "outpace_lab/train/modules/mtp.py",
+        "            mask = mask & F.pad(near,",
+        "            mask = mask | F.pad(near,",
+        ("lab/tests/unit/drafters/test_training_and_drafting.py -k window",),
     ),
 ]
 

@@ -153,10 +153,10 @@ def bench(context: typer.Context, given: BenchOptions) -> None:
 def loaded_for(chosen: BenchPlan, source: ModelSource, given: BenchOptions) -> tuple[Loaded, BenchPlan]:
     """The model of a benchmark, and its plan with the drafter and the profile's remarks."""
     notes, drafter = list[str](), "" if given.profile else "none"
-    loaded, spec = profiled(
+    loaded, found = profiled(
         source, drafter, given.profile, given.verifier, at_once=chosen.batches, remark=notes.append
     )
-    return loaded, chosen.with_drafter(spec, notes)
+    return loaded, chosen.with_drafter(found.spec, notes)
 
 
 def refuse_given(context: typer.Context) -> None:

@@ -23,6 +23,7 @@ from outpace.spec_text import split_specs
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
+    from outpace.engine.usual import Chosen
     from outpace.loading import Loaded
     from outpace.loading.placement import Place
     from outpace.loading.weights import Encoders
@@ -125,7 +126,7 @@ def profiled(
     references: bool = False,
     at_once: Iterable[int] = (1,),
     remark: Callable[[str], None] = screen.note,
-) -> tuple[Loaded, str]:
+) -> tuple[Loaded, Chosen]:
     """Load the model, and choose the drafter: the given one, the profile's, or the default.
 
     Args:
@@ -136,14 +137,17 @@ def profiled(
         raise OutpaceError(f"there is no profile at {profile}; `outpace tune --out {profile}` writes one")
     if profile is None:
         loaded = source.load(drafter or DEFAULT_DRAFTER, verifier, references)
-        from outpace.engine.usual import usual_drafter
+        from outpace.engine.usual import Chosen, usual
 
-        spec = drafter or usual_drafter(loaded.target, verifier)
-        if "(self)" in spec and not drafter:
+        if drafter:
+            return loaded, Chosen.of(drafter, "as asked for")
+        with screen.busy("looking for a drafter ..."):
+            chosen = usual(loaded.target, verifier)
+        if "(self)" in chosen.spec:
             with screen.busy("rounding weights for drafts ..."):
                 own: Any = loaded.target.rounded()
                 own.make()
-        return loaded, spec
+        return loaded, chosen
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")
     source.check_names(verifier=verifier)
@@ -155,7 +159,9 @@ def profiled(
     check_drafter(known.drafter, references)
     if (told := other_batch(known, at_once)) is not None:
         remark(told)
-    return replace(loaded, costs=known.costs), known.drafter
+    from outpace.engine.usual import Chosen
+
+    return replace(loaded, costs=known.costs), Chosen.of(known.drafter, "the profile's")
 
 
 def check_drafter(spec: str, references: bool) -> None:

@@ -298,9 +298,9 @@ def _one(
     """Load the model of a server that has one, and make its engine."""
     from outpace.serve.engine import make_engine, rooms
 
-    loaded, spec = profiled(source, given.drafter, given.profile, "match")
-    learner = learners.enter_context(attached(watching, loaded, spec))
-    own = spec if learner is None else learner.drafter
+    loaded, chosen = profiled(source, given.drafter, given.profile, "match")
+    learner = learners.enter_context(attached(watching, loaded, chosen.spec))
+    own = chosen.drafter if learner is None else learner.drafter
     adaptive = "auto" if given.adaptive is None else given.adaptive
     more = {"adaptive": adaptive, **rooms(given.memory, given.prefix_cache)}
     return loaded, make_engine(loaded, own, limits, given.others(), learner, True, **more)

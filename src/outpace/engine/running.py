@@ -15,6 +15,7 @@ from outpace.engine.active import Active, Drafts, by_drafter, fail
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.scheduler import Scheduler
+from outpace.engine.slow import tell
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.targets.batch import Batch, Building
@@ -58,6 +59,11 @@ class RunningBatch:
         self._clock = clock
         self._last = last_device(target.model)
         self.leaving: Callable[[Sequence, Cache, Slot], None] | None = None
+        if layers and memory.prefixes is not None:
+            tell(
+                "prompts are fed whole, without the prefix cache, since a drafter or an observer reads the "
+                "states of each row; where prompts share much, name another drafter, as suffix"
+            )
 
     @property
     def cache(self) -> Cache:

@@ -99,8 +99,9 @@ def accelerate(
         model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder; one of
             PEFT, whose adapters may be switched, merged and trained between calls.
         drafter: a drafter or its spec string; "none" decodes plainly. By default "suffix:memory=0",
-            which keeps nothing of a call for later ones, on a CPU with "self" where a trial says that it
-            pays (docs/concepts/rounded-self.md; the first call then rounds weights, for seconds); as chains
+            which keeps nothing of a call for later ones, with what the model's folder brings to draft with
+            (docs/reference/methods.md), or on a CPU with "self" where a trial says that it pays
+            (docs/concepts/rounded-self.md; the first call then rounds weights, for seconds); as chains
             (branches=1) for a model or a verifier that takes only those (BLOOM, MPT;
             docs/reference/models.md).
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection"
@@ -206,7 +207,8 @@ def decode(
     single call.
 
     Args:
-        drafter: a drafter or its spec string; "none" decodes plainly. By default as for ``accelerate``.
+        drafter: a drafter or its spec string; "none" decodes plainly. By default as for ``accelerate``, but
+            without what is first loaded or rounded.
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection"
             (their distribution), or one of another package.
         adaptive: as for ``accelerate``, but measurements are forgotten after the call, and so are the earlier

@@ -22,6 +22,7 @@ from outpace.drafters.models import rounded_self
 from outpace.drafters.models.rounded_self import RoundedSelf
 from outpace.drafters.support.worth import DraftSpeed, Lately, Missed, Rates
 from outpace.engine.engine import Engine
+from outpace.learned import frequent
 from outpace.native.layers import functions
 from outpace.targets import Target
 from outpace.targets.batch import Batch
@@ -148,7 +149,7 @@ def test_rare_tokens_are_left_out_of_a_draft_and_not_of_the_text(
     plain = [generation.tokens for generation in Engine(target).generate(PROMPTS, params)]
     few = max(map(max, plain)) // 2
     drafter = RoundedSelf(bits=8, branches=1)
-    monkeypatch.setattr(rounded_self, "_COMMON", few)
+    monkeypatch.setattr(frequent, "_COMMON", few)
     monkeypatch.setattr(rounded_self, "_cuts", lambda active: True)
     engine = Engine(target, drafter, adaptive=False)
     found = engine.generate(PROMPTS, params)

@@ -23,8 +23,6 @@ MISTAKES = {
     "datastore info nope": "no such file: nope",
     "train medsa --data x --out y": "Did you mean 'medusa'?",
     'train {"method":"medsa"} --data x --out y': "Did you mean 'medusa'?",
-    "train mtp --data x --out y": "mtp is not trained: its layers are the family's own modules",
-    "train mtp:num_speculative_tokens=2 --data x --out y": "train eagle, which reads the same states",
     "train assistant --data x --out y": "assistant is not trained: it is published with its target",
     "train self_speculative --data x --out y": "`outpace search` finds the layers to skip",
     "train medusa --objective forward --data x --out y": "Did you mean 'forward_kl'?",
