@@ -150,7 +150,7 @@ class Suffix(SequenceDrafter[SuffixState]):
     def propose_after(self, state: SuffixState, tokens: Seq[int], most: int) -> Draft:
         contexts = self._contexts(state)
         for token in tokens:
-            contexts = _after(contexts, token)
+            contexts = contexts_after(contexts, token)
         if not contexts:
             return Draft()
         most = min(most, self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
@@ -229,7 +229,7 @@ class Suffix(SequenceDrafter[SuffixState]):
         likely = nlargest(self.branches, support.items(), key=lambda item: (item[1], -item[0]))
         for token, estimate in likely:
             if estimate >= self.min_confidence and token >= 0:
-                yield estimate, token, _after(contexts, token)
+                yield estimate, token, contexts_after(contexts, token)
 
 
 def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) -> list[Context]:
@@ -243,7 +243,7 @@ def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) ->
     return found
 
 
-def _after(contexts: Seq[Context], token: int) -> list[Context]:
+def contexts_after(contexts: Seq[Context], token: int) -> list[Context]:
     """The contexts after one more token, without duplicate states.
 
     A context is shortened until the token follows it and something follows the token.
