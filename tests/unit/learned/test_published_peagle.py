@@ -154,12 +154,12 @@ def test_a_draft_is_one_forward(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     [
         ({"mask_token_id": None}, "must have a mask_token_id below 97, not None"),
         ({"mask_token_id": 97}, "must have a mask_token_id below 97, not 97"),
-        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "'fc.weight' has shape"),
+        ({"eagle_aux_hidden_state_layer_ids": [1, 2]}, "'mask_hidden' has shape"),
         ({"transformer_layer_config": {**LAYER, "num_hidden_layers": 3}}, r"no tensor 'layers\.2\."),
     ],
 )
 def test_a_config_that_does_not_fit_is_refused(change: dict[str, Any], message: str, tmp_path: Path) -> None:
-    with pytest.raises(OutpaceError, match=f"peagle.*{message}|{message}"):
+    with pytest.raises(OutpaceError, match=message):
         PEagleModule.load(write(tmp_path, {**THEIRS, **change}, tensors()), llama())
 
 
