@@ -18,7 +18,6 @@ from taught import with_trained
 SPECS = {
     "retrieval": "retrieval:path={datastore},min_ngram=1,max_nodes=8",
     "token_recycling": "token_recycling:max_nodes=16,top_k=4",
-    "logit_spec": "logit_spec:num_speculative_tokens=16",
     "cascade": "cascade:draft=(draft_model:num_speculative_tokens=4),inner=(prompt_lookup)",
     "blockwise": "blockwise:path={trained}",
     "spec_drafter": "spec_drafter:path={trained},num_speculative_tokens=3",

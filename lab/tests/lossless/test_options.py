@@ -20,7 +20,7 @@ NEEDED = {
     "retrieval": "path={datastore}",
     "spec_drafter": "path={trained}",
 }
-NAMES = [*NEEDED, "early_exit", "logit_spec", "self_speculative", "token_recycling", "windowed"]
+NAMES = [*NEEDED, "early_exit", "self_speculative", "token_recycling", "windowed"]
 
 
 def ready(spec: str) -> str:
