@@ -269,12 +269,14 @@ class Suffix(SequenceDrafter[SuffixState]):
         """The root's children, as ``_children``, and the guesses."""
         best = {token: (own, rest) for own, token, rest in self._children(state.after, contexts, 1.0)}
         for rank, token in enumerate(state.guesses.tokens):
-            own, rest = best.get(token, (0.0, None))
-            rest = _after(contexts, token) if rest is None else rest
-            best[token] = max(own, state.guesses.chance(rank)), rest
-        for token, (own, rest) in best.items():
-            if own >= self.min_confidence:
-                yield own, token, rest
+            chance = state.guesses.chance(rank)
+            copied = best.get(token)
+            best[token] = (
+                (chance, _after(contexts, token)) if copied is None else (max(chance, copied[0]), copied[1])
+            )
+        for token, (chance, rest) in best.items():
+            if chance >= self.min_confidence:
+                yield chance, token, rest
 
 
 def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) -> list[Context]:

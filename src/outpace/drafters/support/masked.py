@@ -43,12 +43,11 @@ def grow_masked(active: Seq[GrowthState], mask: int) -> None:
 
         return grow_from(plan, members, ids, rows.device, after)
 
+    def rows_of(growing: Seq[GrowthState]) -> Tensor:
+        places = [first[id(state)] + state.tree.depth for state in growing for _ in state.tree.front]
+        return rows[upload(places, rows.device)]
+
     left = list(active)
     if runner.model.plays(len(active)):
-        left = grow_on_device(active, run, graphs=False)
-    grow_whole(
-        left,
-        lambda growing: rows[
-            [first[id(state)] + state.tree.depth for state in growing for _ in state.tree.front]
-        ],
-    )
+        left = grow_on_device(left, run, graphs=False)
+    grow_whole(left, rows_of)
