@@ -27,7 +27,7 @@ from typing import ClassVar, NamedTuple
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.copying.guesses import Guesses
-from outpace.drafters.copying.suffix_automaton import SuffixAutomaton
+from outpace.drafters.copying.suffix_automaton import ROOT, SuffixAutomaton
 from outpace.drafters.copying.suffix_memory import Cursor, SuffixMemory
 from outpace.drafters.support.best_first import best_first, trust
 from outpace.drafters.support.draws import check_confidence
@@ -268,12 +268,11 @@ class Suffix(SequenceDrafter[SuffixState]):
     ) -> Iterator[tuple[float, int, list[Context]]]:
         """The root's children, as ``_children``, and the guesses."""
         best = {token: (own, rest) for own, token, rest in self._children(state.after, contexts, 1.0)}
+        # After a root that is new, a guess is looked up by itself.
+        places = [*contexts, *(Context(0, automaton, ROOT) for automaton in (state.text, *state.cursors))]
         for rank, token in enumerate(state.guesses.tokens):
-            chance = state.guesses.chance(rank)
-            copied = best.get(token)
-            best[token] = (
-                (chance, _after(contexts, token)) if copied is None else (max(chance, copied[0]), copied[1])
-            )
+            own, rest = best.get(token) or (0.0, _after(places, token))
+            best[token] = max(own, state.guesses.chance(rank)), rest
         for token, (chance, rest) in best.items():
             if chance >= self.min_confidence:
                 yield chance, token, rest
