@@ -34,7 +34,7 @@ INTERFACE = {
     "outpace.verify.base",
     "outpace.verify.match", "outpace.verify.rejection",
     # Modules that draft, from which those that learn derive.
-    "outpace.drafters.blocks.blocks", "outpace.drafters.blocks.dflash",
+    "outpace.drafters.support.blocks", "outpace.drafters.blocks.dflash_module",
     "outpace.drafters.eagle.eagle_module", "outpace.drafters.heads.heads", "outpace.drafters.heads.hydra",
     "outpace.drafters.heads.medusa", "outpace.drafters.mtp.mtp_checkpoint",
     "outpace.drafters.mtp.mtp_module", "outpace.targets.inputs.forward", "outpace.learned.frequent",

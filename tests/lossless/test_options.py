@@ -34,7 +34,8 @@ NEEDED = {
     "hydra": "path={trained}",
     "mtp": "path={trained}",
 }
-TRIED = [name for name in DRAFTERS if name != "assistant"]  # which drafts for a Gemma 4 alone
+# These draft for a Gemma 4 alone, and from published files alone.
+TRIED = [name for name in DRAFTERS if name not in ("assistant", "peagle")]
 # Options that name what is drafted with, not how.
 _NOT_TRIED = {"path", "model", "tokenizer", "target_tokenizer", "device", "seed", "draft", "inner", "parts",
               "draft_text"}  # fmt: skip

@@ -817,7 +817,7 @@ DRAFTERS = [
     ),
     Mutant(
         "a sequence that left keeps its slot of the drafter's cache",
-        "outpace/drafters/blocks/blocks.py",
+        "outpace/drafters/support/blocks.py",
         "        state.shared.cache.close(state.slot)\n",
         "        pass\n",
         ("tests/unit/drafters/test_block_drafters.py::test_a_sequence_that_leaves_gives_its_slot_back",),
@@ -849,6 +849,79 @@ DRAFTERS = [
         "            vocabulary=part_of(ids, target.vocabulary),\n",
         "",
         (f"{_SMALL}::test_assistants",),
+    ),
+]
+
+_KIN = "tests/unit/learned/test_dflash_kin.py"
+_PLAIN = f"{_KIN}::test_drafts_are_those_of_a_plain_computation"
+_PEAGLE = "tests/unit/learned/test_published_peagle.py"
+_BLOCK_TREES = "tests/unit/drafters/test_block_drafters.py"
+BLOCKS = [
+    Mutant(
+        "a tree of marginals takes the first candidates of a place, whatever their chances",
+        "outpace/drafters/support/shapes.py",
+        "math.exp(weight - tree.weight(parent))",
+        "0.5",
+        (
+            "tests/unit/drafters/test_shapes.py::test_marginals_make_the_tree_of_the_most_probable_paths",
+            "tests/unit/learned/test_published_dflash.py::test_a_tree_has_the_most_probable_paths",
+        ),
+    ),
+    Mutant(
+        "a tree of the likeliest tokens is drafted where distributions are needed",
+        "outpace/drafters/support/blocks.py",
+        "        return BlockState(sequence, shared.rules_for(sequence), shared.cache.open())\n",
+        "        return BlockState(sequence, shared, shared.cache.open())\n",
+        (f"{_BLOCK_TREES}::test_sampled_drafts_for_rejection_are_chains_with_distributions",),
+    ),
+    Mutant(
+        "a causal block sees its later rows",
+        "outpace/drafters/support/blocks.py",
+        "    return mask & (columns <= rows) if causal else mask\n",
+        "    return mask\n",
+        (f"{_PLAIN} -k jetspec",),
+    ),
+    Mutant(
+        "DSpark's first token is read at a mask",
+        "outpace/drafters/blocks/dflash_module.py",
+        "int(not further.anchored)",
+        "1",
+        (f"{_PLAIN} -k specforge",),
+    ),
+    Mutant(
+        "DSpark's state forgets the tokens before the last",
+        "outpace/drafters/blocks/dflash_parts.py",
+        "                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()\n",
+        "                state = torch.zeros_like(state)\n",
+        (f"{_PLAIN} -k rnn",),
+    ),
+    Mutant(
+        "DFlash 2's candidates are not weighed by the token before",
+        "outpace/drafters/blocks/dflash_parts.py",
+        "best + edges.to(best)",
+        "best",
+        (f"{_PLAIN} -k dflash",),
+    ),
+    Mutant(
+        "DFlash 2's convolution reads the rows after a row",
+        "outpace/drafters/blocks/dflash_parts.py",
+        "functional.pad(states, (0, 0, tap, 0))[:, :width]",
+        "functional.pad(states, (0, 0, 0, tap))[:, -width:]",
+        (f"{_PLAIN} -k dflash",),
+    ),
+    Mutant(
+        "the rows of P-EAGLE's masks stay in the cache",
+        "outpace/drafters/eagle/peagle.py",
+        "        kept.append(width - 1)\n",
+        "        kept.append(width - 1 + masks)\n",
+        (f"{_PEAGLE}::test_drafts_are_those_of_a_plain_computation",),
+    ),
+    Mutant(
+        "each mask of a PARD follows the text, and not the mask before it",
+        "outpace/drafters/support/masked.py",
+        "[mask] * count, range(-1, count - 1)",
+        "[mask] * count, [-1] * count",
+        ("tests/unit/drafters/test_masked.py::test_drafts_are_those_of_a_plain_computation",),
     ),
 ]
 
@@ -1300,6 +1373,7 @@ MUTANTS = [
     *ENGINE,
     *TARGETS,
     *DRAFTERS,
+    *BLOCKS,
     *LEARNED,
     *HF,
     *SERVE,

@@ -23,7 +23,8 @@ from models import tiny_llama
 from mtp_folders import load, write
 from outpace.core import SamplingParams
 from outpace.drafters.base import Drafter
-from outpace.drafters.blocks.dflash import DFlash, DFlashConfig
+from outpace.drafters.blocks.dflash import DFlash
+from outpace.drafters.blocks.dflash_module import DFlashConfig
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig
 from outpace.drafters.heads.hydra import Hydra, HydraConfig

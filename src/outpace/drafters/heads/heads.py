@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -22,8 +23,8 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.draws import Draws, Noise, check_grown
-from outpace.drafters.support.forest import Forest, Grown, GrowthInputs, grow_on_device
-from outpace.drafters.support.growth import Growth, grow_whole
+from outpace.drafters.support.forest import Grown, GrowthInputs, grow_on_device, grow_paths
+from outpace.drafters.support.growth import Growth, grow_whole, paths_of
 from outpace.drafters.support.plans import GrowthPlan, pack, unpack
 from outpace.drafters.support.shapes import Confident, Growing, Static, TreeShape
 from outpace.drafters.support.vocabulary import part_of
@@ -300,30 +301,15 @@ def _run_growth(plan: GrowthPlan, members: Seq[HeadState]) -> Grown:
 
 def _growth(shared: HeadGrowth, plan: GrowthPlan, inputs: GrowthInputs) -> Made:
     """Grow trees from the data in the inputs, without any data from the host."""
-    numbers = unpack(plan, inputs.numbers)
-    forest = Forest(plan, numbers, shared.vocabulary.drafted(inputs.given)[1])
-    paths, every = numbers.roots[:, None, None], torch.arange(len(inputs.given), device=inputs.given.device)
-    while True:
-        count, front, depth = paths.shape
-        owners = every[:, None].expand(-1, front).flatten()
-        rows = shared.heads.rows(inputs.given, owners, paths.flatten(0, 1))
-        forest.grow(rows.unflatten(0, (count, front)))
-        if forest.ended:
-            return forest.made
-        above = forest.above[..., None].expand(-1, -1, depth)
-        paths = torch.cat([paths.gather(1, above), forest.tokens[..., None]], dim=2)
+    ids = shared.vocabulary.drafted(inputs.given)[1]
+    return grow_paths(plan, unpack(plan, inputs.numbers), ids, partial(shared.heads.rows, inputs.given))
 
 
 def _rows(active: Seq[HeadState]) -> Tensor:
     """Logits after the nodes of each tree's front, tree after tree, [n, drafted ids]."""
     before = torch.stack([state.before for state in active if state.before is not None])
-    owners, paths = [], []
-    for place, state in enumerate(active):
-        for node in state.tree.front:
-            owners.append(place)
-            paths.append([state.sequence.tokens[-1], *state.tree.guessed(node)])
-    device, heads = before.device, active[0].shared.heads
-    return heads.rows(before, upload(owners, device), upload(paths, device))
+    owners, paths = (upload(each, before.device) for each in paths_of(active))
+    return active[0].shared.heads.rows(before, owners, paths)
 
 
 class Residual(nn.Module):

@@ -11,6 +11,7 @@ before it, a projection of both, and a norm after it.
 - ``mtp.fc`` with ``mtp.layers.0``: Qwen3-Next, Qwen3.5, Mellum.
 - ``model.mtp.layers.N``: MiMo-V2. Each of its layers reads the target's state, by SGLang's implementation
   (``multi_layer_eagle_worker_v2.py``); elsewhere a layer reads the output of the one before.
+- ``mtp_layers.0``: one layer in a folder of its own, trained by vllm-project/speculators.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -38,6 +39,13 @@ _FULL, _SLIDING = "full_attention", "sliding_attention"
 _PROJECTION = re.compile(r"\.(?:eh_proj|fc)\.")
 _TABLE = r"(?:.*\.)?(?:d2t|t2d)"  # of drafted ids, as EAGLE-3 has
 _HEAD = ".shared_head.output."  # as Step 3.5 and 3.7 are published
+_SPECULATORS = {
+    r"mtp_layers\.0\.input_proj\.": "mtp.fc.",
+    r"mtp_layers\.0\.token_layernorm\.": "mtp.pre_fc_norm_embedding.",
+    r"mtp_layers\.0\.hidden_layernorm\.": "mtp.pre_fc_norm_hidden.",
+    r"mtp_layers\.0\.final_layernorm\.": "mtp.norm.",
+    r"mtp_layers\.0\.": "mtp.layers.0.",
+}
 _OTHER = "; use a drafter that needs no layers, as suffix"
 
 
@@ -50,12 +58,14 @@ class PredictionLayout:
         chained: a layer reads the output of the one before, not the target's state.
         kind: attention of the layers, where neither the config nor the family names it.
         mlp: their feed-forward part, likewise.
+        renamed: parts of names -> those by which a family publishes them.
     """
 
     pattern: str
     chained: bool = True
     kind: str = _FULL
     mlp: str = "sparse"
+    renamed: Mapping[str, str] = field(default_factory=dict)
 
 
 def layouts(layers: int) -> list[PredictionLayout]:
@@ -65,6 +75,7 @@ def layouts(layers: int) -> list[PredictionLayout]:
         PredictionLayout(rf"{stem}layers\.({'|'.join(str(layers + more) for more in range(64))})\."),
         PredictionLayout(r"^mtp\.(?:layers\.(\d+)\.|(?:fc|norm|pre_fc_norm_embedding|pre_fc_norm_hidden)\.)"),
         PredictionLayout(rf"{stem}mtp\.layers\.(\d+)\.", chained=False, kind=_SLIDING, mlp="dense"),
+        PredictionLayout(r"^mtp_layers\.(0)\.", renamed=_SPECULATORS),
     ]
 
 
@@ -269,7 +280,8 @@ def _loaded(model: Any, config: Any, layout: PredictionLayout, folder: Path) -> 
 
         def get_weight_conversions(self, main_model: Any) -> list[Any]:
             names = {"final_layernorm": "post_norm", "pre_mlp_layernorm": "post_attention_layernorm"}
-            own = [WeightRenaming(rf"\.{old}\.", f".{new}.") for old, new in names.items()]
+            every = {**layout.renamed, **{rf"\.{old}\.": f".{new}." for old, new in names.items()}}
+            own = [WeightRenaming(old, new) for old, new in every.items()]
             return [*own, *super().get_weight_conversions(main_model)]
 
         def _adjust_missing_and_unexpected_keys(self, loading_info: Any) -> None:
