@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from outpace.core import OutpaceError
 from outpace.native.layers import functions
-from outpace.targets.cpu.kernels import multiply
+from outpace.targets.cpu.layouts import multiply
 from outpace.targets.cpu.quants import TYPES, QuantEmbedding, QuantPart, Quants, row_bytes
 from outpace.targets.cpu.trials import using_threads
 

@@ -8,8 +8,6 @@ row it does not depend on the number of rows (``row_step``).
 All layers of a bit-exact step use the products of ``layers.c``, where there is a C compiler: they sum
 in the order of the inputs on every processor, and threads share outputs, never a sum. Elsewhere they use a
 kernel that a trial shows to give a row the same bits among any rows and with any number of threads.
-
-``pack="compiled"``, or another kernel's name, takes that one for all layers, in every process alike.
 """
 
 from __future__ import annotations
