@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from outpace.core import OutpaceError
 from outpace.native.layers import functions
 from outpace.targets.cpu.layouts import multiply
-from outpace.targets.cpu.quants import TYPES, QuantEmbedding, QuantPart, Quants, row_bytes
+from outpace.targets.cpu.quants import TYPES, QuantEmbedding, QuantLinear, QuantPart, Quants, row_bytes
 from outpace.targets.cpu.trials import using_threads
 
 gguf = pytest.importorskip("gguf", reason="needs outpace[gguf]")
@@ -109,6 +109,18 @@ def test_a_row_has_the_same_bits_among_any_rows(kind: str) -> None:
         assert torch.equal(torch.cat([multiply(some, weights, None) for some in rows.split(count)]), alone)
     with using_threads(2):
         assert torch.equal(multiply(rows, weights, None), alone)
+
+
+@pytest.mark.parametrize("outputs", [1, 4, 16, 48])
+def test_functions_of_few_outputs_do_not_depend_on_other_rows(outputs: int) -> None:
+    """A recurrent layer has gates of one output a head; torch computes the last ones of a tensor otherwise."""
+    weight = torch.randn(outputs, 64, generator=torch.Generator().manual_seed(4))
+    packed = QuantPart.pack(TYPES["f32"], weight.view(torch.uint8), 64)
+    layer = QuantLinear(nn.Linear(64, outputs, bias=False, device="meta"), packed, torch.float32)
+    rows = torch.randn(203, 64, generator=torch.Generator().manual_seed(5))
+    alone = torch.cat([layer(row[None]).sigmoid() for row in rows])
+    for count in (3, 8, 203):
+        assert torch.equal(torch.cat([layer(some).sigmoid() for some in rows.split(count)]), alone)
 
 
 def test_rows_that_are_no_whole_blocks_are_refused() -> None:
