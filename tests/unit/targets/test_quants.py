@@ -113,7 +113,7 @@ def test_a_row_has_the_same_bits_among_any_rows(kind: str) -> None:
 
 @pytest.mark.parametrize("outputs", [1, 4, 16, 48])
 def test_functions_of_few_outputs_do_not_depend_on_other_rows(outputs: int) -> None:
-    """A recurrent layer has gates of one output a head; torch computes the last ones of a tensor otherwise."""
+    """A recurrent layer has gates of one output a head; torch computes a tensor's last ones otherwise."""
     weight = torch.randn(outputs, 64, generator=torch.Generator().manual_seed(4))
     packed = QuantPart.pack(TYPES["f32"], weight.view(torch.uint8), 64)
     layer = QuantLinear(nn.Linear(64, outputs, bias=False, device="meta"), packed, torch.float32)
