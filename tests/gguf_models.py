@@ -20,7 +20,6 @@ from outpace.testing.gguf import interleaved
 
 ARCHITECTURES = {
     "mistral": "llama",
-    "mixtral": "llama",
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
