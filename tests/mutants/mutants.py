@@ -1135,6 +1135,13 @@ SERVE = [
         ("tests/serve/test_calls.py::test_a_forced_call_that_is_cut_is_no_text",),
     ),
     Mutant(
+        "a call that the limit has cut is reported as whole",
+        "outpace/serve/formats.py",
+        'return _CALLED if calls and kind != "limit" else ENDINGS[kind]',
+        "return _CALLED if calls else ENDINGS[kind]",
+        ("tests/serve/test_histories.py::test_a_call_that_was_cut_off_can_be_sent_back",),
+    ),
+    Mutant(
         "a job whose process was killed is blamed",
         "outpace/serve/pool.py",
         "            if worker.killed:\n",
