@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from outpace.catalogue import attributes
 from outpace.cli import screen
 from outpace.cli.app import INTERRUPTED, guarded
-from outpace.catalogue import attributes
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.progress import bar
 
