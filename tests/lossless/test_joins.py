@@ -46,7 +46,7 @@ def target_of(dtype: torch.dtype) -> CausalTarget:
     target = CausalTarget(AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=dtype))
     if dtype == torch.bfloat16 and not target.bit_exact:
         pytest.skip(f"not bit-exact here: {target.why_inexact}")
-    assert target.mixes
+    assert target.mixes == (dtype != torch.float64)
     return target
 
 
@@ -90,11 +90,13 @@ def decode(dtype: torch.dtype, drafter: str) -> list[list[int]]:
     return [sequence.output for sequence in sequences]
 
 
-@pytest.mark.parametrize(("drafter", "dtype"), in_turn(DRAFTERS, [torch.bfloat16, torch.float32]))
+@pytest.mark.parametrize(
+    ("drafter", "dtype"), in_turn(DRAFTERS, [torch.bfloat16, torch.float32, torch.float64])
+)
 def test_tokens_are_those_of_each_alone(rode: list[int], drafter: str, dtype: torch.dtype) -> None:
     expected = alone(dtype)
     assert decode(dtype, drafter) == expected
-    assert len(rode) > 3 and max(rode) > 1
+    assert dtype == torch.float64 or (len(rode) > 3 and max(rode) > 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
