@@ -84,7 +84,6 @@ def outlines(kind: str) -> Mapping[str, type[Outline]]:
 
 
 def outline(entry: Mapping[str, Any]) -> type[Outline]:
-    """The outline of an entry."""
     options = [
         (one["name"], one["type"], field() if one["required"] else field(default=_fixed(one["default"])))
         for one in entry["options"]

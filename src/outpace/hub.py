@@ -276,7 +276,6 @@ def _answers() -> bool:
 
 
 def _asked(endpoint: str) -> bool:
-    """True if the hub answers."""
     try:
         with urlopen(Request(endpoint, method="HEAD"), timeout=_SECONDS):
             return True

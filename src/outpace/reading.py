@@ -117,7 +117,6 @@ def is_conversation(prompt: Any) -> TypeGuard[Messages]:
 
 
 def has_template(tokenizer: Any) -> bool:
-    """True if there is a chat template."""
     return bool(getattr(tokenizer, "chat_template", None))
 
 

@@ -24,7 +24,6 @@ def split(text: str, separator: str) -> list[str]:
 
 
 def balanced(text: str) -> bool:
-    """True if the parentheses are balanced."""
     depth = 0
     for character in text:
         depth += (character == "(") - (character == ")")

@@ -700,6 +700,15 @@ TARGETS = [
         ("tests/unit/targets/test_exact.py",),
     ),
     Mutant(
+        "a window's rows are read for slots that feed theirs in another window",
+        "outpace/targets/stock/forwards.py",
+        "                part, _ = batch.select([slot for slot, width in fed if width])\n",
+        "                part = batch\n",
+        (
+            "tests/unit/targets/test_causal.py::test_rows_in_windows_of_their_own_have_the_logits_of_each_alone",
+        ),
+    ),
+    Mutant(
         "writes to weights are not seen",
         "outpace/targets/stock/causal.py",
         "        if moved or self._modules.changed(begins):\n",
@@ -1133,6 +1142,13 @@ SERVE = [
         "if self._manner.forced and not self.calls and",
         "if False and",
         ("tests/serve/test_calls.py::test_a_forced_call_that_is_cut_is_no_text",),
+    ),
+    Mutant(
+        "a call that the limit has cut is reported as whole",
+        "outpace/serve/formats.py",
+        'return _CALLED if calls and kind != "limit" else ENDINGS[kind]',
+        "return _CALLED if calls else ENDINGS[kind]",
+        ("tests/serve/test_histories.py::test_a_call_that_was_cut_off_can_be_sent_back",),
     ),
     Mutant(
         "a job whose process was killed is blamed",

@@ -55,7 +55,6 @@ class MethodRuns:
 
     @property
     def name(self) -> str:
-        """The method's name."""
         return self.method.name
 
     @property

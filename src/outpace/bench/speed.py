@@ -103,7 +103,6 @@ class _Timed(NamedTuple):
 
     @property
     def timed(self) -> bool:
-        """True if it has a speed."""
         return self.tokens > 0 and min(self.seconds) > 0
 
 

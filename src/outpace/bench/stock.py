@@ -61,7 +61,6 @@ class StockMethod(Method):
         self._never = _NO_TOKEN if kind == "prompt_lookup" else None
 
     def run(self, request: PromptBatch) -> MethodRun:
-        """Decode."""
         prompts, model = [list(prompt) for prompt in request.prompts], self._model
         width = max(map(len, prompts))
         rows = [(prompt, [0] * (width - len(prompt))) for prompt in prompts]

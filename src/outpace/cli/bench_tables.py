@@ -30,7 +30,6 @@ _DEPTHS = 8
 
 
 def no_tables(rows: Seq[Row]) -> list[Table]:
-    """No further tables."""
     del rows
     return []
 

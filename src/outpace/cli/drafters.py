@@ -136,7 +136,6 @@ def _grid() -> Table:
 
 
 def page(entry: dict[str, Any]) -> RenderableType:
-    """All about one drafter."""
     name = Text(entry["name"], style="bold")
     if entry["package"] != "outpace":
         name.append(f" ({entry['package']})", style="not bold dim")

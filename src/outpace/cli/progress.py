@@ -27,7 +27,6 @@ class Bar:
             self._progress.update(self._task, note=text)
 
     def advance(self, text: str = "", steps: int = 1) -> None:
-        """Advance by one step, or by ``steps``."""
         self._done += steps
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, advance=steps, note=text)
@@ -37,7 +36,6 @@ class Bar:
 
 @contextmanager
 def bar(total: int, what: str) -> Iterator[Bar]:
-    """Context of a progress bar."""
     console = screen.err()
     if not screen.live(console):
         yield Bar(total, what, None)

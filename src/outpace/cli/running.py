@@ -193,7 +193,6 @@ def _logprob(engine: Engine, token: int, logprob: float) -> dict[str, Any]:
 
 
 def rate(tokens: int, seconds: float) -> float:
-    """Tokens per second."""
     return tokens / seconds if seconds > 0 else 0.0
 
 

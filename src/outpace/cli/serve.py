@@ -252,7 +252,6 @@ class ServeOptions(ServedOptions, PlaceOptions, StepOptions):
         )
 
     def of_server(self, keys: Keys, limits: Limits) -> Options:
-        """The server's options."""
         from outpace.serve.server import Options
 
         names, origins, tracer = (

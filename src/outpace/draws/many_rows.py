@@ -346,6 +346,5 @@ def _winner(
 
 
 def put(found: list[int], places: Seq[int], tokens: Seq[int]) -> None:
-    """Write tokens to places of a list."""
     for place, token in zip(places, tokens, strict=True):
         found[place] = token

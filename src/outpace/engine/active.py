@@ -98,7 +98,6 @@ def fail(members: Iterable[Active], error: Exception) -> None:
 
 
 def by_drafter(batch: Iterable[Active]) -> dict[Drafts, list[Active]]:
-    """The sequences of each drafter."""
     members: dict[Drafts, list[Active]] = {}
     for active in batch:
         members.setdefault(active.drafting, []).append(active)

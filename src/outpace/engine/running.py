@@ -71,7 +71,6 @@ class RunningBatch:
 
     @property
     def active(self) -> list[Active]:
-        """The sequences in the batch."""
         return self.scheduler.active
 
     @property

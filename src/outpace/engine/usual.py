@@ -97,5 +97,4 @@ def _copying(target: TargetModel, copying: str, alone: str, changes: bool) -> Ch
 def usual_drafter(
     target: TargetModel, verifier: Verifier | str = "match", changes: bool = False
 ) -> Drafter[Any]:
-    """The drafter of ``usual``."""
     return usual(target, verifier, changes).drafter

@@ -98,7 +98,6 @@ class _Reader:
         return True
 
     def rules(self) -> dict[str, Node]:
-        """The rules by name."""
         found = dict[str, Node]()
         self._skip(_LINES)
         while self._at < len(self._text):

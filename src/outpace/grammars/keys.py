@@ -54,7 +54,6 @@ class ObjectKeys:
         self._holding: dict[bytes, list[int]] = {}
 
     def feed(self, token: int) -> None:
-        """Add a token."""
         data = self._spell([token])
         if self._marks is not None:
             begin, end = self._marks
@@ -156,7 +155,6 @@ class _Text:
         return not self.quoted or any(key.startswith(bytes(self.word)) for key in self.keys[-1])
 
     def feed(self, data: bytes) -> None:
-        """Read on."""
         for byte in data:
             char = chr(byte)
             if self.quoted:

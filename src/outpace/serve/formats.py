@@ -54,7 +54,6 @@ def new_id(prefix: str) -> str:
 
 
 def json_response(body: dict[str, Any]) -> Response:
-    """A JSON response."""
     return Response(to_json(body), media_type="application/json")
 
 

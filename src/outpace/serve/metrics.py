@@ -95,7 +95,6 @@ class Metrics:
                 self._positions(drafter, str(position)).inc(count)
 
     def families(self) -> Iterable[Metric]:
-        """All metrics, each with its samples."""
         return self._registry.collect()
 
     def text(self) -> bytes:
@@ -115,7 +114,6 @@ class Joined(Collector):
         self._parts, self._own = list(parts), own
 
     def collect(self) -> Iterator[Metric]:
-        """Yield the metrics."""
         found: dict[str, Metric] = {}
         for part in self._parts:
             for family in part.families():

@@ -168,7 +168,6 @@ def reasoning_of_answer(
 
 
 def answer_to(service: Service, box: Toolbox, request: ParsedRequest) -> Answer | Templated:
-    """The parser of an answer to a request."""
     tokenizer, dialogue, reasoning = service.model.tokenizer, service.dialogue, request.reasoning
     forced, free = isinstance(box.choice, tuple), request.schema is None
     if box.shown and not forced and getattr(tokenizer, "response_template", None):

@@ -81,7 +81,6 @@ class Turns:
 
     @asynccontextmanager
     async def place(self, client: str) -> AsyncIterator[None]:
-        """A context that has a place."""
         if self._queues.get(client) or not self.total.take(client, 1):
             await self._turn(client)
         try:

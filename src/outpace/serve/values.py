@@ -47,7 +47,6 @@ def _referred(place: str, root: Schema) -> Any:
 
 
 def is_text(schema: Any) -> bool:
-    """True if the values of a schema are texts alone."""
     if not isinstance(schema, dict):
         return False
     if "enum" in schema:

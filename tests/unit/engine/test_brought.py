@@ -73,7 +73,7 @@ def test_prediction_layers_in_the_checkpoint(layered: Path) -> None:
         assert engine.drafter.name == ("combined" if load_verifier(verifier).coupled else "mtp")
         assert sum(one.stats.drafted for one in engine.generate(PROMPTS, SAMPLED)) > 0
     assert usual(target, changes=True).spec == DEFAULT_DRAFTER
-    target.chains_only = "its positions cannot be set"
+    target.why_chains_only = "its positions cannot be set"
     assert usual(target).spec == "mtp" and "the target takes no draft" in usual(target).because
 
 

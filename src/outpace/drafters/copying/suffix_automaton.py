@@ -47,7 +47,6 @@ class SuffixAutomaton:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Add one token."""
         before, self.last = self.last, self._add({}, -1, self._length[self.last] + 1, 0)
         state = before
         while state >= 0 and token not in self._next[state]:

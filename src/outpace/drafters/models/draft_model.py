@@ -136,7 +136,6 @@ class DraftModel(Drafter[GrowthState]):
         return self._shape().branches
 
     def load(self, target: TargetModel) -> TargetModel:
-        """Load the draft model as a target."""
         named = nano_draft_path() if self.model is None else self.model
         if isinstance(named, str | Path):
             named = find_model(named, self.name)

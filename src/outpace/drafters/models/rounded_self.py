@@ -338,7 +338,6 @@ def _part_of(active: Seq[SelfState]) -> TargetModel:
 
 
 def _cuts(active: Seq[SelfState]) -> bool:
-    """True if the head is to be cut."""
     shared, sequence = active[0].shared, active[0].sequence
     plain, seconds, speed = sequence.plain_seconds, shared.row_seconds(len(active)), shared.speed
     # A distribution that is verified is over all tokens.
