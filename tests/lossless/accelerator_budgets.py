@@ -95,6 +95,12 @@ BUDGETS: dict[str, list[Budget]] = {
         Budget(18.8, 2, 2.9, 0),
         Budget(18.8, 2, 3.9, 0),
     ],
+    "dflash, trees": [
+        Budget(447.2, 2, 5.5, 0),
+        Budget(456.5, 2, 6.5, 0),
+        Budget(18.8, 2, 2.9, 0),
+        Budget(18.8, 2, 3.9, 0),
+    ],
     "mtp": [
         Budget(622.2, 2, 6, 0),
         Budget(621.3, 2, 7.1, 0),
@@ -106,6 +112,12 @@ BUDGETS: dict[str, list[Budget]] = {
         Budget(750.9, 1.9, 8.4, 0),
         Budget(24.6, 1.9, 4.6, 0),
         Budget(23.9, 1.9, 5.4, 0),
+    ],
+    "mtp, a part": [
+        Budget(629.4, 1.9, 5.9, 0),
+        Budget(760.4, 1.9, 8, 0),
+        Budget(20.7, 1.9, 3.7, 0),
+        Budget(54.1, 1.9, 5.6, 0),
     ],
     "hydra, by confidence": [
         Budget(395.8, 2, 5.8, 0),

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,7 +28,8 @@ from outpace.engine.engine import Engine
 from outpace.targets import CausalTarget
 from outpace.targets.gpu.fixed import resolved
 from outpace.targets.gpu.graphs import NotCaptured
-from parts import in_turn
+from parts import first, in_turn
+from unit.learned import test_formats as formats
 
 PROMPTS = [[3, 9, 2, 7, 3, 9, 2], [5, 6], [1, 2, 3, 1, 2, 3, 1]]
 PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
@@ -177,10 +179,12 @@ def test_drafts_that_cannot_be_captured_are_launched(
 
 
 # Trees by confidence, static trees, blocks; others are slow.
-LEARNED = [("eagle, trees", "greedy"), ("medusa", "sampled"), ("dflash", "greedy")]
+LEARNED = [("eagle, trees", "greedy"), ("medusa", "sampled"), ("dflash, trees", "sampled")]
 OTHERS = [
     *product(("eagle", "mtp", "dflash"), ("greedy", "cut")),
-    *product(("eagle, trees", "mtp, trees", "medusa", "hydra", "hydra, by confidence"), SAMPLINGS),
+    *product(
+        ("eagle, trees", "mtp, trees", "medusa", "hydra", "hydra, by confidence", "dflash, trees"), SAMPLINGS
+    ),
     *(("eagle:min_confidence=0.3", sampling) for sampling in SAMPLINGS),
     *(("draft_model, trees", sampling) for sampling in SAMPLINGS),
     *(("draft_model:num_speculative_tokens=3,expand=3,max_nodes=8", sampling) for sampling in SAMPLINGS),
@@ -206,6 +210,58 @@ def test_learned_drafts_on_the_device_are_those_of_the_host(
     expected = drafted(CausalTarget(embedded(torch.float64), check=False))
     with cuda:
         assert drafted(CausalTarget(embedded(torch.float64).to("cuda:0"), check=False)) == expected
+
+
+# Drafters in published files, and options.
+PUBLISHED = {
+    "peagle": ("peagle", ",max_nodes=9"),
+    "deepseek, gated": ("dflash", ",max_nodes=9"),
+    "pard": ("draft_model", ",expand=3,max_nodes=9"),
+    "deepseek, rnn": ("dflash", ""),
+    "dflash 2": ("dflash", ",max_nodes=9"),
+    "jetspec": ("dflash", ",max_nodes=9"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    first(2, [pytest.param(name, ("greedy", "cut")[place % 2]) for place, name in enumerate(PUBLISHED)]),
+)
+def test_published_drafts_on_the_device_are_those_of_the_host(
+    cuda: Accelerator, name: str, sampling: str, tmp_path: Path
+) -> None:
+    """With a read for each draft and one for each verdict."""
+    kind, options = PUBLISHED[name]
+    if name == "pard":
+        formats.plain_model(tmp_path, pard_token=96)
+    elif name == "peagle":
+        formats.eagles.write(tmp_path, formats.peagles.THEIRS, formats.peagles.tensors())
+    else:
+        formats.kin(name)(tmp_path)
+    spec = f"{kind}:{'model' if kind == 'draft_model' else 'path'}={tmp_path}{options}"
+    stock = formats.llama().model
+
+    def drafted(target: CausalTarget, on: Accelerator | None = None) -> list[Any]:
+        watch: Any = Watch()
+        engine = Engine(target, spec, adaptive=False, slots=2, observer=watch)
+        for prompt in formats.PROMPTS:
+            engine.add(prompt, SAMPLINGS[sampling])
+        engine.step()
+        steps = 0
+        if on is not None:
+            on.counts.clear()
+        while engine.sequences:
+            engine.step()
+            steps += 1
+        if on is not None:
+            counts = on.counts.per(steps)
+            assert counts["reads"] <= 2 and not counts["blocking"], on.counts.lines("reads", steps)
+        return watch.seen
+
+    expected = drafted(CausalTarget(copy.deepcopy(stock), check=False))
+    with cuda:
+        found = drafted(CausalTarget(copy.deepcopy(stock).to("cuda:0"), check=False), cuda)
+    assert found == expected and sum(len(tokens) for tokens, *_ in found) > 20
 
 
 def test_a_module_that_cannot_be_captured_is_launched(

@@ -31,13 +31,15 @@ _SMALL = {
     "hydra": "hydra:path={trained},max_nodes=8",
     "eagle": "eagle:num_speculative_tokens=3",
     "eagle, trees": "eagle:num_speculative_tokens=3,expand=3,max_nodes=8",
-    "dflash": "dflash:path={trained},num_speculative_tokens=3",
+    "dflash": "dflash:path={trained},num_speculative_tokens=3,max_nodes=0",
+    "dflash, trees": "dflash:path={trained},max_nodes=8",
     "mtp": "mtp:path={trained},num_speculative_tokens=3",
     "mtp, trees": "mtp:path={trained},num_speculative_tokens=3,expand=3,max_nodes=8",
+    "mtp, a part": "mtp:path={trained},num_speculative_tokens=3,draft_vocabulary=1024",
     "hydra, by confidence": "hydra:path={trained},expand=3,max_nodes=8",
 }
-# Assistants attend to the keys of a Gemma 4; tests/unit/drafters/test_assistant.py has one.
-_NAMED = {name.partition(",")[0] for name in _SMALL} | {"none", "assistant"}
+# Assistants attend to the keys of a Gemma 4, and P-EAGLEs are published: tests/unit has them.
+_NAMED = {name.partition(",")[0] for name in _SMALL} | {"none", "assistant", "peagle"}
 SPECS = _SMALL | {name: name for name in DRAFTERS if name not in _NAMED}
 ALL, FEW = 64, 4
 # Chains, trees, readers of states and users of the target's cache; others are slow in float32.

@@ -36,6 +36,8 @@ _NATIVE = "tests/unit/targets/test_native.py"
 _SELF = "tests/unit/drafters/test_rounded_self.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
 _TREES_ON_GPU = "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
+_BROUGHT = "tests/unit/engine/test_brought.py"
+_SMALL = "tests/unit/drafters/test_small_vocabularies.py"
 _ROUTER = "tests/serve/test_router.py"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
 
@@ -431,8 +433,8 @@ ENGINE = [
     Mutant(
         "a sequence keeps the path of its neighbour",
         "outpace/engine/step.py",
-        "_rows_kept(step, share.ahead(a)) for a, step in steps.items()}",
-        "_rows_kept(next(iter(steps.values())), share.ahead(a)) for a, step in steps.items()}",
+        "_rows_kept(step, a.ahead) for a, step in steps.items()}",
+        "_rows_kept(next(iter(steps.values())), a.ahead) for a, step in steps.items()}",
         ("tests/unit/engine/test_speculation.py",),
     ),
     Mutant(
@@ -595,13 +597,6 @@ TARGETS = [
         ("tests/unit/targets/test_masks.py::test_rows_are_placed_on_a_device_as_on_the_host",),
     ),
     Mutant(
-        "rows of a line are put in their neighbours' places",
-        "outpace/targets/inputs/line.py",
-        "    return torch.tensor(rows)\n",
-        "    return torch.tensor(rows).roll(1)\n",
-        ("tests/unit/targets/test_line.py::test_a_line_has_the_logits_of_the_padded_forward",),
-    ),
-    Mutant(
         "rows of a window of its own attend to the sequence beside theirs",
         "outpace/cache/lanes.py",
         "        self.start, self.stop = covered.start, covered.stop\n",
@@ -612,9 +607,9 @@ TARGETS = [
     ),
     Mutant(
         "a replayed forward does not read its inputs",
-        "outpace/targets/stock/layouts.py",
-        "    at = read_numbers(inputs.numbers, rows.width)\n",
-        "    at = read_numbers(torch.ones_like(inputs.numbers), rows.width)\n",
+        "outpace/targets/stock/forwards.py",
+        "        at = read_numbers(inputs.numbers, rows.width)\n",
+        "        at = read_numbers(torch.ones_like(inputs.numbers), rows.width)\n",
         ("tests/lossless/test_static.py::test_tokens_are_those_of_plain_decoding",),
         untested=True,
     ),
@@ -697,10 +692,11 @@ TARGETS = [
         (f"{_NATIVE}::test_inputs_follow_their_sequences_into_the_order_of_a_lane",),
     ),
     Mutant(
-        "near columns of exact attention are summed in float32",
+        "exact attention without compiled functions sums in float32",
         "outpace/targets/cpu/exact_attention.py",
-        "    scores = torch.matmul(rows[:, :, some].double() * scale, close.transpose(2, 3))\n",
-        "    scores = torch.matmul(rows[:, :, some].float() * scale, close.mT.float()).double()\n",
+        "    near, values = (tensor.double()[:, :, None] for tensor in (key, value))\n",
+        "    rows = rows.float()\n"
+        "    near, values = (tensor.float()[:, :, None] for tensor in (key, value))\n",
         ("tests/unit/targets/test_exact.py",),
     ),
     Mutant(
@@ -778,6 +774,13 @@ DRAFTERS = [
         (f"{_SELF}::test_guesses_of_another_drafter_save_forwards_and_change_no_draft",),
     ),
     Mutant(
+        "the rounded self keeps weights from before they were written to",
+        "outpace/targets/stock/rounded.py",
+        "        if known is not self.inner._modules or self._live.changed(thorough=False):\n",
+        "        if known is None:\n",
+        (f"{_SELF}::test_weights_that_change_are_rounded_anew",),
+    ),
+    Mutant(
         "the rounded self draws its tokens with the noise of another position",
         "outpace/drafters/support/draws.py",
         "            key = signed(self.word(sequence, sequence.output_length, depth, 0))\n",
@@ -814,10 +817,111 @@ DRAFTERS = [
     ),
     Mutant(
         "a sequence that left keeps its slot of the drafter's cache",
-        "outpace/drafters/blocks/blocks.py",
+        "outpace/drafters/support/blocks.py",
         "        state.shared.cache.close(state.slot)\n",
         "        pass\n",
         ("tests/unit/drafters/test_block_drafters.py::test_a_sequence_that_leaves_gives_its_slot_back",),
+    ),
+    Mutant(
+        "what a folder brings is taken without a look whether it loads",
+        "outpace/engine/brought.py",
+        "            return found._replace(drafter=_loaded(found.drafter, target)), ",
+        "            return found, ",
+        (f"{_BROUGHT}::test_layers_that_cannot_be_used_are_told_once",),
+    ),
+    Mutant(
+        "any layers beyond a model's last one are prediction layers",
+        "outpace/drafters/mtp/mtp_checkpoint.py",
+        "    return any(_PROJECTION.search(name) and any(",
+        "    return any(any(",
+        (f"{_BROUGHT}::test_further_layers_alone_are_no_prediction_layers",),
+    ),
+    Mutant(
+        "mtp takes the numbers of a part of the vocabulary for the target's tokens",
+        "outpace/drafters/mtp/mtp.py",
+        "            vocabulary=part_of(ids, target.vocabulary),\n",
+        "",
+        (f"{_SMALL}::test_mtp", f"{_SMALL}::test_distributions_are_the_whole_heads_over_the_part"),
+    ),
+    Mutant(
+        "an assistant takes the numbers of a part of the vocabulary for the target's tokens",
+        "outpace/drafters/assistant/assistant.py",
+        "            vocabulary=part_of(ids, target.vocabulary),\n",
+        "",
+        (f"{_SMALL}::test_assistants",),
+    ),
+]
+
+_KIN = "tests/unit/learned/test_dflash_kin.py"
+_PLAIN = f"{_KIN}::test_drafts_are_those_of_a_plain_computation"
+_PEAGLE = "tests/unit/learned/test_published_peagle.py"
+_BLOCK_TREES = "tests/unit/drafters/test_block_drafters.py"
+BLOCKS = [
+    Mutant(
+        "a tree of marginals takes the first candidates of a place, whatever their chances",
+        "outpace/drafters/support/shapes.py",
+        "math.exp(weight - tree.weight(parent))",
+        "0.5",
+        (
+            "tests/unit/drafters/test_shapes.py::test_marginals_make_the_tree_of_the_most_probable_paths",
+            "tests/unit/learned/test_published_dflash.py::test_a_tree_has_the_most_probable_paths",
+        ),
+    ),
+    Mutant(
+        "a tree of the likeliest tokens is drafted where distributions are needed",
+        "outpace/drafters/support/blocks.py",
+        "        return BlockState(sequence, shared.rules_for(sequence), shared.cache.open())\n",
+        "        return BlockState(sequence, shared, shared.cache.open())\n",
+        (f"{_BLOCK_TREES}::test_sampled_drafts_for_rejection_are_chains_with_distributions",),
+    ),
+    Mutant(
+        "a causal block sees its later rows",
+        "outpace/drafters/support/blocks.py",
+        "    return mask & (columns <= rows) if causal else mask\n",
+        "    return mask\n",
+        (f"{_PLAIN} -k jetspec",),
+    ),
+    Mutant(
+        "DSpark's first token is read at a mask",
+        "outpace/drafters/blocks/dflash_module.py",
+        "int(not further.anchored)",
+        "1",
+        (f"{_PLAIN} -k specforge",),
+    ),
+    Mutant(
+        "DSpark's state forgets the tokens before the last",
+        "outpace/drafters/blocks/dflash_parts.py",
+        "                state = gate.sigmoid() * state + (1 - gate.sigmoid()) * candidate.tanh()\n",
+        "                state = torch.zeros_like(state)\n",
+        (f"{_PLAIN} -k rnn",),
+    ),
+    Mutant(
+        "DFlash 2's candidates are not weighed by the token before",
+        "outpace/drafters/blocks/dflash_parts.py",
+        "best + edges.to(best)",
+        "best",
+        (f"{_PLAIN} -k dflash",),
+    ),
+    Mutant(
+        "DFlash 2's convolution reads the rows after a row",
+        "outpace/drafters/blocks/dflash_parts.py",
+        "functional.pad(states, (0, 0, tap, 0))[:, :width]",
+        "functional.pad(states, (0, 0, 0, tap))[:, -width:]",
+        (f"{_PLAIN} -k dflash",),
+    ),
+    Mutant(
+        "the rows of P-EAGLE's masks stay in the cache",
+        "outpace/drafters/eagle/peagle.py",
+        "        kept.append(width - 1)\n",
+        "        kept.append(width - 1 + masks)\n",
+        (f"{_PEAGLE}::test_drafts_are_those_of_a_plain_computation",),
+    ),
+    Mutant(
+        "each mask of a PARD follows the text, and not the mask before it",
+        "outpace/drafters/support/masked.py",
+        "[mask] * count, range(-1, count - 1)",
+        "[mask] * count, [-1] * count",
+        ("tests/unit/drafters/test_masked.py::test_drafts_are_those_of_a_plain_computation",),
     ),
 ]
 
@@ -828,6 +932,20 @@ LEARNED = [
         "if bool((drafted < 0).any()) or bool((drafted >= size).any()) or",
         "if bool((drafted < 0).any()) or",
         ("tests/unit/test_files.py::test_drafted_ids_beyond_the_vocabulary_are_refused",),
+    ),
+    Mutant(
+        "a prediction layer learns from the same row of the layer before it",
+        "outpace_lab/train/modules/mtp.py",
+        "                given = F.pad(given[:, :-1], (0, 0, 1, 0))\n",
+        "                pass\n",
+        ("lab/tests/unit/drafters/test_training_and_drafting.py -k layers",),
+    ),
+    Mutant(
+        "a prediction layer learns without its window",
+        "outpace_lab/train/modules/mtp.py",
+        "            mask = mask & F.pad(near,",
+        "            mask = mask | F.pad(near,",
+        ("lab/tests/unit/drafters/test_training_and_drafting.py -k window",),
     ),
 ]
 
@@ -993,7 +1111,7 @@ SERVE = [
         "outpace/grammars/matching.py",
         "        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)\n",
         "        return scores.masked_fill(~upload(allowed, scores.device), -1.0)\n",
-        ("tests/serve/test_adapters.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
+        ("tests/serve/test_constraints.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
     ),
     Mutant(
         "a reference to the whole schema is one to a value's",
@@ -1209,10 +1327,24 @@ QUANTS = [
     ),
     Mutant(
         "rows of queries and keys of a GGUF file stay in llama.cpp's order",
-        "outpace/targets/gguf/file.py",
-        "    if np.array_equal(found[:, 0], rows):\n",
-        "    if found is not None:\n",
+        "outpace/targets/gguf/mapping.py",
+        "return None if np.array_equal(found, own) else",
+        "return None if found is not None else",
         (f"{_GGUF}::test_a_file_is_the_model_that_it_was_written_from",),
+    ),
+    Mutant(
+        "a layer of a GGUF file whose inputs have another order gets them in the model's",
+        "outpace/targets/gguf/modules.py",
+        "self.linear(states[..., self.order])",
+        "self.linear(states)",
+        (f"{_GGUF}::test_other_families_run_on_transformers_steps_with_the_files_weights",),
+    ),
+    Mutant(
+        "what a row's experts give is not weighed",
+        "outpace/targets/gguf/modules.py",
+        " * weights[places, ranks, None])",
+        ")",
+        (f"{_GGUF}::test_other_families_run_on_transformers_steps_with_the_files_weights",),
     ),
     Mutant(
         "a setting of a GGUF file that the config leaves out is ignored",
@@ -1241,6 +1373,7 @@ MUTANTS = [
     *ENGINE,
     *TARGETS,
     *DRAFTERS,
+    *BLOCKS,
     *LEARNED,
     *HF,
     *SERVE,

@@ -31,7 +31,7 @@ from models import tiny_llama
 from outpace import reading
 from outpace.core import ContextOverflow, OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
-from outpace.drafters.blocks.dflash import DFlashConfig, DFlashModule
+from outpace.drafters.blocks.dflash_module import DFlashConfig, DFlashModule
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.drafters.heads.hydra import HydraConfig, HydraHeads
 from outpace.drafters.heads.medusa import MedusaConfig, MedusaHeads

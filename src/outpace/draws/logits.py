@@ -66,8 +66,12 @@ class Logits:
         return SelectedLogits(self, nodes)
 
     def top(self, nodes: Seq[int], count: int) -> NDArray[np.int64]:
-        """The ``count`` most probable tokens after n nodes, in descending order, shape [n, count]."""
-        best: NDArray[np.int64] = self.gather(nodes).topk(count, dim=-1).indices.cpu().numpy()
+        """The ``count`` most probable tokens after n nodes, in descending order, shape [n, count].
+
+        Fewer if the vocabulary has fewer.
+        """
+        rows = self.gather(nodes)
+        best: NDArray[np.int64] = rows.topk(min(count, rows.shape[-1]), dim=-1).indices.cpu().numpy()
         return best
 
 

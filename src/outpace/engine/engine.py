@@ -423,11 +423,11 @@ class Engine:
         try:
             if self._batch.in_doubt:
                 self._refresh()
-            share = self._batch.join()
+            self._batch.join()
             self._batch.make_room()
             decoding = self._batch.scheduler.decoding()
             if decoding:
-                self._stepper.advance(decoding, share.within(self._batch.active))
+                self._stepper.advance(decoding)
             return [active.sequence for active in decoding]
         except BaseException:
             self._turn.broken = True

@@ -13,6 +13,7 @@ from typing import Any
 from outpace.core import OutpaceError
 
 Config = Mapping[str, Any]
+MASK_ENTRIES = ("pard_token", "ptd_token_id")  # of draft models that fill masked places, in vLLM's order
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,20 @@ def _architecture(word: str) -> Callable[[Config], bool]:
     return lambda config: any(word in str(one) for one in config.get("architectures") or ())
 
 
-def _dspark(config: Config) -> bool:
-    keys = ("markov_rank", "dspark_target_layer_ids", "dspark_block_size")
-    return _speculators("dspark")(config) or _has(*keys)(config) or _architecture("DSpark")(config)
+def given_by(config: Config) -> dict[str, Any]:
+    """The entries of a config.json, those of its ``dflash_config`` among them."""
+    nested = config.get("dflash_config")
+    return {**config, **(nested if isinstance(nested, Mapping) else {})}
+
+
+def is_dspark(config: Config) -> bool:
+    """True if a config.json is a DSpark's."""
+    named = _speculators("dspark")(config) or _has("markov_rank")(given_by(config))
+    return named or _architecture("DSpark")(config)
+
+
+def _further(*names: str) -> Callable[[Config], bool]:
+    return lambda config: any(given_by(config).get(name) for name in names)
 
 
 def _mtp(config: Config) -> bool:
@@ -72,28 +84,32 @@ FORMATS = (
         '`speculators_model_type: "dflash"`',
         _speculators("dflash"),
         "dflash",
-        "not those that sample from the anchor, or whose layers with a window are causal in a block",
     ),
     DrafterFormat(
-        "speculators and DeepSeek, DSpark",
+        "DeepSeek-V4, DSpark",
+        "`dspark_block_size`, or `dspark_target_layer_ids`",
+        _has("dspark_block_size", "dspark_target_layer_ids", "dspark_noise_token_id"),
+        reason="its layers are DeepSeek-V4's own, which dflash does not compute",
+        remedy="mtp, with the prediction layers of the checkpoint",
+    ),
+    DrafterFormat(
+        "speculators, DeepSeek and SpecForge, DSpark",
         '`speculators_model_type: "dspark"`, or `markov_rank`',
-        _dspark,
-        reason="its Markov head makes a place depend on the token drawn before it, which dflash does not",
-        remedy="dflash, with a drafter of that method",
+        is_dspark,
+        "dflash",
+        "not its confidence head: the governor decides how much is drafted",
     ),
     DrafterFormat(
-        "speculators, P-EAGLE",
-        '`speculators_model_type: "peagle"`',
-        _speculators("peagle"),
-        reason="it drafts all places in one forward from mask tokens, and eagle one after another",
-        remedy="eagle, with an EAGLE-3",
+        "speculators and SpecForge, P-EAGLE",
+        '`speculators_model_type: "peagle"`, or `PEagle` in `architectures`',
+        lambda config: _speculators("peagle")(config) or _architecture("PEagle")(config),
+        "peagle",
     ),
     DrafterFormat(
         "speculators, MTP",
         '`speculators_model_type: "mtp"`',
         _speculators("mtp"),
-        reason="it repeats one prediction layer under names of its own",
-        remedy="mtp, which reads the layers in the target's own checkpoint",
+        "mtp",
     ),
     DrafterFormat(
         "speculators, other",
@@ -115,6 +131,20 @@ FORMATS = (
         "dflash",
     ),
     DrafterFormat(
+        "SpecForge, Domino",
+        '`projector_type: "domino"`',
+        lambda config: given_by(config).get("projector_type") == "domino",
+        reason="its recurrent head reads the embeddings of the tokens drafted before",
+        remedy="dflash, with a DFlash or a DSpark",
+    ),
+    DrafterFormat("JetSpec", "`causal_head` in `dflash_config`", _further("causal_head"), "dflash"),
+    DrafterFormat(
+        "z-lab, DFlash 2",
+        "`selector_rank` and `conv_kernel_size` in `dflash_config`",
+        _further("selector_rank", "conv_kernel_size"),
+        "dflash",
+    ),
+    DrafterFormat(
         "z-lab, DFlash", "`dflash_config`, or `block_size`", _has("dflash_config", "block_size"), "dflash"
     ),
     DrafterFormat(
@@ -130,12 +160,13 @@ FORMATS = (
     ),
     DrafterFormat("zankner, Hydra", "`hydra_num_heads`", _has("hydra_num_heads"), "hydra", "not Hydra++"),
     DrafterFormat(
-        "PARD, parallel draft models",
-        "`pard_token`, or `ptd_token_id`",
-        _has("pard_token", "ptd_token_id"),
+        "AMD, PARD-2",
+        "`pard2_target_layers`",
+        _has("pard2_target_layers"),
         "draft_model",
-        "read as a usual draft model: one forward per token",
+        "in the mode without the target's states, whose projection is a pickle",
     ),
+    DrafterFormat("AMD, PARD", "`pard_token`, or `ptd_token_id`", _has(*MASK_ENTRIES), "draft_model"),
     DrafterFormat(
         "vLLM, prediction layers as a folder of their own",
         "`model_type` ends in `_mtp`",

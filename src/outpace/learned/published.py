@@ -164,32 +164,37 @@ def target_of(config: Mapping[str, Any]) -> str:
     return str(verifier.get("name_or_path") or "the target of its config.json")
 
 
-def read_config(config: Mapping[str, Any], layers: Seq[int], folder: str | Path) -> dict[str, Any]:
+def read_config(
+    config: Mapping[str, Any], layers: Seq[int], folder: str | Path, method: str = "eagle"
+) -> dict[str, Any]:
     """The fields of an EagleConfig, and the vocabulary, from the config.json of a published drafter.
 
     Args:
         layers: the target's layers that are read.
+        method: "eagle", or "peagle", whose files differ by the masked places' parts alone.
 
     Raises:
         OutpaceError: it is of another method, or has unknown parts.
     """
-    version, kind = version_of(config), config.get("speculators_model_type", "eagle3")
-    if kind != "eagle3":
-        raise OutpaceError(f"eagle: {folder} contains a drafter of kind {kind!r}; only eagle3 is supported")
-    inner = layer_of(config.get("transformer_layer_config", config), folder, "eagle")
+    known = "eagle3" if method == "eagle" else method
+    version, kind = version_of(config), config.get("speculators_model_type", known)
+    if kind != known:
+        raise OutpaceError(f"{method}: {folder} contains a drafter of kind {kind!r}; only {known} is read")
+    inner = layer_of(config.get("transformer_layer_config", config), folder, method)
     if config.get("target_hidden_size") not in (None, inner.hidden_size):
         raise OutpaceError(
-            f"eagle: the drafter in {folder} has a hidden size of {inner.hidden_size} and its target of "
+            f"{method}: the drafter in {folder} has a hidden size of {inner.hidden_size} and its target of "
             f"{config['target_hidden_size']}; they must be equal"
         )
     drafted = config.get("draft_vocab_size") or inner.vocab_size
     if drafted > inner.vocab_size:
         raise OutpaceError(
-            f"eagle: the drafter in {folder} has a draft_vocab_size of {drafted} and a vocab_size of "
+            f"{method}: the drafter in {folder} has a draft_vocab_size of {drafted} and a vocab_size of "
             f"{inner.vocab_size}; it cannot draft more ids than there are"
         )
-    depth = inner.num_hidden_layers if "transformer_layer_config" in config or version == 1 else 1
-    check_attention(inner, depth, folder, "eagle")
+    several = "transformer_layer_config" in config or version == 1 or method == "peagle"
+    depth = inner.num_hidden_layers if several else 1
+    check_attention(inner, depth, folder, method)
     nested = config.get("eagle_config") or {}
     return {
         "version": version,

@@ -1,22 +1,24 @@
-"""Published DFlash drafters: the formats of z-lab/dflash, of vllm-project/speculators and of transformers.
+"""Published DFlash drafters and their kin, in the formats of z-lab, speculators, transformers and others.
 
 All are a config.json and safetensors with the same names as here: ``layers``, ``fc``, ``hidden_norm`` and
 ``norm``; in transformers' format (Muse's assistant) the second and third are ``encoder.fc`` and
 ``encoder.output_norm_enc``. The mask is a token of the target's vocabulary. z-lab and transformers count the
 target's layers that are read from the first one's output on, speculators from its input on. speculators'
-files also have copies of the target's embeddings, head and norm.
+files also have copies of the target's embeddings, head and norm. DSpark, DFlash 2 and JetSpec add entries and
+tensors to one of these formats: ``read_extension`` reads them. DSpark's confidence head is left out.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from outpace.core import OutpaceError
+from outpace.learned.formats import given_by, is_dspark
 from outpace.learned.published import all_tensors, check_attention, config_of, layer_of, sizes_of, target_of
 
 # The target's, which speculators' files repeat.
@@ -26,17 +28,31 @@ _TRANSFORMERS = {
     "encoder.fc.weight": "fc.weight",
     "encoder.output_norm_enc.weight": "hidden_norm.weight",
 }
-# Options under which the drafter computes something else, with the values under which it does not.
+_CONFIDENCE = "confidence_head."
+# Options under which the drafter computes something that is not computed here, with the values under which it
+# does not.
 _NEUTRAL = {
-    "conv_kernel_size": (None,),
-    "selector_rank": (None,),
-    "final_logit_softcapping": (None, 0, 0.0),
-    "input_embedding_scale": (None, 1, 1.0),
-    "output_multiplier": (None, 1, 1.0),
-    "projector_type": (None, "dflash"),
+    "projector_type": (None, "dflash", "dspark"),
     "shift_label": (None, False),
-    "sample_from_anchor": (None, False),
+    "use_swa": (None, False),
+    "attention_sink_bias": (None, False),
+    "add_swa_attention_sink_bias": (None, False),
+    "is_neox_style": (None, True),
 }
+# Entry -> the field of an ExtendedConfig, and its value under which nothing is added.
+_FURTHER: Mapping[str, tuple[str, float]] = {
+    "markov_rank": ("markov_rank", 0),
+    "conv_kernel_size": ("taps", 0),
+    "conv_group_size": ("group", 1),
+    "selector_rank": ("selector_rank", 0),
+    "selector_top_k": ("candidates", 1),
+    "input_embedding_scale": ("input_scale", 1.0),
+    "output_multiplier": ("multiplier", 1.0),
+    "final_logit_softcapping": ("cap", 0.0),
+}
+_MARKOV_KINDS = ("vanilla", "gated", "rnn")
+_SLIDING = "sliding_attention"
+Number = TypeVar("Number", int, float)
 
 
 def read(folder: str | Path) -> dict[str, Any] | None:
@@ -50,9 +66,7 @@ def read(folder: str | Path) -> dict[str, Any] | None:
 def read_config(
     config: Mapping[str, Any], layers: int, vocabulary: int, folder: str | Path
 ) -> dict[str, Any]:
-    """The fields of a DFlashConfig, and ``vocabulary``, ``mask_token``, ``windows`` and ``target``.
-
-    ``windows`` has, for each layer, how far before it a row attends to, inclusively; 0 for no limit.
+    """The fields of a DFlashConfig, and ``vocabulary``, ``mask_token`` and ``target``.
 
     Args:
         layers: number of the target's layers.
@@ -62,8 +76,7 @@ def read_config(
         OutpaceError: it is of another method, has unknown parts, or lacks what is needed.
     """
     speculators = "speculators_model_type" in config
-    nested = config.get("dflash_config") or {}
-    given = {**config, **nested}
+    given = given_by(config)
     for name, neutral in _NEUTRAL.items():
         if given.get(name) not in neutral:
             raise OutpaceError(
@@ -72,16 +85,7 @@ def read_config(
             )
     inner = layer_of(config.get("transformer_layer_config", config), folder, "dflash")
     depth = inner.num_hidden_layers
-    sliding = "sliding_attention"
-    check_attention(inner, depth, folder, "dflash", ("full_attention", sliding))
-    kinds = getattr(inner, "layer_types", None) or ["full_attention"] * depth
-    if given.get("is_causal"):
-        raise OutpaceError(f"dflash: {folder} has causal blocks; only bidirectional ones are supported")
-    if speculators and sliding in kinds[:depth] and not config.get("sliding_window_non_causal"):
-        raise OutpaceError(
-            f"dflash: the layers with a window of the drafter in {folder} are causal in a block; only "
-            "bidirectional ones are supported"
-        )
+    check_attention(inner, depth, folder, "dflash", ("full_attention", _SLIDING))
     own = getattr(inner, "vocab_size", vocabulary)
     drafted = config.get("draft_vocab_size") or own
     if drafted > own:
@@ -96,15 +100,67 @@ def read_config(
     read_layers = [int(one) if speculators else int(one) + 1 for one in given[key]]
     return {
         **sizes_of(inner),
-        "tokens": int(given["block_size"]) - 1,
+        "tokens": _number(given, "block_size", int, folder) - (not _anchored(config)),
         "depth": depth,
         "layers": tuple(-1 if one == layers and not speculators else one for one in read_layers),
         "vocabulary": own,
         "draft_vocabulary": drafted % own,
-        "windows": tuple(inner.sliding_window if kind == sliding else 0 for kind in kinds[:depth]),
-        "mask_token": int(given["mask_token_id"]),
+        "mask_token": _number(given, "mask_token_id", int, folder),
         "target": target_of(config),
     }
+
+
+def _anchored(config: Mapping[str, Any]) -> bool:
+    """True if a block's first place is predicted at the root's own row."""
+    return bool(given_by(config).get("sample_from_anchor", is_dspark(config)))
+
+
+def read_extension(config: Mapping[str, Any], depth: int, folder: str | Path) -> dict[str, Any]:
+    """The fields of an ExtendedConfig that differ from those of a DFlash by itself.
+
+    Raises:
+        OutpaceError: a part is of an unknown kind, or its size is no number.
+    """
+    given, inner = (
+        given_by(config),
+        layer_of(config.get("transformer_layer_config", config), folder, "dflash"),
+    )
+    found: dict[str, Any] = {}
+    for name, (own, neutral) in _FURTHER.items():
+        if given.get(name) is not None and (value := _number(given, name, type(neutral), folder)) != neutral:
+            found[own] = value
+    if _anchored(config):
+        found["anchored"] = True
+    if "markov_rank" in found:
+        found["markov_kind"] = kind = str(given.get("markov_head_type") or "vanilla").lower()
+        if kind not in _MARKOV_KINDS:
+            raise OutpaceError(
+                f"dflash: {folder} has markov_head_type={kind!r}; known are {', '.join(_MARKOV_KINDS)}"
+            )
+    slides = [kind == _SLIDING for kind in (getattr(inner, "layer_types", None) or [""] * depth)[:depth]]
+    # In speculators' layout layers with a window are causal, unless it says otherwise.
+    causal = "speculators_model_type" in config and not config.get("sliding_window_non_causal")
+    told = [given[name] for name in ("is_causal", "causal", "causal_head") if given.get(name) is not None]
+    rows = [bool(told[0])] * depth if told else [causal and slid for slid in slides]
+    if any(slides):
+        found["windows"] = tuple(inner.sliding_window if slid else 0 for slid in slides)
+    if any(rows):
+        found["causal"] = tuple(rows)
+    return found
+
+
+def _number(given: Mapping[str, Any], name: str, kind: type[Number], folder: str | Path) -> Number:
+    """An entry that must be a number.
+
+    Raises:
+        OutpaceError: it is none.
+    """
+    try:
+        return kind(given[name])
+    except (TypeError, ValueError):
+        raise OutpaceError(
+            f"dflash: {name} in the config.json of {folder} must be a number, not {given[name]!r}"
+        ) from None
 
 
 def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
@@ -113,7 +169,8 @@ def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Tenso
     Raises:
         OutpaceError: there are no safetensors, they cannot be read, or the maps of ids contradict each other.
     """
-    found = all_tensors(folder, "dflash")
+    every = all_tensors(folder, "dflash")
+    found = {name: one for name, one in every.items() if not name.startswith(_CONFIDENCE)}
     copies = {name: found.pop(name) for name in COPIES if name in found}
     kept = {name: one for name, one in found.items() if name not in _MAPS}
     if (offsets := found.get("d2t")) is not None and offsets.any():

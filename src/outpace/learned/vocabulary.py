@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from outpace.core import OutpaceError
+from outpace.learned.formats import MASK_ENTRIES
 from outpace.learned.learned import Fit, Learned, PartialHead
 from outpace.targets.base import TargetModel
 
@@ -134,3 +135,20 @@ def drafted_ids(model: Any) -> Tensor | None:
             f"{config.model_type}; take draft_vocabulary_ids out of its config"
         )
     return None if len(ids) == config.vocab_size else torch.tensor(ids, device=model.device)
+
+
+def mask_token(model: TargetModel) -> int | None:
+    """The token of places that a draft model fills all in one forward (PARD), by its config; None for none.
+
+    Raises:
+        OutpaceError: it is not a token of the model.
+    """
+    config: Any = getattr(model.model, "config", None)
+    told = [getattr(config, name, None) for name in MASK_ENTRIES]
+    mask = next((one for one in told if one is not None), None)
+    if mask is not None and not (type(mask) is int and 0 <= mask < model.vocabulary):
+        raise OutpaceError(
+            f"draft_model: the masked token in the config of {model.name} must be an id below "
+            f"{model.vocabulary}, not {mask!r}; take {' and '.join(MASK_ENTRIES)} out of its config"
+        )
+    return mask

@@ -312,6 +312,7 @@ typedef void wide_form(long, long, const struct unpacked *, const struct rounded
 OF_TYPES(CODED)
 FORMS_OF(FLOAT_FORM, F32) FORMS_OF(FLOAT_FORM, F16) FORMS_OF(FLOAT_FORM, BF16)
 #ifdef SQUARED_WHOLE
+#define LATER 4 /* blocks, after which sums that went through memory are scaled */
 /* The same by squares, of a group of rows; codes are whole. */
 static inline __attribute__((always_inline)) void squares_of_codes(int spans, int least, long from, long end,
                                                                    const struct unpacked *ready,
@@ -319,27 +320,21 @@ static inline __attribute__((always_inline)) void squares_of_codes(int spans, in
                                                                    const float *measures, across *out) {
     const long steps = (end - from) * spans, share = SHARE / spans;
     across sums[SIDE];
-    int32_t whole[RING][SIDE * ACROSS] __attribute__((aligned(64)));
+    int32_t whole[LATER][SIDE * ACROSS] __attribute__((aligned(64)));
 #pragma GCC unroll 16
     for (int row = 0; row < SIDE; row++) sums[row] = out[row];
-    for (long at = 0; at < steps + AHEAD; at++) {
-        const long scaled = at - AHEAD;
+    for (long at = 0; at < steps + LATER; at++) {
+        const long scaled = at - LATER;
+        if (scaled >= 0) { /* before its place is taken */
+            const float *const by = measures + (from + scaled / spans) * MEASURES;
+            const across factor = ready->factors[scaled], lower = least ? ready->lowers[scaled] : factor;
+            add_scaled(SIDE, least, whole[scaled % LATER], by, factor, lower, sums);
+        }
         if (at < steps) {
             const int8_t *const given = numbers + from * SHARE + at * share;
             const quad_codes *const codes = ready->codes + at * (QUADS / spans);
-            if (at % 2) SUMS_OF_BLOCK(1, "tdpbssd", given, stride, codes, whole[at % RING]);
-            else SUMS_OF_BLOCK(0, "tdpbssd", given, stride, codes, whole[at % RING]);
-        }
-        if (scaled >= 0) {
-            const float *const by = measures + (from + scaled / spans) * MEASURES;
-            const across factor = ready->factors[scaled], lower = least ? ready->lowers[scaled] : factor;
-#pragma GCC unroll 16
-            for (int row = 0; row < SIDE; row++) {
-                const across exact =
-                    __builtin_convertvector(*(const across_ints *)(whole[scaled % RING] + row * ACROSS), across);
-                sums[row] = fused_across(exact, factor * by[row], sums[row]);
-                if (least) sums[row] = fused_across(lower, by[SIDE + row] - (across){0}, sums[row]);
-            }
+            if (at % 2) SUMS_OF_BLOCK(1, "tdpbssd", given, stride, codes, whole[at % LATER]);
+            else SUMS_OF_BLOCK(0, "tdpbssd", given, stride, codes, whole[at % LATER]);
         }
     }
 #pragma GCC unroll 16

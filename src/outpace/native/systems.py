@@ -141,11 +141,11 @@ def cores() -> int:
     """The cores of the fast kind on macOS, all on Windows; 0 on Linux."""
     if sys.platform == "darwin":
         return sysctl("hw.perflevel0.physicalcpu") or sysctl("hw.physicalcpu")
-    if sys.platform != "win32":
-        return 0
-    asked, size = ctypes.CDLL("kernel32").GetLogicalProcessorInformation, ctypes.c_uint32()
-    asked(None, ctypes.byref(size))
-    told = ctypes.create_string_buffer(size.value)
-    asked(told, ctypes.byref(size))
-    # Records of 32 bytes: a mask of processors, and what these have in common, 0 for a core.
-    return sum(told.raw[at + 8 : at + 12] == bytes(4) for at in range(0, size.value, 32))
+    if sys.platform == "win32":
+        asked, size = ctypes.CDLL("kernel32").GetLogicalProcessorInformation, ctypes.c_uint32()
+        asked(None, ctypes.byref(size))
+        told = ctypes.create_string_buffer(size.value)
+        asked(told, ctypes.byref(size))
+        # Records of 32 bytes: a mask of processors, and what these have in common, 0 for a core.
+        return sum(told.raw[at + 8 : at + 12] == bytes(4) for at in range(0, size.value, 32))
+    return 0

@@ -38,8 +38,8 @@ class TargetModel(ABC):
             that plain decoding has the bits of its generate().
         max_leaves: maximum number of leaves of the drafts in a forward, over all sequences; None for no
             limit.
-        chains_only: reason why it verifies chains but no trees; empty if it verifies trees. It then decodes
-            sequences one after another: a step of n sequences takes n forwards.
+        why_chains_only: reason why it verifies chains but no trees; None if it verifies trees. It then
+            decodes sequences one after another: a step of n sequences takes n forwards.
         tokenizer: the tokenizer that comes with the model, if any.
         shares_ids: the tokens of an encoder-decoder model's sources are ids of its vocabulary.
         tells: it returns the target's own tokens at ``Batch.asked`` instead of logits.
@@ -69,7 +69,7 @@ class TargetModel(ABC):
     quantised: str = ""
     stock: bool = False
     max_leaves: int | None = None
-    chains_only: str = ""
+    why_chains_only: str | None = None
     tokenizer: Any = None
     shares_ids: bool = True
     tells: bool = False
@@ -107,9 +107,9 @@ class TargetModel(ABC):
         return self.plan.exact
 
     @property
-    def inexact(self) -> str:
-        """The reason why it is not bit-exact; empty if it is."""
-        return self.plan.inexact
+    def why_inexact(self) -> str | None:
+        """The reason why it is not bit-exact; None if it is."""
+        return self.plan.why_inexact
 
     @property
     def coarse(self) -> bool:
@@ -123,7 +123,7 @@ class TargetModel(ABC):
 
         "same bits": of every logit. "same tokens": sums differ in float64's last bits. "same tokens but for
         near-ties": sums differ in float32's last bits. "not exact": they differ in those of a smaller type,
-        where the two best tokens are often that near; ``inexact`` is the reason.
+        where the two best tokens are often that near; ``why_inexact`` is the reason.
         """
         if self.bit_exact:
             return "same bits"
@@ -225,6 +225,16 @@ class TargetModel(ABC):
             OutpaceError: the target cannot be trained.
         """
         raise OutpaceError(f"{_kind(self)} cannot be trained; use a transformers model")
+
+    def release(self) -> bool:
+        """Free those of the model's own weights of which steps have copies, except the head's.
+
+        The model can then neither be run nor trained, only decoded through this target.
+
+        Returns:
+            False if there are none: then the model is as it was.
+        """
+        return False
 
     def revision(self) -> int:
         """A number that is another once weights have changed, so that rows computed before are stale.
@@ -423,9 +433,9 @@ def check_chains(target: TargetModel, batch: Batch) -> None:
     Raises:
         OutpaceError: some rows branch.
     """
-    if target.chains_only and not all(is_chain(row.tree) for row in batch.rows.values()):
+    if target.why_chains_only and not all(is_chain(row.tree) for row in batch.rows.values()):
         raise OutpaceError(
-            f"{target.name} takes chains only, since {target.chains_only}; use a drafter of chains"
+            f"{target.name} takes chains only, since {target.why_chains_only}; use a drafter of chains"
         )
 
 

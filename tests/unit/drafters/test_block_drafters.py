@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.blocks.dflash import DFlash
+from outpace.drafters.blocks.dflash_module import DFlashConfig, DFlashModule
 from outpace.engine.engine import Engine
 from outpace.learned.folder import read_weights, write_folder
 from outpace.targets import Target, TargetModel
+from outpace.tree import depths, is_chain
 from watching import Watch
 
 TARGET = Target(tiny_llama(vocabulary=12))
@@ -52,15 +55,61 @@ def test_fewer_tokens_are_the_first_of_the_block() -> None:
     assert list(drafts[0].tokens[:2]) == list(drafts[1].tokens)
 
 
-def test_nothing_is_drafted_that_could_not_be_taken() -> None:
-    drafter = DFlash(module())
+def state_of(drafter: DFlash) -> Any:
+    """The sampled sequence of an engine with this drafter, after a step, and the drafter's state of it."""
     engine = Engine(TARGET, drafter, adaptive=False)
     sequence = engine.add(PROMPTS[1], SAMPLED)
     engine.step()
-    state = engine._batch.active[0].state
+    return sequence, engine._batch.active[0].state
+
+
+def test_nothing_is_drafted_that_could_not_be_taken() -> None:
+    drafter = DFlash(module(), max_nodes=0)
+    sequence, state = state_of(drafter)
     for sequence.budget, room, expected in ((3, 9, 3), (None, 3, 2), (2, 2, 1), (None, 1, 0), (None, 9, 4)):
         sequence.limit = sequence.output_length + room
         assert len(drafter.propose([state])[0]) == expected
+
+
+def test_a_tree_has_the_nodes_and_the_depth_that_may_be_taken() -> None:
+    drafter = DFlash(module(), max_nodes=9)
+    sequence, state = state_of(drafter)
+    whole = drafter.propose([state])[0]
+    assert len(whole) == 9 and not is_chain(whole.parents)
+    for sequence.budget, room, most, deepest in (
+        (3, 9, 3, 3),
+        (None, 3, 9, 2),
+        (5, 2, 5, 1),
+        (None, 1, 0, 0),
+    ):
+        sequence.limit = sequence.output_length + room
+        draft = drafter.propose([state])[0]
+        assert len(draft) == most and max(depths(draft.parents), default=-1) < deepest
+        if deepest > 2:
+            assert draft.tokens == whole.tokens[:most]
+
+
+def test_sampled_drafts_for_rejection_are_chains_with_distributions() -> None:
+    """In the same batch a greedy draft is a tree: point masses."""
+    watch = Watch()
+    engine = Engine(TARGET, DFlash(module(), max_nodes=9), "rejection", adaptive=False, observer=watch)
+    sampled = engine.add(PROMPTS[1], SAMPLED)
+    engine.add(PROMPTS[2], replace(SAMPLED, temperature=0.0))
+    while engine.sequences:
+        engine.step()
+    drafts = [(step.sequence is sampled, step.draft) for step in watch.steps if len(step.draft) > 2]
+    for own in (True, False):
+        found = [draft for which, draft in drafts if which == own]
+        assert len(found) > 2
+        assert all(is_chain(draft.parents) == own for draft in found)
+        assert all((draft.distributions is not None) == own for draft in found)
+        assert all((draft.chances is None) == own for draft in found)
+
+
+def test_verifiers_of_chains_take_chains_alone() -> None:
+    assert DFlash(module()).trees and not DFlash(module(), max_nodes=0).trees
+    with pytest.raises(OutpaceError, match="max_nodes must be at least 0"):
+        DFlash(module(), max_nodes=-1)
 
 
 def test_a_target_in_bfloat16_is_drafted_for_in_bfloat16(tmp_path: Path) -> None:

@@ -5,12 +5,20 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence as Seq
+from itertools import product
 from typing import Any
 
 import pytest
 
 from outpace.core import OutpaceError
-from outpace.drafters.support.shapes import Confident, Growing, Static, branching_parents, shape_of
+from outpace.drafters.support.shapes import (
+    Confident,
+    Growing,
+    Marginals,
+    Static,
+    branching_parents,
+    shape_of,
+)
 from outpace.tree import path_to
 
 
@@ -143,3 +151,55 @@ def test_a_dynamic_tree_within_fewer_nodes_grows_no_wider_and_no_deeper() -> Non
     narrow = shape.within(2)
     assert (narrow.width, narrow.nodes, narrow.depth) == (2, 2, 2)
     assert shape.within(None) is shape and shape.within(7) is shape
+
+
+def grown_by(shape: Marginals, layers: int, chances: Seq[Seq[float]], ends: frozenset[int]) -> Growing:
+    """The tree of places with these chances of tokens 0, 1, ..."""
+    tree = Growing(layers, shape, ends=ends)
+    while tree.front:
+        (node,) = tree.front
+        own = sorted(enumerate(chances[tree.depth]), key=lambda pair: -pair[1])[: shape.count(tree, node)]
+        made = tree.add(node, [token for token, _ in own], [math.log(chance) for _, chance in own])
+        tree.depth += 1
+        going = [child for child in made if tree.tokens[child] not in ends]
+        tree.front = shape.front(tree, going) if tree.depth < tree.layers else []
+    return tree
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_marginals_make_the_tree_of_the_most_probable_paths(seed: int) -> None:
+    """By enumeration of all paths; none goes on after a token that ends the text."""
+    source = random.Random(seed)
+    places, vocabulary, nodes = 4, 5, source.choice([1, 3, 8, 20])
+    ends = frozenset([source.randrange(vocabulary)] if seed % 2 else [])
+    chances = [[source.random() ** 3 + 1e-3 for _ in range(vocabulary)] for _ in range(places)]
+    chances = [[one / sum(row) for one in row] for row in chances]
+    shape = Marginals(nodes, places)
+    draft = shape.finish(grown_by(shape, shape.depth, chances, ends), False)
+    every = {
+        path: math.prod(chances[place][token] for place, token in enumerate(path))
+        for length in range(1, places + 1)
+        for path in product(range(vocabulary), repeat=length)
+        if not ends.intersection(path[:-1])
+    }
+    best = sorted(every.values(), reverse=True)[:nodes]
+    assert (
+        draft.chances == pytest.approx(best)
+        and len({*zip(draft.tokens, draft.parents, strict=True)}) == nodes
+    )
+    for node, chance in enumerate(draft.chances or ()):
+        path = tuple(draft.tokens[one] for one in path_to(draft.parents, node))
+        assert chance == pytest.approx(every[path])
+
+
+def test_a_tree_of_marginals_within_fewer_nodes_is_the_best_one_of_these() -> None:
+    shape = Marginals(9, 4)
+    assert shape.within(None) is shape.within(0) is shape.within(9) is shape
+    assert shape.within(2).key == Marginals(2, 4).key and shape.within(2).depth == 2
+
+
+def test_a_tree_of_certain_places_is_a_chain() -> None:
+    chances = [[0.9, 0.1], [0.1, 0.9], [0.9, 0.1]]
+    tree = grown_by(Marginals(3, 3), 3, chances, frozenset())
+    draft = tree.shape.finish(tree, False)
+    assert (list(draft.tokens), list(draft.parents)) == ([0, 1, 0], [-1, 0, 1])

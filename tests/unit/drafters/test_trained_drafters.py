@@ -13,7 +13,8 @@ import torch
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.base import Drafter
-from outpace.drafters.blocks.dflash import DFlash, DFlashConfig, DFlashModule
+from outpace.drafters.blocks.dflash import DFlash
+from outpace.drafters.blocks.dflash_module import DFlashConfig, DFlashModule
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.draws.noise import Stream, noisy_argmax

@@ -12,7 +12,7 @@ from transformers import LogitsProcessorList, SynthIDTextWatermarkingConfig, Top
 import outpace
 from mtp_folders import write_beside
 from outpace.drafters import DRAFTERS
-from outpace.drafters.blocks.dflash import DFlashModule
+from outpace.drafters.blocks.dflash_module import DFlashModule
 from outpace.drafters.eagle.eagle_module import EagleModule
 from outpace.drafters.heads.hydra import HydraHeads
 from outpace.drafters.heads.medusa import MedusaHeads

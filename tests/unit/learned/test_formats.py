@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import mtp_folders
@@ -26,10 +26,13 @@ from outpace.learned.formats import FORMATS, UNTOLD, format_of
 from outpace.targets import TargetModel
 from unit.drafters.test_muse import assistant as write_muse
 from unit.drafters.test_muse import muse
+from unit.learned import test_dflash_kin as dflash_kin
 from unit.learned import test_published as eagles
 from unit.learned import test_published_dflash as dflashes
 from unit.learned import test_published_hydra as hydras
 from unit.learned import test_published_medusa as medusas
+from unit.learned import test_published_peagle as peagles
+from watching import Watch
 
 PROMPTS = [[3, 9, 2, 7, 3, 9, 2], [6, 1, 6, 1, 6, 1, 6]]
 PARAMS = SamplingParams(max_new_tokens=12, ignore_eos=True)
@@ -89,8 +92,38 @@ def plain_model(folder: Path, **entries: Any) -> Path:
     return folder
 
 
+def kin(name: str) -> Callable[[Path], Path]:
+    one = dflash_kin.KIN[name]
+    return lambda folder: dflashes.write(folder, one.config, one.every)
+
+
 def predicting(folder: Path) -> Path:
     return mtp_folders.write_beside(folder, llama().model, PROMPTS)
+
+
+# Names of prediction layers as Qwen publishes them -> speculators' (its own converter's table).
+SPECULATORS_MTP = {
+    "mtp.fc.": "mtp_layers.0.input_proj.",
+    "mtp.norm.": "mtp_layers.0.final_layernorm.",
+    "mtp.pre_fc_norm_hidden.": "mtp_layers.0.hidden_layernorm.",
+    "mtp.pre_fc_norm_embedding.": "mtp_layers.0.token_layernorm.",
+    "mtp.layers.0.": "mtp_layers.0.",
+}
+
+
+def speculators_mtp(folder: Path) -> Path:
+    predicting(folder)
+    tensors = {}
+    for name, one in load_file(folder / "model.safetensors").items():
+        old = next(prefix for prefix in SPECULATORS_MTP if name.startswith(prefix))
+        tensors[SPECULATORS_MTP[old] + name.removeprefix(old)] = one
+    config = {
+        "speculators_model_type": "mtp",
+        "architectures": ["MTPDraftModel"],
+        "num_nextn_predict_layers": 1,
+        "transformer_layer_config": eagles.LAYER,
+    }
+    return eagles.write(folder, config, tensors)
 
 
 # Format -> writes a folder of it, and the target.
@@ -101,18 +134,27 @@ WRITTEN: dict[str, tuple[Callable[[Path], Any], Callable[[], TargetModel]]] = {
         lambda folder: dflashes.write(folder, dflashes.SPECULATORS, dflashes.weights(2)),
         llama,
     ),
-    "speculators and DeepSeek, DSpark": (speculators("dspark", markov_rank=256), llama),
-    "speculators, P-EAGLE": (speculators("peagle", mask_token_id=96), llama),
-    "speculators, MTP": (speculators("mtp"), llama),
+    "DeepSeek-V4, DSpark": (config_alone(dspark_block_size=5, dspark_noise_token_id=3), llama),
+    "speculators, DeepSeek and SpecForge, DSpark": (kin("deepseek, vanilla"), llama),
+    "speculators and SpecForge, P-EAGLE": (
+        lambda folder: peagles.write(folder, peagles.THEIRS, peagles.tensors()), llama
+    ),
+    "speculators, MTP": (speculators_mtp, llama),
     "speculators, other": (speculators("independent"), llama),
     "transformers, Gemma 4's assistant": (write_assistant, gemma_target),
     "transformers, Muse's assistant (DFlash)": (write_muse, muse),
+    "SpecForge, Domino": (config_alone(dflash_config={"projector_type": "domino"}), llama),
+    "JetSpec": (kin("jetspec"), llama),
+    "z-lab, DFlash 2": (kin("dflash 2"), llama),
     "z-lab, DFlash": (lambda folder: dflashes.write(folder, dflashes.ZLAB, dflashes.weights()), llama),
     "IBM, MLP speculator": (config_alone(model_type="mlp_speculator", n_predict=3), llama),
     "FasterDecoding, Medusa": (lambda folder: medusas.write(folder, medusas.weights()), llama),
     "vLLM, Medusa": (vllms_medusa, llama),
     "zankner, Hydra": (lambda folder: hydras.write(folder, hydras.weights()), llama),
-    "PARD, parallel draft models": (lambda folder: plain_model(folder, pard_token=96), llama),
+    "AMD, PARD-2": (
+        lambda folder: plain_model(folder, pard_token=96, pard2_target_layers=[1], pard2_target_dim=32), llama
+    ),
+    "AMD, PARD": (lambda folder: plain_model(folder, pard_token=96), llama),
     "vLLM, prediction layers as a folder of their own": (config_alone(model_type="deepseek_mtp"), llama),
     "SafeAILab, EAGLE-3": (
         lambda folder: eagles.write(folder, eagles.THEIRS, eagles.weights("midlayer.")),
@@ -187,3 +229,13 @@ def test_vllms_medusa_predicts_what_the_other_layout_does(tmp_path: Path) -> Non
     save_file({**by_vllm(tensors), "token_map": torch.arange(3)}, vllms / "model.safetensors")
     with pytest.raises(OutpaceError, match="unknown tensor 'token_map'"):
         MedusaHeads.load(vllms, llama())
+
+
+def test_speculators_prediction_layers_draft_what_those_of_the_checkpoint_do(tmp_path: Path) -> None:
+    drafted = []
+    for write, folder in ((predicting, tmp_path / "a"), (speculators_mtp, tmp_path / "b")):
+        watch = Watch()
+        engine = Engine(llama(), f"mtp:path={write(folder)}", adaptive=False, observer=watch)
+        engine.generate(PROMPTS, PARAMS)
+        drafted.append([list(step.draft.tokens) for step in watch.steps])
+    assert drafted[0] == drafted[1] and sum(map(len, drafted[0])) > 20

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Callable
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,9 +17,11 @@ from torch.nn import functional as F
 
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters.blocks.dflash import DFlash, DFlashModule
+from outpace.drafters.blocks.dflash import DFlash
+from outpace.drafters.blocks.dflash_module import DFlashModule
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
+from outpace.tree import path_to
 from watching import Watch
 
 PROMPTS = [[3, 9, 2, 7], [6, 1, 6, 1, 6, 1, 6]]
@@ -109,7 +113,30 @@ def write(folder: Path, config: dict[str, Any], tensors: dict[str, Tensor]) -> P
 def plainly(text: list[int], root: int, tensors: dict[str, Tensor]) -> list[int]:
     """The draft after a text and its root, computed row by row, without a cache."""
     model: Any = llama().model
-    own = {name: tensor.double() for name, tensor in tensors.items()}
+    with torch.no_grad():
+        chosen: list[int] = model.lm_head(outputs(text, root, tensors)[1:]).argmax(-1).tolist()
+    return chosen
+
+
+def outputs(
+    text: list[int],
+    root: int,
+    tensors: dict[str, Tensor],
+    width: int = BLOCK,
+    causal: bool = False,
+    convolved: Callable[[str, int, Tensor, Tensor], Tensor] = lambda name, side, before, rows: rows,
+    scale: float = 1.0,
+) -> Tensor:
+    """The normalised outputs of a block's rows, [width, size], computed row by row.
+
+    Args:
+        causal: rows do not attend to later ones.
+        convolved: rows of a part of a layer, named with its layer, before it (side 0) and after it (side 1),
+            from the layer's rows before the part, and the rows themselves.
+        scale: of the embeddings.
+    """
+    model: Any = llama().model
+    own = {name: tensor.double() for name, tensor in tensors.items() if tensor.is_floating_point()}
 
     def norm(x: Tensor, name: str) -> Tensor:
         return x / (x.pow(2).mean(-1, keepdim=True) + EPS).sqrt() * own[name + ".weight"]
@@ -119,38 +146,43 @@ def plainly(text: list[int], root: int, tensors: dict[str, Tensor]) -> list[int]
         cos, sin = (part.repeat(2) for part in (angles.cos(), angles.sin()))
         return x * cos + torch.cat([-x[..., HEAD // 2 :], x[..., : HEAD // 2]], dim=-1) * sin
 
+    def attended(at: str, x: Tensor) -> Tensor:
+        rows = torch.cat([context, x])
+        keys = norm((rows @ own[at + "k_proj.weight"].T).view(-1, KEY_HEADS, HEAD), at + "k_norm")
+        values = (rows @ own[at + "v_proj.weight"].T).view(-1, KEY_HEADS, HEAD)
+        queries = norm((x @ own[at + "q_proj.weight"].T).view(-1, HEADS, HEAD), at + "q_norm")
+        keys = torch.stack([turned(key, place) for place, key in enumerate(keys)])
+        seen = []
+        for row, query in enumerate(queries):
+            query, end = turned(query, len(text) + row), len(text) + (row + 1 if causal else width)
+            for head in range(HEADS):
+                group = head // (HEADS // KEY_HEADS)
+                shares = (keys[:end, group] @ query[head] / HEAD**0.5).softmax(0)
+                seen.append(shares @ values[:end, group])
+        return torch.cat(seen).view(width, -1) @ own[at + "o_proj.weight"].T
+
     with torch.no_grad():
         states = model(torch.tensor([text]), output_hidden_states=True).hidden_states
         joined = torch.cat([states[layer + 1][0] for layer in READ], dim=-1)
         context = norm(joined @ own["fc.weight"].T, "hidden_norm")
-        block = model.model.embed_tokens(torch.tensor([root] + [MASK] * (BLOCK - 1)))
+        block = scale * model.model.embed_tokens(torch.tensor([root] + [MASK] * (width - 1)))
         for layer in range(DEPTH):
-            at = f"layers.{layer}.self_attn."
-            x = norm(block, f"layers.{layer}.input_layernorm")
-            rows = torch.cat([context, x])
-            keys = norm((rows @ own[at + "k_proj.weight"].T).view(-1, KEY_HEADS, HEAD), at + "k_norm")
-            values = (rows @ own[at + "v_proj.weight"].T).view(-1, KEY_HEADS, HEAD)
-            queries = norm((x @ own[at + "q_proj.weight"].T).view(-1, HEADS, HEAD), at + "q_norm")
-            keys = torch.stack([turned(key, place) for place, key in enumerate(keys)])
-            seen = []
-            for row, query in enumerate(queries):
-                query = turned(query, len(text) + row)
-                for head in range(HEADS):
-                    group = head // (HEADS // KEY_HEADS)
-                    shares = (keys[:, group] @ query[head] / HEAD**0.5).softmax(0)
-                    seen.append(shares @ values[:, group])
-            block = block + torch.cat(seen).view(BLOCK, -1) @ own[at + "o_proj.weight"].T
-            x = norm(block, f"layers.{layer}.post_attention_layernorm")
-            mlp = {part: own[f"layers.{layer}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down")}
-            block = block + (F.silu(x @ mlp["gate"].T) * (x @ mlp["up"].T)) @ mlp["down"].T
-        chosen: list[int] = model.lm_head(norm(block, "norm"))[1:].argmax(-1).tolist()
-        return chosen
+            at = f"layers.{layer}."
+            x = norm(block, at + "input_layernorm")
+            seen = attended(at + "self_attn.", convolved(at + "attention_conv.", 0, x, x))
+            block = block + convolved(at + "attention_conv.", 1, x, seen)
+            x = norm(block, at + "post_attention_layernorm")
+            mlp = {part: own[f"{at}mlp.{part}_proj.weight"] for part in ("gate", "up", "down")}
+            y = convolved(at + "mlp_conv.", 0, x, x)
+            y = (F.silu(y @ mlp["gate"].T) * (y @ mlp["up"].T)) @ mlp["down"].T
+            block = block + convolved(at + "mlp_conv.", 1, x, y)
+        return norm(block, "norm")
 
 
 def test_a_draft_is_that_of_a_plain_computation(tmp_path: Path) -> None:
     tensors = weights()
     watch = Watch()
-    drafter = DFlash(str(write(tmp_path, ZLAB, tensors)), draws="greedy")
+    drafter = DFlash(str(write(tmp_path, ZLAB, tensors)), draws="greedy", max_nodes=0)
     engine = Engine(llama(), drafter, adaptive=False, observer=watch)
     (found,) = engine.generate([PROMPTS[1]], PARAMS)
     text = list(PROMPTS[1])
@@ -162,6 +194,35 @@ def test_a_draft_is_that_of_a_plain_computation(tmp_path: Path) -> None:
             compared += 1
         text += step.tokens
     assert text == PROMPTS[1] + emitted and compared >= 3
+
+
+def test_a_tree_has_the_most_probable_paths(tmp_path: Path) -> None:
+    """Chances are products of the probabilities at the places; none outside is above one inside."""
+    tensors, watch, nodes = weights(), Watch(), 12
+    drafter = DFlash(str(write(tmp_path, ZLAB, tensors)), max_nodes=nodes)
+    Engine(llama(), drafter, adaptive=False, observer=watch).generate([PROMPTS[1]], PARAMS)
+    text, compared, model = list(PROMPTS[1]), 0, llama().model
+    for step in watch.steps:
+        draft = step.draft
+        if len(draft) == nodes:
+            with torch.no_grad():
+                places = model.lm_head(outputs(text[:-1], text[-1], tensors)[1:]).softmax(-1)  # type: ignore[union-attr]
+            inside = {(): 1.0}
+            for node, chance in enumerate(draft.chances or ()):
+                path = tuple(draft.tokens[one] for one in path_to(draft.parents, node))
+                inside[path] = math.prod(float(places[place, token]) for place, token in enumerate(path))
+                assert chance == pytest.approx(inside[path])
+            outside = max(
+                own * float(one)
+                for path, own in inside.items()
+                if len(path) < len(places)
+                for token, one in enumerate(places[len(path)])
+                if (*path, token) not in inside
+            )
+            assert len(inside) == nodes + 1 and outside <= min(inside.values()) * (1 + 1e-9)
+            compared += 1
+        text += step.tokens
+    assert compared >= 3
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -188,15 +249,14 @@ def test_tokens_are_those_of_plain_decoding(tmp_path: Path, layout: str, tempera
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (
-            {"dflash_config": {**ZLAB["dflash_config"], "selector_rank": 8}},
-            "selector_rank=8.*train a drafter",
-        ),
+        ({"dflash_config": {**ZLAB["dflash_config"], "selector_rank": "8x"}}, "selector_rank in .* a number"),
+        ({"dflash_config": {**ZLAB["dflash_config"], "use_swa": True}}, "use_swa=True.*train a drafter"),
+        ({"dflash_config": {**ZLAB["dflash_config"], "selector_rank": 8}}, "no tensor 'candidate_selector"),
         ({"dflash_config": {"target_layer_ids": [0]}}, "lacks mask_token_id"),
         ({"dflash_config": {"mask_token_id": 1}}, "lacks target_layer_ids"),
         ({"dflash_config": {**ZLAB["dflash_config"], "mask_token_id": 97}}, "97, is not a token"),
-        ({"is_causal": True}, "causal blocks"),
-        ({"final_logit_softcapping": 30.0}, "final_logit_softcapping=30"),
+        ({"block_size": "x"}, "block_size in .* must be a number, not 'x'"),
+        ({"markov_rank": 4, "markov_head_type": "magic"}, "markov_head_type='magic'; known are vanilla"),
         ({"layer_types": ["chunked_attention"] * DEPTH}, "chunked_attention"),
         ({"hidden_act": "gelu"}, "hidden_act"),
         ({"vocab_size": 98}, "vocabulary of 98"),
@@ -215,11 +275,6 @@ def test_speculators_files_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         ({"speculators_model_type": "mlp"}, "kind 'mlp'"),
         ({"draft_vocab_size": 50}, "no tensor 'd2t' in .* its 50 drafted ids"),
         ({"draft_vocab_size": 98}, "drafts 98 of 97 tokens"),
-        ({"sample_from_anchor": True}, "sample_from_anchor=True"),
-        (
-            {"transformer_layer_config": {**LAYER, "layer_types": ["sliding_attention"] * DEPTH}},
-            "causal in a block",
-        ),
         ({"projector_type": "domino"}, "projector_type='domino'"),
     ):
         with pytest.raises(OutpaceError, match=message):

@@ -128,7 +128,7 @@ def logits(dtype: torch.dtype) -> list[torch.Tensor]:
     )  # fmt: skip
     torch.manual_seed(0)
     model = LlamaForCausalLM(config).to(dtype).eval()
-    target = CausalTarget(model, fuse=True, exact=True)
+    target = CausalTarget(model, plan="native", exact=True)
     assert target.plan.native
     cache, found = target.new_cache(slots=2, length=128), []
     slots = [cache.allocate(), cache.allocate()]

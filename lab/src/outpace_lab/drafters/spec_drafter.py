@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from typing_extensions import Self
 
-from outpace.drafters.blocks.blocks import BlockConfig, BlockDrafter, BlockModule, BlockState, run_layers
+from outpace.drafters.support.blocks import BlockConfig, BlockDrafter, BlockState, run_layers
 from outpace.drafters.support.layer_cache import LayerFeed
 from outpace.learned.layers import itself
 from outpace.learned.learned import Fit
@@ -98,7 +98,7 @@ class SpecDrafterModule(TrainedBlocks):
 class SpecDrafter(BlockDrafter):
     """Independent non-autoregressive drafter."""
 
-    kind: ClassVar[type[BlockModule]] = SpecDrafterModule
+    kind: ClassVar[type[Any]] = SpecDrafterModule
     when: ClassVar[str] = "to study a drafter that guesses a block at once"
     needs: ClassVar[str] = "a folder from outpace train"
     paper: ClassVar[str] = (
@@ -114,9 +114,7 @@ class SpecDrafter(BlockDrafter):
     def fill(self, active: Seq[BlockState]) -> Tensor:
         while behind := [state for state in active if _length(state) - _stop(state) > 0]:
             _feed(behind, masks=0)
-        module = active[0].shared.module
-        logits: Tensor = module.logits(_feed(active, masks=module.config.tokens))
-        return logits
+        return _feed(active, masks=active[0].shared.module.config.tokens)
 
 
 def _source(state: BlockState) -> Seq[int]:

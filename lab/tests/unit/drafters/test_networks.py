@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import LlamaConfig, LlamaModel
 
 from models import tiny_llama
-from outpace.drafters.blocks.dflash import DFlashConfig
+from outpace.drafters.blocks.dflash_module import DFlashConfig
 from outpace.drafters.eagle.eagle_module import EagleConfig
 from outpace.drafters.heads.hydra import HydraConfig
 from outpace.drafters.support.vocabulary import part_of

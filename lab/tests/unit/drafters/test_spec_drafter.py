@@ -12,8 +12,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from models import tiny_llama
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.blocks.blocks import BlockModule
 from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.support.blocks import BlockModule
 from outpace.engine.engine import Engine
 from outpace.targets import Target, TargetModel
 from outpace_lab.drafters.cascade import Cascade

@@ -14,7 +14,8 @@ from learning import train
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters.base import Drafter
-from outpace.drafters.blocks.dflash import DFlash, DFlashConfig
+from outpace.drafters.blocks.dflash import DFlash
+from outpace.drafters.blocks.dflash_module import DFlashConfig
 from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig
 from outpace.draws.noise import Stream, noisy_argmax

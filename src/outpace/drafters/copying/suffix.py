@@ -9,6 +9,10 @@ Differences: continuations come not from one match in one tree, but from shorter
 the longest first, each with a share of the probability by its length (as in prediction by partial matching,
 Cleary and Witten 1984) and by how often the text's long matches continued. Earlier outputs are dropped an
 eighth of the memory at a time.
+
+With ``guesses``, the other best tokens of the target's last logits are drafted too, as guesses of the next
+token but one, with what followed an earlier occurrence of each (LogitSpec, Liu et al. 2025, arXiv 2507.01449,
+section 3). Chances of these guesses are counted by rank, text by text, where the paper has fixed lengths.
 """
 
 from __future__ import annotations
@@ -22,7 +26,8 @@ from typing import ClassVar, NamedTuple
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.copying.suffix_automaton import SuffixAutomaton
+from outpace.drafters.copying.guesses import Guesses
+from outpace.drafters.copying.suffix_automaton import ROOT, SuffixAutomaton
 from outpace.drafters.copying.suffix_memory import Cursor, SuffixMemory
 from outpace.drafters.support.best_first import best_first, trust
 from outpace.drafters.support.draws import check_confidence
@@ -81,7 +86,7 @@ class Trust:
 class SuffixState:
     """A sequence, the automaton of its text, and the place of the text's end in each block of the memory.
 
-    ``after`` has the chances of what follows matches of this text.
+    ``after`` has the chances of what follows matches of this text, ``guesses`` what may follow the root.
     """
 
     sequence: Sequence
@@ -89,6 +94,7 @@ class SuffixState:
     text: SuffixAutomaton
     after: Trust
     cursors: dict[SuffixAutomaton, Cursor] = field(default_factory=dict)
+    guesses: Guesses = field(default_factory=Guesses)
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,8 @@ class Suffix(SequenceDrafter[SuffixState]):
             [0, 1].
         memory: maximum number of tokens of earlier outputs that an engine keeps, about 500 bytes each; the
             oldest are dropped first. 0 keeps none. Each named memory (``Speculation.memory``) has this size.
+        guesses: tokens of the target's last logits that are guessed to come after the last token, at most
+            (LogitSpec). It pays where rows are nearly free, on an accelerator, with a low ``min_confidence``.
     """
 
     num_speculative_tokens: int = 32
@@ -112,15 +120,17 @@ class Suffix(SequenceDrafter[SuffixState]):
     branches: int = 4
     min_confidence: float = 0.1
     memory: int = 65536
+    guesses: int = 0
 
     when: ClassVar[str] = "for any model and any text: the usual choice"
     paper: ClassVar[str] = (
         "Oliaro et al. 2024, SuffixDecoding (arXiv 2411.04975); Hu et al. 2024, SAM Decoding: Speculative "
-        "Decoding via Suffix Automaton (arXiv 2411.10666)"
+        "Decoding via Suffix Automaton (arXiv 2411.10666); guesses: Liu et al. 2025, LogitSpec (arXiv "
+        "2507.01449)"
     )
 
     def __post_init__(self) -> None:
-        self.check_least(num_speculative_tokens=1, max_ngram=1, branches=1)
+        self.check_least(num_speculative_tokens=1, max_ngram=1, branches=1, guesses=0)
         if not self.max_spec_factor > 0:
             raise OutpaceError(f"suffix: max_spec_factor must be above 0, not {self.max_spec_factor}")
         check_confidence("suffix", self.min_confidence)
@@ -129,7 +139,11 @@ class Suffix(SequenceDrafter[SuffixState]):
 
     @property
     def trees(self) -> bool:
-        return self.branches > 1
+        return self.branches > 1 or self.guesses > 0
+
+    @property
+    def reads_top(self) -> int:
+        return self.guesses and self.guesses + 1
 
     @property
     def _counted(self) -> int:
@@ -151,16 +165,30 @@ class Suffix(SequenceDrafter[SuffixState]):
         contexts = self._contexts(state)
         for token in tokens:
             contexts = _after(contexts, token)
-        if not contexts:
+        guesses = () if tokens else state.guesses.tokens
+        if not (contexts or guesses):
             return Draft()
-        most = min(most, self.num_speculative_tokens, max(1, int(self.max_spec_factor * contexts[0].length)))
+        longest = contexts[0].length if contexts else 0
+        most = min(
+            most, self.num_speculative_tokens, len(guesses) + max(1, int(self.max_spec_factor * longest))
+        )
         if state.sequence.budget is not None:
             most = min(most, state.sequence.budget)
-        return best_first(contexts, partial(self._children, state.after), most, state.sequence.stop_tokens)
+        expand = partial(self._children, state.after)
+        if not guesses:
+            return best_first(contexts, expand, most, state.sequence.stop_tokens)
+
+        def children_of(
+            own: list[Context] | None, chance: float
+        ) -> Iterator[tuple[float, int, list[Context]]]:
+            return self._guessed(state, contexts) if own is None else expand(own, chance)
+
+        return best_first(None, children_of, most, state.sequence.stop_tokens)
 
     def promise(self, state: SuffixState) -> float:
         self._renew(state)
-        return max(state.after.chance_after(match) for match in self._longest(state))
+        copied = max(state.after.chance_after(match) for match in self._longest(state))
+        return max(copied, state.guesses.chance(0)) if state.guesses.tokens else copied
 
     def learn(self, state: SuffixState, step: Step) -> None:
         for token in step.tokens:
@@ -169,6 +197,10 @@ class Suffix(SequenceDrafter[SuffixState]):
             state.text.append(token)
             for cursor in state.cursors.values():
                 cursor.append(token)
+        if self.guesses:
+            state.guesses.count(step.tokens[0])
+            best = step.logits.top([step.path[-1] if step.path else -1], self.reads_top)[0].tolist()
+            state.guesses.tokens = [token for token in best if token != step.tokens[-1]][: self.guesses]
 
     def stop(self, state: SuffixState) -> None:
         sequence = state.sequence
@@ -230,6 +262,20 @@ class Suffix(SequenceDrafter[SuffixState]):
         for token, estimate in likely:
             if estimate >= self.min_confidence and token >= 0:
                 yield estimate, token, _after(contexts, token)
+
+    def _guessed(
+        self, state: SuffixState, contexts: Seq[Context]
+    ) -> Iterator[tuple[float, int, list[Context]]]:
+        """The root's children, as ``_children``, and the guesses."""
+        best = {token: (own, rest) for own, token, rest in self._children(state.after, contexts, 1.0)}
+        # After a root that is new, a guess is looked up by itself.
+        places = [*contexts, *(Context(0, automaton, ROOT) for automaton in (state.text, *state.cursors))]
+        for rank, token in enumerate(state.guesses.tokens):
+            own, rest = best.get(token) or (0.0, _after(places, token))
+            best[token] = max(own, state.guesses.chance(rank)), rest
+        for token, (chance, rest) in best.items():
+            if chance >= self.min_confidence:
+                yield chance, token, rest
 
 
 def _chain(automaton: SuffixAutomaton, state: int, length: int, longest: int) -> list[Context]:

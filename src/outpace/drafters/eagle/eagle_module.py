@@ -183,8 +183,10 @@ class EagleModule(Learned):
         """The features, [..., hidden size], from the target's states, layer -> [..., hidden size]."""
         dtype = next(self.parameters()).dtype
         states = [hidden[layer].to(dtype) for layer in self.config.layers]
-        if self.config.version == 1:
-            return states[0]
+        return states[0] if self.config.version == 1 else self.fused(states)
+
+    def fused(self, states: list[Tensor]) -> Tensor:
+        """EAGLE-3's features from the target's states at each layer that it reads, [..., hidden size]."""
         if self.config.fc_norm:
             states = [norm(rows) for norm, rows in zip(self.fc_norm, states, strict=True)]
         read = torch.cat(states, dim=-1)
@@ -239,7 +241,7 @@ class EagleModule(Learned):
 
         See ``outpace.learned.published``.
         """
-        place = published.find(folder)
+        place = published.find(folder, cls.method)
         described = published.read(place)
         if described is None:
             return super().load(place, target)
@@ -248,7 +250,7 @@ class EagleModule(Learned):
     @classmethod
     def _load_published(cls, folder: str | Path, described: Mapping[str, Any], target: TargetModel) -> Self:
         layers = published.named_layers(described) or low_middle_high(target.layers)
-        fields = published.read_config(described, layers, folder)
+        fields = published.read_config(described, layers, folder, cls.method)
         tensors = published.read_tensors(folder)
         fit = Fit(fields.pop("vocabulary"), fields["hidden_size"], published.target_of(described))
         embedded = tensors.get("embed_tokens.weight")

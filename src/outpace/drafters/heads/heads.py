@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import accumulate
 from typing import Any, ClassVar
 
@@ -22,14 +23,15 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.draws import Draws, Noise, check_grown
-from outpace.drafters.support.forest import Forest, Grown, GrowthInputs, grow_on_device
-from outpace.drafters.support.growth import Growth, grow_whole
+from outpace.drafters.support.forest import Grown, GrowthInputs, grow_on_device, grow_paths
+from outpace.drafters.support.growth import Growth, grow_whole, paths_of
 from outpace.drafters.support.plans import GrowthPlan, pack, unpack
 from outpace.drafters.support.shapes import Confident, Growing, Static, TreeShape
 from outpace.drafters.support.vocabulary import part_of
 from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.sequence import Sequence, Step
+from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 from outpace.targets.gpu.fixed import FixedShapes, shapes_for
 from outpace.targets.gpu.graphs import Made
@@ -78,6 +80,38 @@ class Heads(DraftsPart):
         return best_tree(self.accuracies.tolist(), self.max_nodes if max_nodes is None else max_nodes)
 
 
+@dataclass(frozen=True)
+class HeadConfig:
+    """Options of heads, from which each method's derive.
+
+    Attributes:
+        heads: number of heads, one per token guessed ahead, at least 1.
+        layers: layers per head, at least 1.
+        own_head: whether each head has its own vocabulary projection; otherwise they share the target's.
+        decay: weight of each head in the loss, relative to the one before.
+        max_nodes: nodes of the tree that training measures.
+        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
+            text; 0 is all.
+    """
+
+    heads: int = 4
+    layers: int = 1
+    own_head: bool = False
+    decay: float = 0.8
+    max_nodes: int = 32
+    draft_vocabulary: int = 0
+
+    method: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_least(self.method, self, heads=1, layers=1, draft_vocabulary=0)
+        check_nodes(self.method, self.max_nodes)
+        if self.own_head and self.draft_vocabulary:
+            raise OutpaceError(
+                f"{self.method}: draft_vocabulary is of the target's head; leave it out, or own_head"
+            )
+
+
 def check_nodes(method: str, max_nodes: int) -> None:
     """Refuse a configuration whose tree has no node, or more than a forward should have.
 
@@ -86,16 +120,6 @@ def check_nodes(method: str, max_nodes: int) -> None:
     """
     if not 1 <= max_nodes <= MOST_NODES:
         raise OutpaceError(f"{method}: max_nodes must be between 1 and {MOST_NODES:,}, not {max_nodes:,}")
-
-
-def check_shared(method: str, own_head: bool, draft_vocabulary: int) -> None:
-    """Check that heads over a part of the vocabulary share the target's projection.
-
-    Raises:
-        OutpaceError: they have their own.
-    """
-    if own_head and draft_vocabulary:
-        raise OutpaceError(f"{method}: draft_vocabulary is of the target's head; leave it out, or own_head")
 
 
 def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:
@@ -277,30 +301,15 @@ def _run_growth(plan: GrowthPlan, members: Seq[HeadState]) -> Grown:
 
 def _growth(shared: HeadGrowth, plan: GrowthPlan, inputs: GrowthInputs) -> Made:
     """Grow trees from the data in the inputs, without any data from the host."""
-    numbers = unpack(plan, inputs.numbers)
-    forest = Forest(plan, numbers, shared.vocabulary.drafted(inputs.given)[1])
-    paths, every = numbers.roots[:, None, None], torch.arange(len(inputs.given), device=inputs.given.device)
-    while True:
-        count, front, depth = paths.shape
-        owners = every[:, None].expand(-1, front).flatten()
-        rows = shared.heads.rows(inputs.given, owners, paths.flatten(0, 1))
-        forest.grow(rows.unflatten(0, (count, front)))
-        if forest.ended:
-            return forest.made
-        above = forest.above[..., None].expand(-1, -1, depth)
-        paths = torch.cat([paths.gather(1, above), forest.tokens[..., None]], dim=2)
+    ids = shared.vocabulary.drafted(inputs.given)[1]
+    return grow_paths(plan, unpack(plan, inputs.numbers), ids, partial(shared.heads.rows, inputs.given))
 
 
 def _rows(active: Seq[HeadState]) -> Tensor:
     """Logits after the nodes of each tree's front, tree after tree, [n, drafted ids]."""
     before = torch.stack([state.before for state in active if state.before is not None])
-    owners, paths = [], []
-    for place, state in enumerate(active):
-        for node in state.tree.front:
-            owners.append(place)
-            paths.append([state.sequence.tokens[-1], *state.tree.guessed(node)])
-    device, heads = before.device, active[0].shared.heads
-    return heads.rows(before, upload(owners, device), upload(paths, device))
+    owners, paths = (upload(each, before.device) for each in paths_of(active))
+    return active[0].shared.heads.rows(before, owners, paths)
 
 
 class Residual(nn.Module):

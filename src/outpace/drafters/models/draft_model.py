@@ -9,6 +9,8 @@ the same token far more often than with independent draws (Daliri et al. 2024), 
 plain decoding. On a tree, a node's candidates are the best of its scores with that noise: draws without
 replacement (Kool et al. 2019), where SpecInfer and multi-candidate decoding draw independently of the
 target. A verifier that needs independent drafts gets independent draws.
+
+A model that was adapted to it (PARD) decodes all depths in one forward: masks stand for the tokens before.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws, check_confidence, check_grown, log_confidence
 from outpace.drafters.support.forest import grow_on_device
 from outpace.drafters.support.growth import GrowthShared, GrowthState, feed_of, grow
+from outpace.drafters.support.masked import grow_masked
 from outpace.drafters.support.programs import grow_by_model, warm
 from outpace.drafters.support.runner import DraftRunner, Feed
 from outpace.drafters.support.sequoia import count_ranks
@@ -30,7 +33,7 @@ from outpace.drafters.support.shapes import Growing, TreeShape, shape_of
 from outpace.drafters.support.vocabulary import Vocabulary, part_of, vocabulary_of
 from outpace.embedded import nano_draft_path
 from outpace.learned.published import find_model
-from outpace.learned.vocabulary import drafted_ids
+from outpace.learned.vocabulary import drafted_ids, mask_token
 from outpace.sequence import Sequence, Step
 from outpace.targets import TargetModel
 from outpace.targets.weights.pretrained import load_model, load_tokenizer
@@ -93,7 +96,8 @@ class DraftModel(Drafter[GrowthState]):
         "Sampling (arXiv 2302.01318); coupled draws: Daliri et al. 2024 (arXiv 2408.07978); trees: Miao et "
         "al. 2023, SpecInfer (arXiv 2305.09781), Yang et al. 2024, Multi-Candidate Speculative Decoding "
         "(arXiv 2401.06706), Li et al. 2024, EAGLE-2 (arXiv 2406.16858), Chen et al. 2024, Sequoia "
-        "(arXiv 2402.12374); vocabularies: Timor et al. 2025 (arXiv 2502.05202)"
+        "(arXiv 2402.12374); vocabularies: Timor et al. 2025 (arXiv 2502.05202); in one forward: An et al. "
+        "2025, PARD (arXiv 2504.18583)"
     )
     probabilities: ClassVar[bool] = True
 
@@ -162,17 +166,19 @@ class DraftModel(Drafter[GrowthState]):
         if ids is not None:
             vocabulary = part_of(ids, target.vocabulary)
         shape = self._shape()
-        if shape.branches and model.chains_only:
+        if shape.branches and model.why_chains_only:
             raise OutpaceError(
-                f"draft_model: {model.name} takes chains only, since {model.chains_only}; leave out "
+                f"draft_model: {model.name} takes chains only, since {model.why_chains_only}; leave out "
                 "branching, acceptance and expand"
             )
         weigh = shape.weighs or self.min_confidence > 0
         draws = Draws(self.draws, self.replacement, weigh, independent=not shape.weighs)
         if vocabulary.text and self.draws == "coupled":
             draws = replace(draws, noise="greedy")
-        # Rows of a draft that grows as one graph are dropped, and accepted tokens are fed again.
-        late = max(vocabulary.late, shape.depth + 1) if model.plays(1) else vocabulary.late
+        # Rows of a draft that grows as one graph or from masks are dropped; accepted tokens are fed again.
+        mask = mask_token(model)
+        dropped = mask is not None or model.plays(1)
+        late = max(vocabulary.late, shape.depth + 1) if dropped else vocabulary.late
         return GrowthShared(
             shape=shape,
             draws=draws,
@@ -180,13 +186,17 @@ class DraftModel(Drafter[GrowthState]):
             least=log_confidence(self.min_confidence),
             by_path=self.confidence == "path",
             runner=DraftRunner(model, late, ids),
+            mask=mask,
         )
 
     def renew(self, shared: GrowthShared, target: TargetModel) -> GrowthShared:
         return replace(shared, runner=shared.runner.renewed())
 
     def warm(self, shared: GrowthShared, slots: int) -> None:
-        warm(shared, slots)
+        if shared.mask is None:
+            warm(shared, slots)
+        else:
+            shared.runner.warm(slots)
 
     def start(self, sequence: Sequence, shared: GrowthShared) -> GrowthState:
         return GrowthState(sequence, shared, shared.runner.open(), shared.vocabulary.reader(sequence))
@@ -215,7 +225,10 @@ class DraftModel(Drafter[GrowthState]):
         if active:
             runner = active[0].shared.runner
             runner.catch_up([state.track for state in active], [state.text for state in active])
-            if runner.model.plays(len(active)):
+            if active[0].shared.mask is not None:
+                grow_masked(active, active[0].shared.mask)
+                active = []
+            elif runner.model.plays(len(active)):
                 active = grow_on_device(active, grow_by_model, graphs=True)
         feeds = [Feed(state.text[state.track.stem :]) for state in active]
         while active:

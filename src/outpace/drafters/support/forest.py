@@ -271,14 +271,39 @@ def grow_on_device(
     return left
 
 
-def grow_from(plan: GrowthPlan, members: Seq[Any], rows: Tensor) -> Grown:
-    """Draw chains from logits that do not depend on the tokens before them, [n, layers, vocabulary]."""
+def grow_paths(
+    plan: GrowthPlan, numbers: GrowthNumbers, ids: Tensor | None, rows: Callable[[Tensor, Tensor], Tensor]
+) -> Made:
+    """Grow trees by the paths to their nodes, without any data from the host.
+
+    Args:
+        ids: as of ``Forest``.
+        rows: returns the logits [n, drafted ids] after n paths, from whose each is, [n], and from their
+            tokens, the root first, [n, 1 + depth].
+    """
+    forest, paths = Forest(plan, numbers, ids), numbers.roots[:, None, None]
+    every = torch.arange(len(paths), device=paths.device)
+    while True:
+        count, front, depth = paths.shape
+        owners = every[:, None].expand(-1, front).flatten()
+        forest.grow(rows(owners, paths.flatten(0, 1)).unflatten(0, (count, front)))
+        if forest.ended:
+            return forest.made
+        above = forest.above[..., None].expand(-1, -1, depth)
+        paths = torch.cat([paths.gather(1, above), forest.tokens[..., None]], dim=2)
+
+
+def grow_from(
+    plan: GrowthPlan,
+    members: Seq[Any],
+    ids: Tensor | None,
+    device: torch.device,
+    rows: Callable[[Tensor, Tensor], Tensor],
+) -> Grown:
+    """Grow trees on a device outside of graphs; ``ids`` and ``rows`` as of ``grow_paths``."""
     places = range(len(members))
-    numbers = unpack(plan, upload(pack(plan, members, places, [0] * len(members), len(members)), rows.device))
-    forest = Forest(plan, numbers, None)
-    while not forest.ended:
-        forest.grow(rows[:, forest.depth, None])
-    return Grown.of(forest.made, places)
+    numbers = unpack(plan, upload(pack(plan, members, places, [0] * len(members), len(members)), device))
+    return Grown.of(grow_paths(plan, numbers, ids, rows), places)
 
 
 def _hang_tree(plan: GrowthPlan, state: Any, found: Seq[float], distributions: Seq[Tensor]) -> None:
@@ -303,6 +328,6 @@ def _hang_tree(plan: GrowthPlan, state: Any, found: Seq[float], distributions: S
             return
         parents = plan.layers[depth + 1].parents
         slots = {
-            node: place if parents is None else parents.index(candidates[node])
+            node: place if parents is None or len(parents) == 1 else parents.index(candidates[node])
             for place, node in enumerate(tree.front)
         }

@@ -49,7 +49,7 @@ class Growth:
         """
         shape = self.shape.within(sequence.budget)
         least = math.log(sequence.row_cost) if sequence.row_cost else -math.inf
-        return Growing(sequence.within_reach(shape.depth), shape, least=least)
+        return Growing(sequence.within_reach(shape.depth), shape, least=least, ends=self.ends(sequence))
 
 
 class Grows(Protocol):
@@ -67,9 +67,14 @@ G = TypeVar("G", bound=Grows)
 
 @dataclass(frozen=True, kw_only=True)
 class GrowthShared(Growth):
-    """Data that an engine's sequences share: the draft model with its cache, and the rules of its trees."""
+    """Data that an engine's sequences share: the draft model with its cache, and the rules of its trees.
+
+    Attributes:
+        mask: the token of places that it fills all in one forward; None if it drafts one after another.
+    """
 
     runner: DraftRunner
+    mask: int | None = None
 
     def ends(self, sequence: Sequence) -> frozenset[int]:
         return self.model.eos_token_ids if self.vocabulary.text else sequence.stop_tokens
@@ -101,6 +106,16 @@ def grow_whole(states: Seq[G], rows: Callable[[list[G]], Tensor]) -> None:
     while active:
         grow(active, rows(active))
         active = [state for state in active if state.tree.front]
+
+
+def paths_of(active: Seq[Grows]) -> tuple[list[int], list[list[int]]]:
+    """The paths to the nodes of the trees' fronts: whose each is, and its tokens, the root's first."""
+    owners, paths = [], []
+    for place, state in enumerate(active):
+        for node in state.tree.front:
+            owners.append(place)
+            paths.append([state.sequence.tokens[-1], *state.tree.guessed(node)])
+    return owners, paths
 
 
 def grow(active: Seq[Grows], rows: Tensor) -> None:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from outpace.cache.lanes import power_of_two
 from outpace.drafters.support.growth import Grows, Growth
-from outpace.drafters.support.shapes import Confident, TreeShape
+from outpace.drafters.support.shapes import Confident, TreeShape, candidates_of
 from outpace.drafters.support.vocabulary import Subset, Vocabulary
 from outpace.draws.many_rows import host_keys, is_cut, limits_of
 from outpace.draws.sampling import TINY_TEMPERATURE
@@ -140,6 +140,8 @@ def layers_of(key: tuple[str, tuple[int, ...]], depth: int) -> tuple[GrowthLayer
     if name == "confident":
         width = numbers[0]
         return tuple(GrowthLayer(width if place else 1, width, None) for place in range(depth))
+    if name == "marginals":
+        return tuple(GrowthLayer(1, candidates_of(numbers[0], place), (0,)) for place in range(depth))
     below, front, parents, layers = children(numbers), [-1], tuple[int, ...](), list[GrowthLayer]()
     while front and len(layers) < depth:
         count = max(len(below[node]) for node in front)

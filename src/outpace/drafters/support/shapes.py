@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import accumulate
@@ -14,12 +14,14 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
+from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.sequoia import best_tree, likeliest
 from outpace.tree import children, depths, select
 
 T = TypeVar("T", int, float)
 
 _MOST = 4096  # maximum number of nodes of a tree by branching
+_RANKS = 16  # candidates of a place, at most, in a tree of marginals
 _LEAST = 1e-300  # the chance stated for a confidence that rounds to 0
 
 
@@ -36,6 +38,7 @@ class Growing:
         front: nodes that get children next; at first the root.
         fed: the row of each node fed to the draft model, counted from the tree's first.
         least: the log of the least confidence of a path that may pay for a row.
+        ends: tokens after which nothing is drafted.
     """
 
     layers: int
@@ -49,6 +52,7 @@ class Growing:
     fed: dict[int, int] = field(default_factory=lambda: {-1: -1})
     depth: int = 0
     least: float = -math.inf
+    ends: frozenset[int] = frozenset()
 
     def weight(self, node: int) -> float:
         return self.weights[node] if node >= 0 else 0.0
@@ -197,6 +201,51 @@ class Confident(TreeShape):
         ranked = sorted(range(len(tree.tokens)), key=lambda node: -tree.weights[node])
         chances = [max(math.exp(weight), _LEAST) for weight in tree.weights]
         return select(Draft(tuple(tree.tokens), tuple(tree.parents), chances=chances), ranked[: self.nodes])
+
+
+class Marginals(TreeShape):
+    """The best tree of places whose distributions do not depend on each other's tokens.
+
+    It has the paths whose probabilities, the products of their tokens', are the highest (DDTree: Ringel,
+    Romano 2026, arXiv 2604.12989, section 4). While it grows it is a chain, with all candidates of a place
+    beside the chain's node; ``finish`` makes the tree of them.
+    """
+
+    branches = True
+    weighs = True
+
+    def __init__(self, nodes: int, depth: int) -> None:
+        self.nodes = nodes
+        self.depth = min(depth, nodes)
+        self.key = ("marginals", (nodes, self.depth))
+
+    def count(self, tree: Growing, node: int) -> int:
+        return candidates_of(self.nodes, tree.depth)
+
+    def front(self, tree: Growing, layer: Seq[int]) -> list[int]:
+        return list(layer[:1])
+
+    def within(self, nodes: int | None) -> Marginals:
+        if nodes is None or not 0 < nodes < self.nodes:
+            return self
+        return Marginals(nodes, self.depth)
+
+    def finish(self, tree: Growing, replacement: bool) -> Draft:
+        places: dict[int, list[tuple[float, int]]] = {}  # parent, one for each place -> its candidates
+        for token, parent, weight in zip(tree.tokens, tree.parents, tree.weights, strict=True):
+            places.setdefault(parent, []).append((math.exp(weight - tree.weight(parent)), token))
+        layers = list(places.values())
+
+        def children_of(depth: int, chance: float) -> Iterator[tuple[float, int, int]]:
+            for own, token in layers[depth] if depth < len(layers) else ():
+                yield max(chance * own, _LEAST), token, depth + 1
+
+        return best_first(0, children_of, self.nodes, tree.ends)
+
+
+def candidates_of(nodes: int, depth: int) -> int:
+    """Candidates of a place that may be in a tree of marginals: that of rank r is after depth + r nodes."""
+    return min(nodes - depth, _RANKS)
 
 
 def shape_of(

@@ -56,8 +56,6 @@ def _why_refused(asked: Asked, modules: Modules) -> str | None:
         return "the model takes chains only"
     if modules.step is not model:
         return "other modules run in place of the model's, with an attention of their own"
-    if options.compiled is not None:
-        return "compiled steps run on the attention that they are compiled with"
     if attention == TREE:
         return "all steps run on the kernel for trees"
     if attention not in ("sdpa", "eager"):

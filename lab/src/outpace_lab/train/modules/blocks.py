@@ -8,13 +8,13 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator
 from collections.abc import Sequence as Seq
-from typing import cast
+from typing import ClassVar, cast
 
 import torch
 from torch import Tensor
 
-from outpace.drafters.blocks.blocks import BlockModule
-from outpace.drafters.blocks.dflash import DFlashModule
+from outpace.drafters.blocks.dflash_module import DFlashModule
+from outpace.drafters.support.blocks import BlockModule
 from outpace.learned.layers import Attention, Store
 from outpace_lab.train.trained import (
     Losses,
@@ -78,6 +78,8 @@ class TrainedBlocks(BlockModule, TrainedPart):
 
 class TrainedDFlash(DFlashModule, TrainedBlocks):
     """DFlash's layers, in training."""
+
+    extends: ClassVar[bool] = False
 
     def blocks(self, batch: TrainingBatch, anchors: Tensor) -> Tensor:
         count, width = anchors.shape[1], 1 + self.config.tokens
