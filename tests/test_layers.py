@@ -44,7 +44,7 @@ LAYERS: list[set[str]] = [
 # The rooms of targets, bottom to top.
 ROOMS: list[set[str]] = [
     {"hardware", "kernel", "plan", "rows"},
-    {"batch"},
+    {"batch", "capabilities"},
     {"base"},
     {"around"},
     {"inputs", "ranks", "ties"},

@@ -19,7 +19,7 @@ from outpace.drafters.none import NoDraft
 from outpace.engine.clock import Clock
 from outpace.engine.drafting import Drafting
 from outpace.engine.errand import Errand, Stopping
-from outpace.engine.guards import Turn, whole_number
+from outpace.engine.guards import CallGuard, whole_number
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.parts import (
@@ -127,7 +127,7 @@ class Engine:
         check_shape(self.drafter, self.verifier, self.target)
         self.governor = policy_of(adaptive, self.drafter, self.verifier, self.target, costs)
         self._clock = Clock(clock)
-        self._turn = Turn(self._renew)
+        self._turn = CallGuard(self._renew)
         self.target = self.drafter.attach(self.target)
         rows = Memory(self.target, memory, slots, length, prefix_cache)
         others = {name: drafter_of(other) for name, other in (drafters or {}).items()}

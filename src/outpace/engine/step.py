@@ -31,7 +31,7 @@ from outpace.verify import Verifier
 _log = logging.getLogger(__name__)
 
 
-class Cut(NamedTuple):
+class TrimmedDraft(NamedTuple):
     """A draft to verify, and the proposal's node for each of its nodes."""
 
     draft: Draft
@@ -98,7 +98,7 @@ class Stepper:
 
     # -- draft -------------------------------------------------------------------------------------------
 
-    def _draft(self, decoding: Seq[Active], early: Container[Active]) -> dict[Active, Cut]:
+    def _draft(self, decoding: Seq[Active], early: Container[Active]) -> dict[Active, TrimmedDraft]:
         """A draft per sequence, from its own drafter, cut to what is verified; none if the draft is wrong.
 
         Args:
@@ -110,13 +110,13 @@ class Stepper:
             proposals |= drafting.propose(members)
         return self._cut(proposals)
 
-    def _cut(self, proposals: Mapping[Active, Draft]) -> dict[Active, Cut]:
+    def _cut(self, proposals: Mapping[Active, Draft]) -> dict[Active, TrimmedDraft]:
         """The drafts to verify.
 
         For a target that takes chains only, a tree is first cut to its likeliest path, so that all of the
         nodes that pay are on it.
         """
-        drafts: dict[Active, Cut] = {}
+        drafts: dict[Active, TrimmedDraft] = {}
         leaves = self._target.max_leaves
         for active, draft in proposals.items():
             try:
@@ -130,7 +130,7 @@ class Stepper:
                 if leaves is not None:
                     cut, nodes_kept = few_leaves(cut, max(leaves // len(proposals), 1))
                     kept = [kept[node] for node in nodes_kept]
-                drafts[active] = Cut(cut, kept)
+                drafts[active] = TrimmedDraft(cut, kept)
                 check_draft(draft, self._target)
             except Exception as error:
                 fail([active], error)
@@ -149,7 +149,7 @@ class Stepper:
 
     # -- forward -----------------------------------------------------------------------------------------
 
-    def _forward(self, drafts: Mapping[Active, Cut], prompts: Mapping[Active, int]) -> Output | None:
+    def _forward(self, drafts: Mapping[Active, TrimmedDraft], prompts: Mapping[Active, int]) -> Output | None:
         """The target's forward over the roots and drafts of a batch; None if no sequence is left.
 
         Args:
@@ -175,7 +175,7 @@ class Stepper:
     # -- verify ------------------------------------------------------------------------------------------
 
     def _verify(
-        self, drafts: Mapping[Active, Cut], output: Output | None
+        self, drafts: Mapping[Active, TrimmedDraft], output: Output | None
     ) -> tuple[dict[Active, Step], dict[Active, float]]:
         """Verify each sequence's draft and emit its tokens; a sequence that fails has no entry.
 
@@ -202,7 +202,7 @@ class Stepper:
         return steps, seconds
 
     def _logits(
-        self, output: Output, drafts: Mapping[Active, Cut]
+        self, output: Output, drafts: Mapping[Active, TrimmedDraft]
     ) -> dict[Active, tuple[Logits, dict[int, int]]]:
         """Each sequence's logits, and the target's own tokens as far as they are computed in advance."""
         batch = [a for a in drafts if a.sequence.error is None]
@@ -220,7 +220,7 @@ class Stepper:
         rows: Tensor,
         array: NDArray[np.float32] | None,
         roots: Mapping[Active, int],
-        drafts: Mapping[Active, Cut],
+        drafts: Mapping[Active, TrimmedDraft],
     ) -> dict[Active, dict[int, int]]:
         """The target's own tokens by node, for the sequences whose verification follows them.
 
@@ -237,7 +237,12 @@ class Stepper:
             return {}
 
     def _verdict(
-        self, sequence: Sequence, cut: Cut, logits: Logits, hidden: dict[int, Tensor], own: Mapping[int, int]
+        self,
+        sequence: Sequence,
+        cut: TrimmedDraft,
+        logits: Logits,
+        hidden: dict[int, Tensor],
+        own: Mapping[int, int],
     ) -> Step:
         """Verify one sequence's draft, which emits its tokens."""
         draw = KeyedDraw(sequence, own)

@@ -17,7 +17,7 @@ from outpace.targets import CausalTarget
 from outpace.targets.batch import Batch
 from outpace.targets.gpu.graphs import Eager
 from outpace.targets.plan import PassedOver, StepPlan
-from outpace.targets.step.plans import PLANS, Asked, Plan, choose
+from outpace.targets.step.plans import PLANS, Plan, StepRequest, choose
 
 PLAIN = TargetOptions(exact=False)
 
@@ -31,20 +31,20 @@ class Noted(Plan):
         self.name, self.exact = name, exact  # type: ignore[misc]
         self._refused, self._disproved, self.made = refused, disproved, 0
 
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         return self._refused
 
-    def make(self, asked: Asked) -> Any:
+    def make(self, asked: StepRequest) -> Any:
         self.made += 1
         return SimpleNamespace(packed={}, row_step=1)
 
-    def why_unproven(self, asked: Asked, step: Any, bits: Any) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Any, bits: Any) -> str | None:
         return self._disproved
 
 
 def test_the_first_that_is_neither_refused_nor_disproved_is_taken() -> None:
     plans = [Noted("a", True, refused="of a"), Noted("b", True, disproved="of b"), Noted("c", False)]
-    last, asked = Noted("d", False), Asked(tiny_llama(), PLAIN)
+    last, asked = Noted("d", False), StepRequest(tiny_llama(), PLAIN)
     taken, _, plan = choose(asked, lambda _: None, [*plans, last])
     assert taken is plans[2] and [one.made for one in [*plans, last]] == [0, 1, 1, 0]
     assert plan.name == "c" and not plan.exact and plan.why_inexact == "of b"
@@ -55,7 +55,7 @@ def test_the_first_that_is_neither_refused_nor_disproved_is_taken() -> None:
 def test_an_option_of_true_means_this_plan_or_its_reason() -> None:
     plans = [Noted("b", True, disproved="of b"), Noted("c", False)]
     with pytest.raises(UnsupportedModel, match="is not bit-exact: of b; leave exact out"):
-        choose(Asked(tiny_llama(), TargetOptions(exact=True)), lambda _: None, plans)
+        choose(StepRequest(tiny_llama(), TargetOptions(exact=True)), lambda _: None, plans)
     assert not plans[1].made
 
 

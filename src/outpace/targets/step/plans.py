@@ -36,7 +36,7 @@ Bits = Callable[[], str | None]
 
 
 @dataclass
-class Asked:
+class StepRequest:
     """A model and the options requested for its steps.
 
     Attributes:
@@ -108,18 +108,18 @@ class Plan(ABC):
     exact: bool = False
 
     @abstractmethod
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         """The reason not to make its step; None to make it."""
 
     @abstractmethod
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         """The modules that its steps run on.
 
         Raises:
             UnsupportedModel: they cannot be made.
         """
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
         """The reason why a step is not what the plan promises; None if it is.
 
         Args:
@@ -134,16 +134,16 @@ class Invariant(Plan):
     name = "invariant"
     exact = True
 
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         return asked.why_inexact if asked.on_gpu else "it is for GPUs"
 
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         packer = Packer(asked.model, False, True, kernel=TRITON)
         replaced = _Replaced(packer, lambda module: invariant_norm(module, asked.model.dtype))
         step = exchange(asked.model, replaced, INVARIANT)
         return Modules(asked.model, step, replaced.held, packer, chains=asked.chains)
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
         return why_unproven(step.step) or why_norm_unproven(step.step) or bits()
 
 
@@ -153,16 +153,16 @@ class Native(Plan):
     name = NATIVE
     exact = True
 
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         return asked.not_native
 
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         model = asked.model
         context = context_of(model.config.get_text_config(decoder=True))
         runner = NativeRunner(model, context, asked.options.of_step["quantise"] or "")
         return Modules(model, model, native=runner)
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
         return bits()
 
 
@@ -172,18 +172,18 @@ class Exact(Plan):
     name = "exact"
     exact = True
 
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         if asked.on_gpu:
             return "it is for CPUs"
         return asked.why_inexact
 
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         packer = _packer(asked, asked.packs(exact=True), exact=True)
         replaced = _Replaced(packer, kept=piecewise)
         step = exchange(asked.model, replaced, EXACT)
         return Modules(asked.model, step, replaced.held, packer, tail_step(asked.model), chains=asked.chains)
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
         return why_unproven(step.step) or bits()
 
 
@@ -192,14 +192,14 @@ class Packed(Plan):
 
     name = "packed"
 
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         if asked.on_gpu:
             return "it is for CPUs"
         if asked.options.of_step["quantise"]:
             return None
         return why_not_packed(asked.model, exact=False, asked=asked.named == self.name)
 
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         every = asked.named == self.name and not asked.options.of_step["quantise"]
         kernel = chosen_kernel(asked.model.dtype) if every else None
         packer = _packer(asked, asked.packs(exact=False), exact=False, kernel=kernel)
@@ -207,7 +207,7 @@ class Packed(Plan):
         step = exchange(asked.model, replaced, None)
         return Modules(asked.model, step, replaced.held, packer, chains=asked.chains)
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
         return None if step.packed else "no kernel takes its layers"
 
 
@@ -216,10 +216,10 @@ class Stock(Plan):
 
     name = "stock"
 
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         return "quantise rounds its weights" if asked.options.of_step["quantise"] else None
 
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         return Modules(asked.model, asked.model, chains=asked.chains)
 
 
@@ -228,7 +228,7 @@ _EXACT = frozenset(plan.name for plan in PLANS if plan.exact)
 
 
 def choose(
-    asked: Asked, bits: Callable[[Modules], str | None], plans: Sequence[Plan] = PLANS
+    asked: StepRequest, bits: Callable[[Modules], str | None], plans: Sequence[Plan] = PLANS
 ) -> tuple[Plan, Modules, StepPlan]:
     """The first plan that is neither refused nor disproved, its step, and the report.
 
@@ -261,7 +261,7 @@ def choose(
 
 
 def _tried(
-    plan: Plan, asked: Asked, bits: Callable[[Modules], str | None]
+    plan: Plan, asked: StepRequest, bits: Callable[[Modules], str | None]
 ) -> tuple[Modules | None, str | None]:
     """A plan's step, or None and the reason why not: its copies of weights must not count as used memory.
 
@@ -278,13 +278,13 @@ def _tried(
     return (None, reason) if reason else (step, None)
 
 
-def _why_inexact(asked: Asked, passed: Sequence[PassedOver]) -> str | None:
+def _why_inexact(asked: StepRequest, passed: Sequence[PassedOver]) -> str | None:
     """The reason why steps are not bit-exact: what disproved them, or why none was tried."""
     usual = f"plan={asked.named!r} is not bit-exact" if asked.named else asked.why_inexact
     return next((plan.reason for plan in passed if plan.exact and plan.tried), usual)
 
 
-def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:
+def _refusal(asked: StepRequest, passed: Sequence[PassedOver]) -> UnsupportedModel:
     """The error for options that no plan serves."""
     name = family(asked.model)
     if asked.named is None:
@@ -314,6 +314,6 @@ class _Replaced:
         return self._kept and self._kept(module)
 
 
-def _packer(asked: Asked, packs: bool, exact: bool, kernel: Kernel | None = None) -> Packer:
+def _packer(asked: StepRequest, packs: bool, exact: bool, kernel: Kernel | None = None) -> Packer:
     """A packer of a model's layers; ``kernel``: for all of them, whether they gain from it or not."""
     return Packer(asked.model, packs, exact, asked.options.of_step["quantise"] or "", kernel)

@@ -42,7 +42,7 @@ from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import why_bits_differ
 from outpace.targets.step.layer_test import compare_all
 from outpace.targets.step.modules import Modules
-from outpace.targets.step.plans import Asked, choose
+from outpace.targets.step.plans import StepRequest, choose
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import StockModel
 from outpace.targets.step.replay import shown
@@ -139,7 +139,7 @@ class CausalTarget(StockForwards):
         about = {**asked.of_step, "static": asked.static}
         record = Record.of_model(self.model, about) if check == "auto" else None
         self.plan = StepPlan()
-        self._asked = Asked(self.model, asked, bool(self.why_chains_only))
+        self._asked = StepRequest(self.model, asked, bool(self.why_chains_only))
         self._plan, modules, plan = choose(self._asked, partial(self._why_inexact, record))
         self.plan = replace(plan, no_graphs=self._no_graphs if self.device.type == "cuda" else "")
         self._take(modules)
