@@ -15,7 +15,7 @@ wheels=(torch==2.6.0 'numpy<2.4' transformers==5.24.0 safetensors rich typer pyd
     typing-inspection jinja2 markupsafe typing_extensions filelock fsspec networkx sympy==1.13.1 mpmath tokenizers
     huggingface-hub pyyaml regex tqdm packaging click shellingham markdown-it-py mdurl pygments httpx2 httpcore2 truststore
     anyio h11 idna certifi requests urllib3 charset-normalizer psutil gguf hypothesis sortedcontainers attrs pytest
-    pluggy iniconfig pytest-xdist execnet)
+    pluggy iniconfig pytest-xdist execnet annotated-doc tomlkit)
 
 if [ ! -e "$at/made" ]; then
     mkdir -p "$at/packages" "$at/root"
