@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 from outpace.native.packaged import FOLDER, FORMS, sets_of, text_of, whole
 from outpace.native.systems import Platform, platform_of
 
-_CALLED = re.compile(r"^(?!static|typedef)\w[\w *]*?\b(\w+)\([^;{]*\{", re.MULTILINE)
+_CALLED = re.compile(r"^SHOWN \w[\w *]*?\b(\w+)\(", re.MULTILINE)
 _MACHINES = {
     "x86_64": ("ARCH.X86_64", "CPU_TYPE.X86_64", "MACHINE_TYPES.AMD64"),
     "aarch64": ("ARCH.AARCH64", "CPU_TYPE.ARM64", "MACHINE_TYPES.ARM64"),

@@ -57,7 +57,7 @@ static void rank_row(void *given, int64_t row) {
 
 /* The ``count`` greatest numbers of each row [rows, size], at most all: in descending order, the first of equal ones
    first, with their places. ``totals``: the logarithm of the sum of the exponentials of a whole row. */
-void best(int64_t rows, int64_t size, int64_t count, const real *given, float *scores, int64_t *places, float *totals) {
+SHOWN void best(int64_t rows, int64_t size, int64_t count, const real *given, float *scores, int64_t *places, float *totals) {
     struct ranking job = {size, count, given, scores, places, totals};
     share(rows, rank_row, &job);
 }

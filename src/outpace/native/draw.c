@@ -28,7 +28,7 @@ struct draw {
 };
 
 /* The size of the struct that Python fills, which it compares with its own. */
-int64_t size_of_draw(void) { return sizeof(struct draw); }
+SHOWN int64_t size_of_draw(void) { return sizeof(struct draw); }
 
 /* e to the power of x, at most 0, to about 1e-7 of it; 0 where x is so low that the token is never drawn. */
 static inline float exponential(float x) {
@@ -236,7 +236,7 @@ static void draw_row(void *given, int64_t row) {
 
 /* Draw a token from each of some rows of scores, [rows, size]; UNDECIDED if rounding decides, or a row has no finite
    best score. */
-void draw_rows(int64_t rows, int64_t size, const float *scores, const uint64_t *words, struct draw *draws) {
+SHOWN void draw_rows(int64_t rows, int64_t size, const float *scores, const uint64_t *words, struct draw *draws) {
     struct drawing job = {size, scores, words, draws};
     share(rows, draw_row, &job);
 }
@@ -254,7 +254,7 @@ static void widen_some(void *given, int64_t chunk) {
 }
 
 /* Bfloat16 numbers as float32: they are its upper halves. */
-void widen(int64_t count, const uint16_t *given, uint32_t *out) {
+SHOWN void widen(int64_t count, const uint16_t *given, uint32_t *out) {
     struct widening job = {count, items_of_chunk(count, 1), given, out};
     share(chunks_of(count, job.each), widen_some, &job);
 }

@@ -32,7 +32,7 @@ static void attend_tile(void *given, int64_t item) {
 }
 
 /* Rotate a layer's queries and keys, write its keys and values to the cache, attend. Returns 1 if out of memory. */
-int attention(const struct rows *rows, const struct heads *heads) {
+SHOWN int attention(const struct rows *rows, const struct heads *heads) {
     int64_t work = 0;
     int most = 0;
     for (int row = 0; row < rows->rows; row++) work += (int64_t)rows->count[row] * rows->heads * rows->size;
@@ -138,7 +138,7 @@ static int hides(const struct view *view, int past) {
 }
 
 /* The number of columns that the views of a batch list one by one. */
-int64_t listed(const struct decoder *model, const struct batch *batch) {
+SHOWN int64_t listed(const struct decoder *model, const struct batch *batch) {
     int64_t most = 0;
     for (int i = 0; i < model->views; i++) {
         const int32_t *parents = batch->parents;
@@ -330,7 +330,7 @@ static int read_rows(const struct decoder *model, const struct batch *batch, con
 }
 
 /* Run a model on a batch. Returns 1 if out of memory. */
-int forward(const struct decoder *model, const struct batch *batch, const struct forward_room *room) {
+SHOWN int forward(const struct decoder *model, const struct batch *batch, const struct forward_room *room) {
     const int64_t rows = batch->begin[batch->sequences];
     struct rows views[model->views];
     survey_batch(model, batch, room, views);

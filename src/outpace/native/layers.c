@@ -24,22 +24,22 @@
 #include "packing.h"
 
 /* Sizes of the structs that Python fills, which it compares with its own. */
-int64_t size_of_product(void) { return sizeof(struct product); }
-int64_t size_of_rows(void) { return sizeof(struct rows); }
-int64_t size_of_heads(void) { return sizeof(struct heads); }
-int64_t size_of_decoder(void) { return sizeof(struct decoder); }
-int64_t size_of_batch(void) { return sizeof(struct batch); }
-int64_t size_of_layer(void) { return sizeof(struct layer); }
-int64_t size_of_view(void) { return sizeof(struct view); }
-int64_t size_of_lane(void) { return sizeof(struct lane); }
-int64_t size_of_norm(void) { return sizeof(struct norm); }
-int64_t size_of_forward_room(void) { return sizeof(struct forward_room); }
+SHOWN int64_t size_of_product(void) { return sizeof(struct product); }
+SHOWN int64_t size_of_rows(void) { return sizeof(struct rows); }
+SHOWN int64_t size_of_heads(void) { return sizeof(struct heads); }
+SHOWN int64_t size_of_decoder(void) { return sizeof(struct decoder); }
+SHOWN int64_t size_of_batch(void) { return sizeof(struct batch); }
+SHOWN int64_t size_of_layer(void) { return sizeof(struct layer); }
+SHOWN int64_t size_of_view(void) { return sizeof(struct view); }
+SHOWN int64_t size_of_lane(void) { return sizeof(struct lane); }
+SHOWN int64_t size_of_norm(void) { return sizeof(struct norm); }
+SHOWN int64_t size_of_forward_room(void) { return sizeof(struct forward_room); }
 
 /* Read a boolean mask [sequences * width, columns]: the columns that each row attends to, as ``struct rows``
    has them. ``cells`` are the rows' places in it; those of padding (``place`` -1) attend to none. Returns the
    number of ``columns``, which are written if there is room for them, ``columns`` not being NULL. */
-int64_t read_mask(const uint8_t *mask, int32_t rows, int32_t width, const int32_t *cells, const int32_t *place,
-                  int32_t *first, int32_t *run, int32_t *count, int32_t *start, int32_t *columns) {
+SHOWN int64_t read_mask(const uint8_t *mask, int32_t rows, int32_t width, const int32_t *cells, const int32_t *place,
+                        int32_t *first, int32_t *run, int32_t *count, int32_t *start, int32_t *columns) {
     int64_t listed = 0;
     for (int row = 0; row < rows; row++) {
         const uint8_t *own = mask + (int64_t)cells[row] * width;

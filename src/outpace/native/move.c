@@ -3,10 +3,12 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "systems.h"
+
 /* A buffer is [layers, places, heads, rows, row bytes]; strides are in bytes. Moves are made in their order. */
-void move_rows(char *buffer, int64_t layers, int64_t heads, int64_t layer_stride, int64_t place_stride,
-               int64_t head_stride, int64_t row, int64_t count, const int64_t *places, const int64_t *sources,
-               const int64_t *targets) {
+SHOWN void move_rows(char *buffer, int64_t layers, int64_t heads, int64_t layer_stride, int64_t place_stride,
+                     int64_t head_stride, int64_t row, int64_t count, const int64_t *places, const int64_t *sources,
+                     const int64_t *targets) {
     for (int64_t layer = 0; layer < layers; layer++)
         for (int64_t head = 0; head < heads; head++)
             for (int64_t move = 0; move < count; move++) {

@@ -107,6 +107,6 @@ static void activate(enum activation kind, int gated, int64_t rows, int64_t size
 }
 
 /* ``norm_rows`` for Python. */
-void norm(const struct norm *own, int64_t rows, int64_t size, const real *given, real *out) {
+SHOWN void norm(const struct norm *own, int64_t rows, int64_t size, const real *given, real *out) {
     norm_rows(own, rows, size, given, size, out, size);
 }

@@ -8,10 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(_WIN32) && !defined(__clang__)
-#error "gcc does not align vectors on the stack of Windows; set CC to zig or clang"
-#endif
-
 #if defined(__linux__) && defined(REAL16) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define SQUARED /* products of squares of numbers (AMX), where the system allows them */
 #endif

@@ -191,7 +191,7 @@ static void pack_panels(void *given, int64_t chunk) {
 }
 
 /* Write a product's weights from its outputs' rows. Returns how many panels do not have what the rows have. */
-int64_t pack(const struct product *to, const real *const *rows) {
+SHOWN int64_t pack(const struct product *to, const real *const *rows) {
     const int64_t inputs = to->inputs, panel = to->bits ? ACROSS : PANEL;
     struct packing job = {.inputs = inputs, .outputs = to->outputs, .bits = to->bits, .panel = panel, .rows = rows};
     job.to = (char *)to->weights;
@@ -222,7 +222,7 @@ static void unpack_panels(void *given, int64_t chunk) {
 }
 
 /* The rows [outputs, inputs] of weights in panels. */
-void unpack(const struct product *from, real *to) {
+SHOWN void unpack(const struct product *from, real *to) {
     struct unpacking job = {from, to, items_of_chunk(chunks_of(from->outputs, PANEL), PANEL * from->inputs)};
     share(chunks_of(chunks_of(from->outputs, PANEL), job.each), unpack_panels, &job);
 }

@@ -185,10 +185,10 @@ static void alone(int64_t chunks, chunk_of *run, void *job) {
 }
 
 /* Threads of the calling thread's jobs. */
-int pool_threads(void) { return wish ? wish : atomic_load_explicit(&usual, memory_order_relaxed); }
+SHOWN int pool_threads(void) { return wish ? wish : atomic_load_explicit(&usual, memory_order_relaxed); }
 
 /* Run all chunks of a job. */
-void pool_share(int64_t chunks, chunk_of *run, void *job) {
+SHOWN void pool_share(int64_t chunks, chunk_of *run, void *job) {
     const int wanted = pool_threads();
     if (chunks < 2 || wanted < 2 || atomic_load(&pool.closing) || atomic_exchange(&pool.taken, 1)) {
         alone(chunks, run, job);
@@ -220,15 +220,15 @@ void pool_share(int64_t chunks, chunk_of *run, void *job) {
 }
 
 /* Threads of the calling thread's jobs, itself included; 0 for the usual number. */
-void pool_wish(int threads) { wish = threads < 0 ? 0 : threads < MOST_THREADS ? threads : MOST_THREADS; }
+SHOWN void pool_wish(int threads) { wish = threads < 0 ? 0 : threads < MOST_THREADS ? threads : MOST_THREADS; }
 
-void pool_usual(int threads) { atomic_store(&usual, threads < 1 ? 1 : threads < MOST_THREADS ? threads : MOST_THREADS); }
+SHOWN void pool_usual(int threads) { atomic_store(&usual, threads < 1 ? 1 : threads < MOST_THREADS ? threads : MOST_THREADS); }
 
-int pool_usual_threads(void) { return atomic_load(&usual); }
+SHOWN int pool_usual_threads(void) { return atomic_load(&usual); }
 
 /* Threads that are there beside callers, and how often one of them has kept a caller waiting. */
-int pool_workers(void) { return atomic_load(&pool.started); }
-uint64_t pool_stalls(void) { return pool.stalls; }
+SHOWN int pool_workers(void) { return atomic_load(&pool.started); }
+SHOWN uint64_t pool_stalls(void) { return pool.stalls; }
 
 #ifndef _WIN32 /* which has ended all threads but one when libraries are told */
 /* End the threads, at the end of the process: a job of another thread goes on alone. */

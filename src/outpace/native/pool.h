@@ -4,6 +4,8 @@
 
 #include <stdint.h>
 
+#include "systems.h"
+
 #define CHUNK 16384 /* numbers of a chunk, at least: a few microseconds of work */
 #define CHUNKS 512  /* of a job, about: enough for each of many threads to have several */
 
@@ -12,8 +14,8 @@ typedef void sharing(int64_t chunks, chunk_of *run, void *job);
 
 /* The pool of this process (pool.c). Libraries are several, and threads are there once: each is told where it is. */
 static sharing *pool_of_all;
-void use_pool(sharing *pool) { pool_of_all = pool; }
-sharing *pool_in_use(void) { return pool_of_all; }
+SHOWN void use_pool(sharing *pool) { pool_of_all = pool; }
+SHOWN sharing *pool_in_use(void) { return pool_of_all; }
 
 /* Run all chunks of a job, and return when all are done. Where chunks begin must not depend on the number of threads. */
 static inline void share(int64_t chunks, chunk_of *run, void *job) {

@@ -8,9 +8,9 @@
 #include "tiles.h"
 
 /* Numbers of outputs in a panel, also of rounded weights, and of inputs in a pair, for packing. */
-int panel_outputs(void) { return PANEL; }
-int rounded_outputs(void) { return ACROSS; }
-int pair_inputs(void) { return PAIR; }
+SHOWN int panel_outputs(void) { return PANEL; }
+SHOWN int rounded_outputs(void) { return ACROSS; }
+SHOWN int pair_inputs(void) { return PAIR; }
 
 struct multiplying {
     const struct product *product;
@@ -92,7 +92,7 @@ static void multiply_panels(void *given, int64_t chunk) {
 }
 
 /* Rows [rows, inputs] times the weights, plus the bias: [rows, outputs]. Returns 1 if out of memory. */
-int multiply(const struct product *product, int64_t rows, const real *given, real *out) {
+SHOWN int multiply(const struct product *product, int64_t rows, const real *given, real *out) {
     if (product->bits == MARKED) return multiply_quants(product, rows, given, out);
     if (product->bits) return multiply_blocks(product, rows, given, out);
     const int64_t panels = chunks_of(product->outputs, PANEL);

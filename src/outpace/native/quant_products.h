@@ -507,6 +507,6 @@ static int multiply_quants(const struct product *product, long rows, const real 
     return 0;
 }
 
-long size_of_quant_part(void) { return sizeof(struct quant_part); }
-long size_of_quants(void) { return sizeof(struct quants); }
+SHOWN long size_of_quant_part(void) { return sizeof(struct quant_part); }
+SHOWN long size_of_quants(void) { return sizeof(struct quants); }
 #undef long

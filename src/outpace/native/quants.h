@@ -68,11 +68,11 @@ static inline long codes_at(struct coded as, long inputs) {
 }
 
 /* Numbers of a block of a type in a file, and its bytes; 0 for a type that is not known here. */
-long quant_numbers(int type) { return float_bytes(type) ? 1 : coded_as(type).low ? SHARE * group_of(coded_as(type)) : 0; }
-long quant_bytes(int type) { return float_bytes(type) ? float_bytes(type) : coded_as(type).bytes; }
+SHOWN long quant_numbers(int type) { return float_bytes(type) ? 1 : coded_as(type).low ? SHARE * group_of(coded_as(type)) : 0; }
+SHOWN long quant_bytes(int type) { return float_bytes(type) ? float_bytes(type) : coded_as(type).bytes; }
 
 /* Bytes of a panel of rows of ``inputs`` numbers. */
-long quant_panel(int type, long inputs) {
+SHOWN long quant_panel(int type, long inputs) {
     if (float_bytes(type)) return inputs * ACROSS * float_bytes(type);
     const struct coded as = coded_as(type);
     return codes_at(as, inputs) + inputs / SHARE * code_bytes(as);
@@ -236,7 +236,7 @@ static inline float float_at(int type, const uint8_t *from) {
 }
 
 /* Rows of a matrix in a file, by their numbers, in float32: [count, inputs]. */
-void quant_rows(int type, const uint8_t *from, long inputs, const int64_t *rows, long count, float *to) {
+SHOWN void quant_rows(int type, const uint8_t *from, long inputs, const int64_t *rows, long count, float *to) {
     const long numbers = quant_numbers(type), bytes = quant_bytes(type), line = inputs / numbers * bytes;
     struct plain block;
     for (long row = 0; row < count; row++)
@@ -353,13 +353,13 @@ static void pack_quant_panel(void *given, long panel) {
 }
 
 /* Pack a matrix of a file, [outputs, blocks of inputs], to panels, which are zero: [panels, quant_panel]. */
-void quant_pack(int type, const uint8_t *from, const int32_t *order, long inputs, long outputs, uint8_t *to) {
+SHOWN void quant_pack(int type, const uint8_t *from, const int32_t *order, long inputs, long outputs, uint8_t *to) {
     struct quant_packing job = {type, from, order, inputs, outputs, to};
     share(chunks_of(outputs, ACROSS), pack_quant_panel, &job);
 }
 
 /* The numbers that panels hold, [outputs, inputs]. */
-void quant_unpack(int type, const uint8_t *from, long inputs, long outputs, float *to) {
+SHOWN void quant_unpack(int type, const uint8_t *from, long inputs, long outputs, float *to) {
     const struct coded as = coded_as(type);
     const long numbers = quant_numbers(type);
     struct plain block;

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import re
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +15,7 @@ import pytest
 
 from outpace.core import OutpaceError
 from outpace.files import why_reachable
-from outpace.native import packaged, systems
+from outpace.native import layers, packaged, pool, systems
 from outpace.native.instructions import LIMITS
 from outpace.native.processors import usual_threads
 from outpace.native.systems import Platform, here, machine, platform_of
@@ -132,3 +133,27 @@ def test_cores_are_those_that_the_system_counts(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(systems, "sys", SimpleNamespace(platform="win32"))
     monkeypatch.setattr(ctypes, "CDLL", lambda name: SimpleNamespace(GetLogicalProcessorInformation=asked))
     assert systems.cores() == 2
+
+
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("layers.c", {*layers._SIGNATURES, *(f"size_of_{name}" for name in layers.STRUCTS), "use_pool"}),
+        ("draw.c", {"draw_rows", "widen", "size_of_draw", "use_pool"}),
+        ("move.c", {"move_rows"}),
+        ("pool.c", {*pool._SIGNATURES, "pool_share"}),
+    ],
+)
+def test_functions_that_python_calls_are_shown(file: str, names: set[str]) -> None:
+    """Windows' libraries have no others; a linker that shows all leaves some names out."""
+    text = packaged.text_of(packaged.FOLDER / file)
+    assert names <= set(re.findall(r"^SHOWN \w[\w *]*?\b(\w+)\(", text, re.MULTILINE))
+
+
+def test_sizes_have_the_same_bits_on_every_system() -> None:
+    """``long`` has 32 on Windows."""
+    for path in packaged.FOLDER.glob("*.[ch]"):
+        code = re.sub(r"/\*.*?\*/", "", path.read_text("utf-8"), flags=re.DOTALL)
+        assert path.stem in ("quants", "quant_products", "rounded_amx") or not re.search(r"\blong\b", code), (
+            path
+        )
