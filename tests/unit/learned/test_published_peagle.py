@@ -175,5 +175,5 @@ def test_a_folder_without_one_is_refused_and_none_is_saved(tmp_path: Path) -> No
     with pytest.raises(OutpaceError, match="is not saved; keep its folder"):
         made.save(tmp_path / "saved")
     (tmp_path / "config.json").unlink()
-    with pytest.raises(OutpaceError, match="no P-EAGLE's config.json in .*; give a published one"):
+    with pytest.raises(OutpaceError, match=r"no P-EAGLE.s config.json in .*; give a published one"):
         PEagleModule.load(tmp_path, llama())
