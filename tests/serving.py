@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 
 from fastapi import FastAPI
 
-from outpace.core import SamplingParams
+from outpace.core import Generation, SamplingParams
 from outpace.engine.engine import Engine
 from outpace.loading import Loaded, load
 from outpace.serve.admission import Limits
@@ -58,6 +58,12 @@ def engine_text(prompt: list[int], **params: Any) -> tuple[list[int], str]:
 
 def story() -> list[int]:
     return model().encode_chat(STORY)
+
+
+def told(**params: Any) -> Generation:
+    """What an engine of its own tells, by default greedily."""
+    engine = Engine(model().target, tokenizer=model().tokenizer)
+    return engine.generate([story()], SamplingParams(**params))[0]
 
 
 def run(main: Callable[[], Awaitable[T]], seconds: float = 120) -> T:

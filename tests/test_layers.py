@@ -26,7 +26,8 @@ LAYERS: list[set[str]] = [
     {"_version"},
     {"core"},
     {"plugins", "spec_text"},
-    {"embedded", "tree", "text", "spec", "files", "hub", "outline"},
+    {"embedded", "tree", "text", "spec", "files", "hub"},
+    {"catalogue"},
     {"native", "reading", "names", "transfer"},
     {"cache", "draws"},
     {"sequence", "grammars"},
@@ -43,7 +44,7 @@ LAYERS: list[set[str]] = [
 # The rooms of targets, bottom to top.
 ROOMS: list[set[str]] = [
     {"hardware", "kernel", "plan", "rows"},
-    {"batch"},
+    {"batch", "capabilities"},
     {"base"},
     {"around"},
     {"inputs", "ranks", "ties"},

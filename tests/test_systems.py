@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -31,7 +32,6 @@ NAMES = {
 }  # fmt: skip
 # Files that run on Linux or POSIX alone, and are told so by who imports them.
 APART = {
-    "build.py": "compiled() returns a reason elsewhere",
     "program_worker.py": "--grade is refused without resource",
 }
 # Names that are reached on Linux alone, by file.
@@ -129,11 +129,14 @@ def opened(path, *args, **options):
 pathlib.Path.open = opened
 sys.platform = platform
 import outpace.serve.worker as worker
-from outpace.native import draw, layers, move
-for module in (draw, layers, move):
-    module.functions.cache_clear()
+from outpace.native import draw, instructions, layers, move, pool, systems
+instructions.sysctl = instructions.feature = lambda _: False
+systems.cores = lambda: 1
+for function in (draw.functions, layers.functions, move.functions, pool.pool):
+    function.cache_clear()
 os.environ["OUTPACE_CACHE"] += "/anew"
-print(layers.functions(torch.float32))
+print([str(functions) for functions in map(layers.functions, layers.DTYPES)])
+print([str(functions()) for functions in (draw.functions, move.functions, pool.pool)])
 worker._limit_memory(1 << 30), worker._limit_time(9)
 loaded = outpace.load(device="cpu")
 prompts, params = [loaded.encode("def add(a, b):")], outpace.SamplingParams(max_new_tokens=12)
@@ -148,16 +151,52 @@ outpace.cli.main()
 """
 
 
-@pytest.mark.parametrize("platform", first(1, ["win32", "darwin"]))
-def test_decoding_needs_neither_proc_nor_posix_nor_a_compiler(platform: str, tmp_path: Path) -> None:
+def decoded(platform: str, tmp_path: Path, **variables: str) -> str:
+    """What is printed by a process on such a system."""
     found = subprocess.run(
         [sys.executable, "-c", ELSEWHERE, repr(MODULES), repr(NAMES), platform],
-        env={**os.environ, "OUTPACE_CACHE": str(tmp_path), "CC": "no-such-compiler"},
+        env={**os.environ, "OUTPACE_CACHE": str(tmp_path), **variables},
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert not found.returncode, found.stderr
-    assert f"compiled functions are for Linux, not {platform}" in found.stdout
     assert "12 tokens" in found.stdout
+    return found.stdout
+
+
+@pytest.mark.parametrize("platform", first(1, ["win32", "darwin"]))
+def test_decoding_needs_neither_proc_nor_posix_nor_a_compiler(platform: str, tmp_path: Path) -> None:
+    assert "there is no program 'no-such-compiler'" in decoded(platform, tmp_path, CC="no-such-compiler")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("cc") is None or sys.platform != "linux", reason="nothing is compiled here")
+@pytest.mark.parametrize(("platform", "ending"), [("win32", ".dll"), ("darwin", ".dylib")])
+def test_compiled_functions_need_neither_proc_nor_posix(platform: str, ending: str, tmp_path: Path) -> None:
+    """A compiler as Windows finds it, for libraries that this system loads."""
+    compiler = tmp_path / "cc.EXE"
+    compiler.write_text(f'#!/bin/sh\nexec {shutil.which("cc")} -fPIC "$@"\n')
+    compiler.chmod(0o755)
+    said = decoded(platform, tmp_path, CC=str(compiler))
+    assert "no program" not in said and said.count("<CDLL") == 5
+    assert said.count(ending) == 5 == len(list((tmp_path / "anew" / "native").glob(f"*{ending}")))
+
+
+def test_names_of_files_are_of_every_system() -> None:
+    """Windows and macOS know no case in names, and Windows reserves some."""
+    names = [
+        str(path.relative_to(ROOT))
+        for folder in ("src", "tests", "lab", "docs", "tools", "examples", "integrations")
+        for path in (ROOT / folder).rglob("*")
+        if "__pycache__" not in path.parts
+    ]
+    assert len(names) == len({name.casefold() for name in names})
+    reserved = re.compile(
+        r"(^|/)(con|prn|aux|nul|com\d|lpt\d)(\.[^/]*)?(/|$)|[<>:\"|?*\\]|[. ](/|$)", re.IGNORECASE
+    )
+    assert len(names) > 500 and not [name for name in names if reserved.search(name)]
+    assert (
+        reserved.search("src/aux.py") and reserved.search("a/b:c") and not reserved.search("src/auxiliary.py")
+    )
 
 
 def test_paths_of_windows_are_paths() -> None:

@@ -1,4 +1,4 @@
-"""Write the generated parts of docs/reference: methods, options, models, API, commands, fields of the server.
+"""Write the generated parts of pages, and the packages' tables of methods (``outpace.catalogue``).
 
     python tools/reference.py
 
@@ -13,24 +13,29 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from typer.main import get_command
 
 import outpace
-from outpace.cli import drafters as listing
+from outpace.catalogue import FILE, attributes, described
 from outpace.cli.app import app
+from outpace.cli.drafters import shown
 from outpace.core import SamplingParams, Speculation
 from outpace.drafters import DRAFTERS
 from outpace.learned.formats import FORMATS, UNTOLD, DrafterFormat
+from outpace.plugins import installed
+from outpace.targets.cpu.quants import TYPES
+from outpace.targets.llamacpp.header import BLOCKS
 from outpace.targets.native.recipe import RECIPES
 from outpace.targets.stock.causal import CausalTarget
 from outpace.verify import VERIFIERS
 
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "docs" / "reference"
+ALL = (*sorted(PAGES.glob("*.md")), ROOT / "docs" / "guides" / "gguf.md")  # with generated parts
 _PART = re.compile(r"(<!-- ([a-z ]+): written by tools/reference\.py -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
@@ -48,8 +53,26 @@ def table(head: Iterable[str], rows: Iterable[Iterable[object]]) -> str:
 
 def entries() -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     """Outpace's own drafters and verifiers: name, summary, paper and options of each."""
-    drafters = [found for found in listing.catalogue() if found["package"] == "outpace"]
-    return drafters, [listing.listed(name, "outpace", cls) for name, cls in VERIFIERS.items()]
+    return described_all(DRAFTERS), described_all(VERIFIERS)
+
+
+def described_all(classes: Mapping[str, type[Any]]) -> list[dict[str, Any]]:
+    return [described(name, classes[name]) for name in sorted(classes)]
+
+
+def tables() -> dict[Path, str]:
+    """The tables of methods, by their files, of the packages that are installed."""
+    found = {}
+    for package, root in (("outpace", ROOT / "src"), ("outpace_lab", ROOT / "lab" / "src")):
+        kinds = {} if package != "outpace" else {"drafter": DRAFTERS, "verifier": VERIFIERS}
+        for kind in ("drafter", "verifier", "observer"):
+            points = installed(f"{kind}s").values()
+            own = {one.name: one.load() for one in points if one.module.startswith(f"{package}.")}
+            kinds |= {kind: own} if own else {}
+        if kinds:
+            text = {kind: described_all(classes) for kind, classes in kinds.items()}
+            found[root / package / FILE] = json.dumps(text, indent=1, ensure_ascii=False) + "\n"
+    return found
 
 
 def methods(found: list[dict[str, Any]]) -> str:
@@ -76,12 +99,12 @@ def options(found: list[dict[str, Any]]) -> str:
 
 
 def _spelled(option: dict[str, Any]) -> str:
-    return f"`{option['name']}" + ("`" if option["required"] else f"={listing._shown(option['default'])}`")
+    return f"`{option['name']}" + ("`" if option["required"] else f"={shown(option['default'])}`")
 
 
 def fields(cls: type[Any]) -> str:
     """The fields of a dataclass, with their defaults and the descriptions of its docstring."""
-    about = listing._attributes(inspect.getdoc(cls) or "")
+    about = attributes(inspect.getdoc(cls) or "")
     rows = ((f"`{own.name}={own.default!r}`", about.get(own.name, "")) for own in dataclasses.fields(cls))
     return table(("option", "meaning"), rows)
 
@@ -89,7 +112,7 @@ def fields(cls: type[Any]) -> str:
 def arguments(cls: type[Any]) -> str:
     """The arguments of a class, with their defaults and the descriptions of its docstring."""
     doc = (inspect.getdoc(cls) or "").replace("Args:", "Attributes:")
-    about = listing._attributes(doc)
+    about = attributes(doc)
     given = inspect.signature(cls).parameters.values()
     rows = (
         (f"`{own.name}={own.default!r}`", about.get(own.name, ""))
@@ -365,7 +388,18 @@ def parts() -> dict[str, Callable[[], str]]:
         "api": api,
         "commands": commands,
         "server": server,
+        "types": types,
     }
+
+
+def types() -> str:
+    """Types of GGUF files that outpace's own functions read."""
+    rows = []
+    for name, number in TYPES.items():
+        numbers, size = BLOCKS[number]
+        given = "as they are" if numbers == 1 else "in 8 bits, by 32"
+        rows.append((f"`{name}`", numbers, f"{8 * size / numbers:g}", given))
+    return table(("type", "weights of a block", "bits of a weight", "rows are multiplied"), rows)
 
 
 def renewed(text: str) -> str:
@@ -375,11 +409,15 @@ def renewed(text: str) -> str:
 
 
 def main() -> None:
-    for page in sorted(PAGES.glob("*.md")):
+    for page in ALL:
         text = page.read_text("utf-8")
         if (now := renewed(text)) != text:
             page.write_text(now, "utf-8")
             print(page.relative_to(ROOT))
+    for path, text in tables().items():
+        if not path.exists() or path.read_text("utf-8") != text:
+            path.write_text(text, "utf-8")
+            print(path.relative_to(ROOT))
 
 
 if __name__ == "__main__":

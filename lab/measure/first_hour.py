@@ -263,7 +263,6 @@ STEPS: dict[str, Step] = {
     "profile": Step(4, run=profile, prepare=small),
     "memory": Step(3, run=memory, prepare=small),
     "families": Step(3, run=families, prepare=built_families),
-    "compiled": Step(5, command=_figures("--compile")),
 }
 
 

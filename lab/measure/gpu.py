@@ -7,8 +7,8 @@
 Two tables for every shape, dtype and number of sequences:
 
 - steps: median milliseconds of a forward by its rows per sequence, for the default target (dynamic), for
-  fixed shapes (static: CUDA graphs), for those with the attention for trees (tree), on a GPU for bit-exact
-  ones (exact), and with ``--compile`` for compiled ones; and the share of the bandwidth roof (the least time
+  fixed shapes (static: CUDA graphs), for those with the attention for trees (tree), and on a GPU for
+  bit-exact ones (exact); and the share of the bandwidth roof (the least time
   to read weights, keys and values once divided by the measured one) that a step of one row reaches.
 - decoding: tokens per second of plain decoding and of every drafter, with and without a governor, through
   graphs, in turns with transformers' own ``generate`` with its static cache, which it compiles on a GPU.
@@ -105,9 +105,6 @@ def kinds_of_target(model: Any, exact: bool, options: argparse.Namespace) -> dic
     }
     if exact:
         kinds["exact"] = lambda: outpace.Target(model, static=True, check=False, exact=True)
-    if options.compile:
-        how = {"mode": "max-autotune-no-cudagraphs"}
-        kinds["compiled"] = lambda: outpace.Target(model, static=True, check=False, compiled=how)
     return kinds
 
 
@@ -226,7 +223,6 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="tokens of each output")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--vocabulary", type=int, default=32000)
-    parser.add_argument("--compile", action="store_true", help="also measure steps compiled below the graphs")
     options = parser.parse_args()
     rows: list[dict[str, Any]] = []
     for name in options.shapes:

@@ -57,7 +57,7 @@ def main(families: list[str]) -> None:
     print(processor())
     for family in families or RECIPES:
         model = model_of(family)
-        targets = [CausalTarget(model, check=False, fuse=fuse) for fuse in (True, False)]
+        targets = [CausalTarget(model, check=False, plan=plan) for plan in ("native", "exact")]
         opened = []
         for target in targets:
             cache = target.new_cache(length=256)

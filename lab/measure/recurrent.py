@@ -158,7 +158,7 @@ def main() -> None:
         name: AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, options.dtype))
         for name, folder in (("hybrid", options.hybrid), ("peer", options.peer))
     }
-    targets = {name: Target(model, release=False) for name, model in models.items()}
+    targets = {name: Target(model) for name, model in models.items()}
     tokenizer = AutoTokenizer.from_pretrained(options.hybrid)
     result: dict[str, Any] = {
         "parameters": {name: model.num_parameters() for name, model in models.items()},

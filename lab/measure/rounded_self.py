@@ -22,7 +22,7 @@ import torch
 
 from outpace import Engine, SamplingParams
 from outpace.bench.statistics import interval
-from outpace.engine.usual import usual_drafter
+from outpace.engine.usual import usual
 from outpace.loading import Loaded, load
 from outpace.targets.hardware import processor
 
@@ -103,7 +103,7 @@ def main() -> None:
     loaded = load(given.model, given.dtype, "cpu")
     specs = ["none", *filter(None, given.drafters.split(";"))]
     if not specs[1:]:
-        specs.append(usual_drafter(loaded.target))
+        specs.append(usual(loaded.target).spec)
     engines = {}
     for spec in specs:
         began = time.process_time()

@@ -38,9 +38,9 @@ from outpace.targets.cpu.exact_attention import exact_attention
 from outpace.targets.hardware import processor
 
 WAYS: dict[str, dict[str, Any]] = {
-    "as it is": {"exact": False, "pack": False},
-    "packed": {"exact": False, "fuse": False},
-    "packed, bit-exact": {"exact": True, "fuse": False},
+    "as it is": {"plan": "stock"},
+    "packed": {"plan": "packed"},
+    "packed, bit-exact": {"plan": "exact"},
     "native": {},  # bit-exact
     "int8": {"quantise": "int8"},  # bfloat16 only, as int4
     "int4": {"quantise": "int4"},
@@ -215,7 +215,7 @@ def main() -> None:
     targets = {name: CausalTarget(model, **WAYS[name]) for name in options.ways}
     result: dict[str, Any] = {
         "ways": {
-            n: {"packed": dict(t.plan.packed), "bit-exact": t.bit_exact or t.inexact}
+            n: {"packed": dict(t.plan.packed), "bit-exact": t.bit_exact or t.why_inexact}
             for n, t in targets.items()
         }
     }

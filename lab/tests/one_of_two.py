@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from typer.testing import CliRunner
 
+from learning import METHODS, new
 from models import tiny_llama
 from outpace.cli import app
 from outpace.targets import Target
 from outpace_lab.train import loop
 from outpace_lab.train.data import Document
 from outpace_lab.train.loop import Training, train
-from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.metric import Replay
 from outpace_lab.train.modules.draft_model import DraftConfig, TrainedDraft
 
@@ -64,9 +64,9 @@ def interrupted(out: Path, **changes: Any) -> dict[str, torch.Tensor]:
 
 def of_every_method(out: Path) -> dict[str, torch.Tensor]:
     found = {}
-    for method, cls in LEARNED.items():
+    for method in METHODS:
         torch.manual_seed(0)
-        module = cls.new(cls.config_type(), Target(tiny_llama(dtype=torch.float32, layers=3)))
+        module = new(method, Target(tiny_llama(dtype=torch.float32, layers=3)))
         rows = [[Document(tuple((7 * p + r) % 90 + 1 for p in range(20)), 3)] for r in range(7)]
         settings = Training(steps=2, rows=2, evaluate_every=2, learning_rate=0.01)
         train(module, rows[3:], rows[:2], settings, out / method, calibration=rows[2:3])

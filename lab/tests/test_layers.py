@@ -17,7 +17,8 @@ INTERFACE = {
     "outpace.loading", "outpace.loading.loaded", "outpace.loading.placement", "outpace.loading.weights",
     "outpace.plugins", "outpace.sequence", "outpace.spec", "outpace.spec_text", "outpace.tree",
     "outpace.drafters",
-    "outpace.drafters.base", "outpace.drafters.models.draft_model", "outpace.drafters.support.draws",
+    "outpace.drafters.base", "outpace.drafters.combined.parts",
+    "outpace.drafters.models.draft_model", "outpace.drafters.support.draws",
     "outpace.drafters.support.growth", "outpace.drafters.support.layer_cache",
     "outpace.drafters.support.best_first", "outpace.drafters.support.memories",
     "outpace.drafters.support.pieces", "outpace.drafters.support.runner", "outpace.drafters.support.shapes",
@@ -35,7 +36,9 @@ INTERFACE = {
     # Modules that draft, from which those that learn derive.
     "outpace.drafters.support.blocks", "outpace.drafters.blocks.dflash_module",
     "outpace.drafters.eagle.eagle_module", "outpace.drafters.heads.heads", "outpace.drafters.heads.hydra",
-    "outpace.drafters.heads.medusa", "outpace.learned.folder", "outpace.learned.layers",
+    "outpace.drafters.heads.medusa", "outpace.drafters.mtp.mtp_checkpoint",
+    "outpace.drafters.mtp.mtp_module", "outpace.targets.inputs.forward", "outpace.learned.frequent",
+    "outpace.learned.folder", "outpace.learned.layers",
     "outpace.learned.learned", "outpace.learned.published", "outpace.learned.vocabulary",
 }  # fmt: skip
 # Benchmarks and commands are extended as a whole.

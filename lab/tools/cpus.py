@@ -6,11 +6,11 @@ ARGS are passed to pytest; without any, those of steps: self-test, bits, and a p
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
 
 from outpace.native.instructions import LIMITS, NATIVE, VARIABLE, instructions, limits
+from outpace.native.systems import machine
 
 TESTS = [
     *(f"tests/unit/targets/test_{name}.py" for name in ("self_test", "native", "exact", "line", "causal")),
@@ -21,7 +21,7 @@ TESTS = [
 
 def main(arguments: list[str]) -> int:
     own = {name: value for name, value in os.environ.items() if name not in limited()}
-    names = [*limits(platform.machine(), instructions()), NATIVE]
+    names = [*limits(machine(), instructions()), NATIVE]
     codes = {}
     for name in names:
         variables = LIMITS[name].variables if name in LIMITS else {}

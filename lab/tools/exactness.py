@@ -72,9 +72,9 @@ class Case:
 CASES = [
     Case(NANO, "float64"),
     Case(NANO, "float32"),
-    Case(NANO, "float32", {"exact": False, "fuse": False}),
+    Case(NANO, "float32", {"plan": "packed"}),
     Case(NANO, "bfloat16"),
-    Case(NANO, "bfloat16", {"exact": False, "fuse": False}),
+    Case(NANO, "bfloat16", {"plan": "packed"}),
     Case(NANO, "bfloat16", {"stock": True}),
     Case(NANO, "float16"),
     Case(NANO, "bfloat16", {"quantise": "int8"}),

@@ -132,7 +132,7 @@ def cost(target: Any, path: Path) -> float:
 
 
 def row(kind: str, target: Any, ratio: float) -> str:
-    exact = "yes" if target.bit_exact else f"no: {target.inexact}"
+    exact = "yes" if target.bit_exact else f"no: {target.why_inexact}"
     return f"| {kind} | {exact} | {how(target)} | {'yes' if target.repack else 'no'} | {ratio:.2f} |"
 
 

@@ -25,6 +25,7 @@ _KINDS = [
     (stat.S_ISBLK, "a device"),
 ]
 _DIGEST = "digest"
+_OPEN = "others may write to it"
 JSON_BYTES = 1 << 22  # of a file that describes something: configs have a few thousand
 
 
@@ -114,7 +115,20 @@ def why_foreign(status: os.stat_result) -> str | None:
         return None
     if status.st_uid not in (0, os.geteuid()):
         return f"user {status.st_uid} owns it"
-    return "others may write to it" if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
+    return _OPEN if status.st_mode & (stat.S_IWGRP | stat.S_IWOTH) else None
+
+
+def why_reachable(folder: Path) -> str | None:
+    """The reason why another user may put something else in a folder's place; None if nobody may.
+
+    Where everybody may write but remove only what is theirs, as in /tmp, a folder keeps its place.
+    """
+    for above in folder.parents:
+        status = above.stat()
+        why = why_foreign(status)
+        if why and not (why == _OPEN and status.st_mode & stat.S_ISVTX):
+            return f"of {above} above it: {why}"
+    return None
 
 
 def beside(path: Path) -> Path:

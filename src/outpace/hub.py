@@ -23,7 +23,7 @@ from outpace.core import OutpaceError, first_line, near
 
 _log = logging.getLogger(__name__)
 _SECONDS = 2.5  # in which the hub must answer the first question
-_TRAINED = ("dflash", "eagle", "hydra", "medusa")  # drafters that ``outpace train`` makes
+_TRAINED = ("dflash", "eagle", "hydra", "medusa", "mtp")  # drafters that ``outpace train`` makes
 _DRAFTER = re.compile(r"(\w[\w.-]*/\w[\w.-]*)(?:@([\w./-]+))?")
 _QUANTISED = re.compile(r"([\w.-]+/[\w.-]+):([A-Za-z0-9_]+)")
 _QUANT = re.compile(r"(?:^|[-._/])((?:I?Q\d|TQ\d|BF16|F16|F32|MXFP)\w*)(?=[-.]|$)", re.IGNORECASE)
@@ -235,11 +235,7 @@ def _quants(files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _files(repository: str, known: Iterable[str] = ()) -> list[str]:
-    """The names of a model's files on the hub.
-
-    Raises:
-        OutpaceError: there is no such model, or the hub cannot be reached.
-    """
+    """The names of a model's files on the hub."""
     if not _reached():
         raise OutpaceError(unreachable(repository, known))
     from huggingface_hub import HfApi  # takes long to import, and is not needed to say that nobody answers

@@ -7,16 +7,16 @@ import os
 import re
 import sys
 from collections.abc import Collection
-from functools import lru_cache, partial
+from functools import partial
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal, get_args
 
 from outpace import hub
+from outpace.catalogue import Outline, entries, entry_of, outline, outlines
 from outpace.core import DTYPES, OutpaceError, near, need
 from outpace.embedded import nano_path, smollm2_path
 from outpace.files import check_plain
-from outpace.outline import Outline, Outlines, outline_of
 from outpace.plugins import installed, why_absent
 from outpace.spec import check as check_spec
 
@@ -56,9 +56,9 @@ def check_names(
     """
     # Where the classes are imported, loading them finds the same mistakes at once.
     if drafter and "outpace.drafters" not in sys.modules:
-        _check_places(check_spec("drafter", outlines("drafter"), drafter, partial(_foreign, "Drafter")))
+        _check_places(check_spec("drafter", outlines("drafter"), drafter, partial(_foreign, "drafter")))
     if "outpace.verify" not in sys.modules:
-        check_spec("verifier", outlines("verifier"), verifier, partial(_foreign, "Verifier"))
+        check_spec("verifier", outlines("verifier"), verifier, partial(_foreign, "verifier"))
     check_dtype(dtype)
     if device is not None:
         check_device(device)
@@ -67,25 +67,18 @@ def check_names(
 
 def methods(kind: str) -> list[str]:
     """The names of all drafters or verifiers, those of other packages too."""
-    return sorted({*outlines(kind), *installed(f"{kind}s")})
+    return sorted({*entries(kind), *installed(f"{kind}s")})
 
 
 def check_observer(spec: str) -> None:
     """Refuse an unknown observer, or one of its options."""
-    check_spec("observer", {}, spec, partial(_foreign, "Attachment"))
+    check_spec("observer", {}, spec, partial(_foreign, "observer"))
 
 
-@lru_cache(maxsize=2)
-def outlines(kind: str) -> dict[str, type[Outline]]:
-    """The outlines of outpace's own drafters or verifiers, by name."""
-    if kind == "drafter":
-        return Outlines(sorted((_HERE / "drafters").rglob("*.py")), "Drafter", "paper").table
-    return Outlines(sorted((_HERE / "verify").rglob("*.py")), "Verifier", "name").table
-
-
-def _foreign(base: str, entry: EntryPoint) -> type[Outline] | None:
-    """The outline of another package's class."""
-    return outline_of(entry.module, entry.attr, base)
+def _foreign(kind: str, point: EntryPoint) -> type[Outline] | None:
+    """The outline of another package's class; None if its package has no table."""
+    entry = entry_of(kind, point)
+    return None if entry is None else outline(entry)
 
 
 def _check_places(drafter: Outline | None) -> None:

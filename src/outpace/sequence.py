@@ -25,7 +25,7 @@ from outpace.core import (
     StoppedBy,
     TokenLogprobs,
 )
-from outpace.draws.logits import Logits, Told
+from outpace.draws.logits import DrawnTokens, Logits
 from outpace.draws.many_rows import NO_TOKEN
 from outpace.draws.noise import NO_TOKEN_LEFT, Key, Stream, noisy_argmax, uniform
 from outpace.draws.own_tokens import Tree, guess
@@ -361,7 +361,7 @@ class Step:
         """
         if not nodes:
             return []
-        if isinstance(self.logits, Told):
+        if isinstance(self.logits, DrawnTokens):
             return self.logits.drawn(nodes, argmax)
         if self.sequence.processor.plain and all(node in self.own for node in nodes):
             return [max(self.own[node], 0) for node in nodes]  # any guess will do where there is none

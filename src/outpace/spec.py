@@ -130,7 +130,7 @@ def check(kind: str, table: Mapping[str, type[T]], spec: str, foreign: Foreign[T
 
     Args:
         kind: as for ``load``.
-        table: outlines of the classes by name (``outpace.outline``).
+        table: outlines of the classes by name (``outpace.catalogue``).
         foreign: finds the outline of another package's class; None if it cannot.
 
     Returns:
@@ -177,7 +177,7 @@ class _Loader(Generic[T]):
             values = self._values(name, cls, options)
             missing = [option for option in _needed(cls) if option not in values]
             if missing:
-                example = self._example(_hints(cls)[missing[0]])
+                example = self._example(hints_of(cls)[missing[0]])
                 raise OutpaceError(f"{name} needs {', '.join(missing)}, as in {name}:{missing[0]}={example}")
             return cls(**values)
         except (NameError, TypeError, ValueError) as error:
@@ -229,7 +229,7 @@ class _Loader(Generic[T]):
 
     def _values(self, name: str, cls: type[T], options: str) -> dict[str, Any]:
         """The values in ``option=value,option=value``, each parsed by the type of its field."""
-        hints = _hints(cls)
+        hints = hints_of(cls)
         values: dict[str, Any] = {}
         for item in filter(None, split(options, ",")):
             option, text = self._item(name, item, hints)
@@ -345,7 +345,7 @@ def _several(hint: Any) -> bool:
     return typing.get_origin(hint) is tuple
 
 
-def _hints(cls: type[Any]) -> dict[str, Any]:
+def hints_of(cls: type[Any]) -> dict[str, Any]:
     """The options of a class, with their types."""
     hints = typing.get_type_hints(cls)
     return {field.name: hints[field.name] for field in dataclasses.fields(cls) if field.init}

@@ -133,7 +133,7 @@ def test_trees_in_company_change_no_bit(dtype: str) -> None:
     """Trees of several texts at once, paths kept of them, a text that ends: the rows have the bits of plain
     decoding, whatever is in the cache beside them."""
     model = target(dtype)
-    assert model.bit_exact and not model.inexact
+    assert model.bit_exact and not model.why_inexact
     first, second, third = (prompt * 2 for prompt in prompts())
     after = {tuple(text): _rows_alone(model, text) for text in (first, second)}
     cache = model.new_cache(3, 256)

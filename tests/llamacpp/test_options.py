@@ -85,7 +85,7 @@ def test_layers_on_a_gpu_reach_the_library(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(library(), "llama_supports_gpu_offload", lambda: True)
     monkeypatch.setattr(library(), "llama_model_load_from_file", noted)
     target = Target(gguf_file("q8_0"), n_gpu_layers=3, threads=1)
-    assert asked == [3] and not target.bit_exact and "GPU" in target.inexact
+    assert asked == [3] and not target.bit_exact and "GPU" in target.why_inexact
 
 
 def test_options_on_the_command_line_are_those_of_a_target() -> None:

@@ -61,7 +61,7 @@ def made(path: Path, **options: Any) -> Any:
 
 def known(target: Any) -> tuple[Any, ...]:
     """What a target knows from its self-test."""
-    found = target.widths, target.repack, target.bit_exact, target.inexact
+    found = target.widths, target.repack, target.bit_exact, target.why_inexact
     return *found, target.identity, target.prompts_differ, dict(target.seconds)
 
 
@@ -76,7 +76,7 @@ def test_what_was_found_is_not_tested_again(file: str, folder: Path, asked: list
     assert len(asked) == 2
     unchecked = made(path, check=False, **options)
     assert len(asked) == 2
-    assert unchecked.inexact and unchecked.widths == Widths() and not unchecked.seconds
+    assert unchecked.why_inexact and unchecked.widths == Widths() and not unchecked.seconds
 
 
 @pytest.mark.parametrize("drafter", ["suffix", "lookahead:window=4,ngram=3,guesses=4"])
@@ -125,8 +125,8 @@ def test_inexact_is_remembered_with_its_reason(
     with monkeypatch.context() as patch:
         patch.setattr(LlamaCppTarget, "_differences", lambda self: (0.25, {}))
         first = made(path)
-    assert first.inexact == "rows alone and among others differ by 0.25 of their spread"
-    assert made(path).inexact == first.inexact
+    assert first.why_inexact == "rows alone and among others differ by 0.25 of their spread"
+    assert made(path).why_inexact == first.why_inexact
     with pytest.raises(UnsupportedModel, match=r"is not bit-exact: rows alone .* leave exact=true out"):
         made(path, exact=True)
     assert len(asked) == 1

@@ -65,7 +65,7 @@ def target(file: str) -> Any:
     if repack and amx_fails(Path(library().__file__).with_name("lib")):
         pytest.skip("this build of llama.cpp ends the process where weights are repacked for AMX")
     made = Target(quantised(random_file(architecture), kind), threads=1, repack=repack, **FINE)
-    assert made.bit_exact and not made.inexact
+    assert made.bit_exact and not made.why_inexact
     return made
 
 

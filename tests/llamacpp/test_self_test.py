@@ -47,13 +47,13 @@ def made(case: tuple[Any, dict[str, Any]]) -> Any:
 @pytest.mark.parametrize("name", EXACT)
 def test_exact_files_are_said_to_be_exact(name: str) -> None:
     target = made(EXACT[name])
-    assert target.bit_exact and not target.inexact
+    assert target.bit_exact and not target.why_inexact
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 def test_rounding_is_no_mistake(name: str) -> None:
     target = made(ROUNDED[name])
-    assert not target.bit_exact and target.inexact and target.seconds
+    assert not target.bit_exact and target.why_inexact and target.seconds
 
 
 def in_trees(patch: pytest.MonkeyPatch, change: Any) -> None:
@@ -137,7 +137,7 @@ def test_exact_is_refused_where_no_widths_are_found(monkeypatch: pytest.MonkeyPa
     if Target(path, threads=1, repack=False).widths == Widths():
         pytest.skip("on this processor rows of this file have the same bits in any number")
     monkeypatch.setattr(SelfTest, "widths", lambda self: None)
-    assert "differ by" in Target(path, threads=1, repack=False).inexact
+    assert "differ by" in Target(path, threads=1, repack=False).why_inexact
     with pytest.raises(UnsupportedModel, match=r"differ by .* of their spread; leave exact=true out"):
         Target(path, threads=1, repack=False, exact=True)
 

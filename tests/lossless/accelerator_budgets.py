@@ -113,6 +113,12 @@ BUDGETS: dict[str, list[Budget]] = {
         Budget(24.6, 1.9, 4.6, 0),
         Budget(23.9, 1.9, 5.4, 0),
     ],
+    "mtp, a part": [
+        Budget(629.4, 1.9, 5.9, 0),
+        Budget(760.4, 1.9, 8, 0),
+        Budget(20.7, 1.9, 3.7, 0),
+        Budget(54.1, 1.9, 5.6, 0),
+    ],
     "hydra, by confidence": [
         Budget(395.8, 2, 5.8, 0),
         Budget(424.1, 1.9, 6.1, 0),

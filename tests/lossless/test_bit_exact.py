@@ -22,7 +22,7 @@ QUICK = {"suffix", "draft_model, trees", "eagle, trees"}
 def test_drafted_tokens_are_those_of_plain_decoding(drafter: str, dtype: torch.dtype) -> None:
     """Plainly one by one with one thread; with drafts in a batch that they join one by one, with three."""
     lab = lab_on(dtype)
-    assert lab.target.bit_exact, lab.target.inexact
+    assert lab.target.bit_exact, lab.target.why_inexact
     with using_threads(1):
         lab.alone()
     with using_threads(3):

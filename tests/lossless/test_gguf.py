@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from functools import cache
+from itertools import cycle
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -14,6 +16,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from outpace.core import SamplingParams, UnsupportedModel
 from outpace.engine.engine import Engine
+from outpace.loading import load
 from outpace.native.layers import functions
 from outpace.targets import TargetModel, of_file
 from outpace.targets.gguf import GgufFile
@@ -23,6 +26,7 @@ pytest.importorskip("gguf", reason="needs outpace[gguf]")
 from gguf_files import gguf_file
 from gguf_models import write_file
 from mtp_folders import write_beside
+from unit.targets.test_gguf_file import STOCK, model
 
 pytestmark = pytest.mark.skipif(isinstance(functions(torch.float32), str), reason="nothing is compiled here")
 
@@ -77,7 +81,11 @@ def target(mix: str) -> TargetModel:
 
 
 def decode(mix: str, drafter: Any, slots: int, chunk: int) -> list[list[int]]:
-    engine = Engine(target(mix), drafter, adaptive=False, slots=slots, prefill_chunk=chunk)
+    return decoded(target(mix), drafter, slots, chunk)
+
+
+def decoded(of: TargetModel, drafter: Any, slots: int, chunk: int) -> list[list[int]]:
+    engine = Engine(of, drafter, adaptive=False, slots=slots, prefill_chunk=chunk)
     return [generation.tokens for generation in engine.generate(PROMPTS, PARAMS)]
 
 
@@ -114,6 +122,42 @@ def test_tokens_are_those_of_plain_decoding(mix: str, drafter: str, slots: int, 
     predicting = f"mtp:path={predicting_of(mix)},num_speculative_tokens=3" if drafter == "mtp" else drafter
     assert decode(mix, trees if drafter == "trees" else predicting, slots, chunk) == plain(mix)
     assert drafter != "trees" or len(trees.scattered) > 10
+
+
+@cache
+def other_target(family: str) -> TargetModel:
+    """A family without compiled steps, in several types."""
+    types = cycle(["q4_0", "q5_1", "q8_0", "iq4_nl"])
+    path = write_file(model(family), folder() / f"{family}.gguf", lambda name: next(types), STOCK[family][1])
+    return of_file(path, "float32", others=False, exact=True)
+
+
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_5_text", "gpt2"])
+def test_tokens_are_those_of_plain_decoding_in_families_without_compiled_steps(family: str) -> None:
+    right = decoded(other_target(family), "none", 1, 512)
+    trees = RandomTrees(dict(zip(map(tuple, PROMPTS), right, strict=True)))
+    assert decoded(other_target(family), trees, AT_ONCE, 5) == right
+    assert decoded(other_target(family), "suffix", 1, 7) == right
+
+
+def test_a_file_on_the_hub_is_named_by_its_quantisation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    of_one = tmp_path / "models--some--nano-GGUF"
+    for name in ("snapshots/0123", "blobs"):
+        (of_one / name).mkdir(parents=True)
+    for kind in ("q8_0", "bfloat16"):
+        shutil.copy(gguf_file(kind), of_one / "blobs" / kind)
+    for name, kind in (("nano-Q8_0.gguf", "q8_0"), ("nano-BF16.gguf", "bfloat16")):
+        (of_one / "snapshots" / "0123" / name).symlink_to(f"../../blobs/{kind}")
+    found, right = (load(name, backend="native") for name in ("some/nano-GGUF:Q8_0", gguf_file("q8_0")))
+    assert (
+        set(found.target.plan.packed) == set(right.target.plan.packed) and "q8_0" in found.target.plan.packed
+    )
+    texts = [one.engine("suffix").generate(["def add(a, b):"], GREEDY)[0].text for one in (found, right)]
+    assert texts[0] == texts[1]
 
 
 @cache

@@ -45,7 +45,7 @@ def texts() -> list[list[int]]:
 def target_of(dtype: torch.dtype) -> CausalTarget:
     target = CausalTarget(AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=dtype))
     if dtype == torch.bfloat16 and not target.bit_exact:
-        pytest.skip(f"not bit-exact here: {target.inexact}")
+        pytest.skip(f"not bit-exact here: {target.why_inexact}")
     assert target.mixes
     return target
 

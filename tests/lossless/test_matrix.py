@@ -35,6 +35,7 @@ _SMALL = {
     "dflash, trees": "dflash:path={trained},max_nodes=8",
     "mtp": "mtp:path={trained},num_speculative_tokens=3",
     "mtp, trees": "mtp:path={trained},num_speculative_tokens=3,expand=3,max_nodes=8",
+    "mtp, a part": "mtp:path={trained},num_speculative_tokens=3,draft_vocabulary=1024",
     "hydra, by confidence": "hydra:path={trained},expand=3,max_nodes=8",
 }
 # Assistants attend to the keys of a Gemma 4, and P-EAGLEs are published: tests/unit has them.

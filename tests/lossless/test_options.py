@@ -37,10 +37,12 @@ NEEDED = {
 # These draft for a Gemma 4 alone, and from published files alone.
 TRIED = [name for name in DRAFTERS if name not in ("assistant", "peagle")]
 # Options that name what is drafted with, not how.
-_NOT_TRIED = {"path", "model", "tokenizer", "target_tokenizer", "device", "seed", "draft", "inner", "parts"}
+_NOT_TRIED = {"path", "model", "tokenizer", "target_tokenizer", "device", "seed", "draft", "inner", "parts",
+              "draft_text"}  # fmt: skip
 # Values of options whose types do not tell their ends.
 _VALUES: dict[str, tuple[str, ...]] = {
     "bits": ("4", "8"),
+    "draft_vocabulary": ("1", "1024"),
     "branching": ("1", "1x1x1", "4x2"),
     "acceptance": ("0.5", "0.9+0.5+0.1"),
     "layers": ("1", "5"),

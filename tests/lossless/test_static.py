@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -28,7 +27,6 @@ from outpace.targets import CausalTarget, Rows
 from outpace.targets.batch import Batch
 from outpace.targets.gpu.graphs import CudaGraphs, Eager, Made, Runner
 from outpace.targets.inputs.changes import Structure
-from outpace.targets.stock import layouts
 from parts import in_turn
 from replay import HostRead, Replay
 from zoo.families import BY_KIND, FAMILIES
@@ -264,9 +262,8 @@ def test_what_is_kept_goes_with_the_cache() -> None:
 
 
 def test_options_of_fixed_shapes_need_them() -> None:
-    for options in ({"runner": Eager()}, {"compiled": {}}):
-        with pytest.raises(OutpaceError, match="static=True"):
-            CausalTarget(llama("cpu"), **options)
+    with pytest.raises(OutpaceError, match="static=True"):
+        CausalTarget(llama("cpu"), runner=Eager())
 
 
 # -- the host -----------------------------------------------------------------------------------------------
@@ -332,7 +329,7 @@ def test_an_upload_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_read_on_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    compute = layouts._compute_fixed
+    compute = CausalTarget._compute_fixed
 
     def reads(target: Any, modules: Any, inputs: Any, hidden_layers: Any) -> Made:
         """Decide on the host how far the mask reaches."""
@@ -340,34 +337,8 @@ def test_a_read_on_the_host_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
             inputs.numbers[:, 0] += 1
         return compute(target, modules, inputs, hidden_layers)
 
-    monkeypatch.setattr(layouts, "_compute_fixed", reads)
+    monkeypatch.setattr(CausalTarget, "_compute_fixed", reads)
     target = CausalTarget(llama("cpu"), static=True, runner=Replay(), check=False)
     cache = target.new_cache(1, 32)
     with pytest.raises(HostRead):
         target.forward(cache, Batch.of({cache.allocate(): [1]}))
-
-
-@torch._dynamo.config.patch(recompile_limit=1)
-def test_the_model_is_traced_once_for_each_shape() -> None:
-    """Below a graph the model may be compiled: no shape is traced again, and no step leaves the graph.
-
-    The compiler's own limit on shapes does not count.
-    """
-    model = FAMILIES["llama"].build()
-    options = {"backend": "eager", "fullgraph": True}
-    plain = CausalTarget(model, check=False)
-    target = CausalTarget(model, static=True, compiled=options, check=False)
-    steps = [Rows([7], None), Rows([3, 4, 5], [-1, 0, 0]), Rows([6, 7, 8, 9], [-1, -1, 0, 2])]
-    torch._dynamo.reset()
-    counters.clear()
-    for _ in range(2):
-        caches = [one.new_cache(1, 64) for one in (plain, target)]
-        slots = [cache.allocate() for cache in caches]
-        for rows in steps * 3:
-            logits = []
-            for one, cache, slot in zip((plain, target), caches, slots, strict=True):
-                logits.append(one.forward(cache, Batch.of({slot: rows})).logits_of(slot).clone())
-                cache.keep({slot: [0]})
-            assert torch.allclose(logits[0], logits[1])
-        assert counters["stats"]["unique_graphs"] == 2  # widths 1 and 4
-    assert not counters["graph_break"]

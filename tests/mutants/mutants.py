@@ -36,6 +36,8 @@ _NATIVE = "tests/unit/targets/test_native.py"
 _SELF = "tests/unit/drafters/test_rounded_self.py"
 _ROUNDED = "tests/unit/targets/test_rounded.py"
 _TREES_ON_GPU = "tests/unit/targets/test_trees_on_gpu.py::test_branches_take_the_kernel_and_nothing_else_does"
+_BROUGHT = "tests/unit/engine/test_brought.py"
+_SMALL = "tests/unit/drafters/test_small_vocabularies.py"
 _ROUTER = "tests/serve/test_router.py"
 _TOY = "tests/unit/test_testing.py::test_drafts_change_no_token"
 
@@ -431,8 +433,8 @@ ENGINE = [
     Mutant(
         "a sequence keeps the path of its neighbour",
         "outpace/engine/step.py",
-        "_rows_kept(step, share.ahead(a)) for a, step in steps.items()}",
-        "_rows_kept(next(iter(steps.values())), share.ahead(a)) for a, step in steps.items()}",
+        "_rows_kept(step, a.ahead) for a, step in steps.items()}",
+        "_rows_kept(next(iter(steps.values())), a.ahead) for a, step in steps.items()}",
         ("tests/unit/engine/test_speculation.py",),
     ),
     Mutant(
@@ -595,13 +597,6 @@ TARGETS = [
         ("tests/unit/targets/test_masks.py::test_rows_are_placed_on_a_device_as_on_the_host",),
     ),
     Mutant(
-        "rows of a line are put in their neighbours' places",
-        "outpace/targets/inputs/line.py",
-        "    return torch.tensor(rows)\n",
-        "    return torch.tensor(rows).roll(1)\n",
-        ("tests/unit/targets/test_line.py::test_a_line_has_the_logits_of_the_padded_forward",),
-    ),
-    Mutant(
         "rows of a window of its own attend to the sequence beside theirs",
         "outpace/cache/lanes.py",
         "        self.start, self.stop = covered.start, covered.stop\n",
@@ -612,9 +607,9 @@ TARGETS = [
     ),
     Mutant(
         "a replayed forward does not read its inputs",
-        "outpace/targets/stock/layouts.py",
-        "    at = read_numbers(inputs.numbers, rows.width)\n",
-        "    at = read_numbers(torch.ones_like(inputs.numbers), rows.width)\n",
+        "outpace/targets/stock/forwards.py",
+        "        at = read_numbers(inputs.numbers, rows.width)\n",
+        "        at = read_numbers(torch.ones_like(inputs.numbers), rows.width)\n",
         ("tests/lossless/test_static.py::test_tokens_are_those_of_plain_decoding",),
         untested=True,
     ),
@@ -697,10 +692,11 @@ TARGETS = [
         (f"{_NATIVE}::test_inputs_follow_their_sequences_into_the_order_of_a_lane",),
     ),
     Mutant(
-        "near columns of exact attention are summed in float32",
+        "exact attention without compiled functions sums in float32",
         "outpace/targets/cpu/exact_attention.py",
-        "    scores = torch.matmul(rows[:, :, some].double() * scale, close.transpose(2, 3))\n",
-        "    scores = torch.matmul(rows[:, :, some].float() * scale, close.mT.float()).double()\n",
+        "    near, values = (tensor.double()[:, :, None] for tensor in (key, value))\n",
+        "    rows = rows.float()\n"
+        "    near, values = (tensor.float()[:, :, None] for tensor in (key, value))\n",
         ("tests/unit/targets/test_exact.py",),
     ),
     Mutant(
@@ -778,6 +774,13 @@ DRAFTERS = [
         (f"{_SELF}::test_guesses_of_another_drafter_save_forwards_and_change_no_draft",),
     ),
     Mutant(
+        "the rounded self keeps weights from before they were written to",
+        "outpace/targets/stock/rounded.py",
+        "        if known is not self.inner._modules or self._live.changed(thorough=False):\n",
+        "        if known is None:\n",
+        (f"{_SELF}::test_weights_that_change_are_rounded_anew",),
+    ),
+    Mutant(
         "the rounded self draws its tokens with the noise of another position",
         "outpace/drafters/support/draws.py",
         "            key = signed(self.word(sequence, sequence.output_length, depth, 0))\n",
@@ -818,6 +821,34 @@ DRAFTERS = [
         "        state.shared.cache.close(state.slot)\n",
         "        pass\n",
         ("tests/unit/drafters/test_block_drafters.py::test_a_sequence_that_leaves_gives_its_slot_back",),
+    ),
+    Mutant(
+        "what a folder brings is taken without a look whether it loads",
+        "outpace/engine/brought.py",
+        "            return found._replace(drafter=_loaded(found.drafter, target)), ",
+        "            return found, ",
+        (f"{_BROUGHT}::test_layers_that_cannot_be_used_are_told_once",),
+    ),
+    Mutant(
+        "any layers beyond a model's last one are prediction layers",
+        "outpace/drafters/mtp/mtp_checkpoint.py",
+        "    return any(_PROJECTION.search(name) and any(",
+        "    return any(any(",
+        (f"{_BROUGHT}::test_further_layers_alone_are_no_prediction_layers",),
+    ),
+    Mutant(
+        "mtp takes the numbers of a part of the vocabulary for the target's tokens",
+        "outpace/drafters/mtp/mtp.py",
+        "            vocabulary=part_of(ids, target.vocabulary),\n",
+        "",
+        (f"{_SMALL}::test_mtp", f"{_SMALL}::test_distributions_are_the_whole_heads_over_the_part"),
+    ),
+    Mutant(
+        "an assistant takes the numbers of a part of the vocabulary for the target's tokens",
+        "outpace/drafters/assistant/assistant.py",
+        "            vocabulary=part_of(ids, target.vocabulary),\n",
+        "",
+        (f"{_SMALL}::test_assistants",),
     ),
 ]
 
@@ -901,6 +932,20 @@ LEARNED = [
         "if bool((drafted < 0).any()) or bool((drafted >= size).any()) or",
         "if bool((drafted < 0).any()) or",
         ("tests/unit/test_files.py::test_drafted_ids_beyond_the_vocabulary_are_refused",),
+    ),
+    Mutant(
+        "a prediction layer learns from the same row of the layer before it",
+        "outpace_lab/train/modules/mtp.py",
+        "                given = F.pad(given[:, :-1], (0, 0, 1, 0))\n",
+        "                pass\n",
+        ("lab/tests/unit/drafters/test_training_and_drafting.py -k layers",),
+    ),
+    Mutant(
+        "a prediction layer learns without its window",
+        "outpace_lab/train/modules/mtp.py",
+        "            mask = mask & F.pad(near,",
+        "            mask = mask | F.pad(near,",
+        ("lab/tests/unit/drafters/test_training_and_drafting.py -k window",),
     ),
 ]
 
@@ -1066,7 +1111,7 @@ SERVE = [
         "outpace/grammars/matching.py",
         "        return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)\n",
         "        return scores.masked_fill(~upload(allowed, scores.device), -1.0)\n",
-        ("tests/serve/test_adapters.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
+        ("tests/serve/test_constraints.py::test_a_schema_is_obeyed_and_what_it_forces_is_drafted",),
     ),
     Mutant(
         "a reference to the whole schema is one to a value's",
@@ -1109,16 +1154,25 @@ OTHERS = [
     Mutant(
         "a library's digest is not compared",
         "outpace/native/packaged.py",
-        "    return hashlib.sha256(data[:-DIGEST]).digest() == data[-DIGEST:]\n",
+        '    return Path(name).stem.endswith(f"-{digest(data)}")\n',
         "    return bool(data)\n",
         ("tests/unit/native/test_build.py",),
     ),
     Mutant(
         "a folder of libraries may be open to others",
         "outpace/native/build.py",
-        "        if why := why_foreign(os.fstat(opened)):\n            raise",
-        "        if (why := why_foreign(os.fstat(opened))) is None:\n            raise",
+        "        _check(folder, why_foreign(os.fstat(opened)))\n",
+        "        why_foreign(os.fstat(opened))\n",
         ("tests/unit/native/test_build.py::test_a_folder_that_others_may_write_to_is_refused",),
+    ),
+    Mutant(
+        "without descriptors of folders, those above may be open to others",
+        "outpace/native/build.py",
+        "why_foreign(real.stat()) or why_reachable(real))\n",
+        "why_foreign(real.stat()))\n",
+        (
+            "tests/unit/native/test_build.py::test_without_descriptors_folders_above_may_be_nobody_elses_either",
+        ),
     ),
     Mutant(
         "strides of a tensor are not checked before C reads it",
@@ -1273,10 +1327,24 @@ QUANTS = [
     ),
     Mutant(
         "rows of queries and keys of a GGUF file stay in llama.cpp's order",
-        "outpace/targets/gguf/file.py",
-        "    if np.array_equal(found[:, 0], rows):\n",
-        "    if found is not None:\n",
+        "outpace/targets/gguf/mapping.py",
+        "return None if np.array_equal(found, own) else",
+        "return None if found is not None else",
         (f"{_GGUF}::test_a_file_is_the_model_that_it_was_written_from",),
+    ),
+    Mutant(
+        "a layer of a GGUF file whose inputs have another order gets them in the model's",
+        "outpace/targets/gguf/modules.py",
+        "self.linear(states[..., self.order])",
+        "self.linear(states)",
+        (f"{_GGUF}::test_other_families_run_on_transformers_steps_with_the_files_weights",),
+    ),
+    Mutant(
+        "what a row's experts give is not weighed",
+        "outpace/targets/gguf/modules.py",
+        " * weights[places, ranks, None])",
+        ")",
+        (f"{_GGUF}::test_other_families_run_on_transformers_steps_with_the_files_weights",),
     ),
     Mutant(
         "a setting of a GGUF file that the config leaves out is ignored",

@@ -6,34 +6,11 @@ from itertools import chain
 from typing import Any
 
 import pytest
-import torch
 
 from outpace.core import SamplingParams
 from outpace.engine.engine import Engine
 from outpace.targets.plan import StepPlan
-from serving import STORY, Client, engine_text, model, run, serving, story
-
-
-@pytest.mark.parametrize("as_ids", [False, True])
-def test_completions_take_texts_and_ids_and_several(as_ids: bool) -> None:
-    async def main() -> None:
-        texts = ["The quick brown", "Once upon a time"]
-        ids = [model().tokens(text) for text in texts]
-        expected = [engine_text(prompt, max_new_tokens=16)[1] for prompt in ids]
-        async with serving() as client:
-            found = await client.complete(ids if as_ids else texts).json()
-            assert [choice["text"] for choice in found["choices"]] == expected
-            assert [choice["index"] for choice in found["choices"]] == [0, 1]
-            found = await client.complete(ids[0] if as_ids else texts[0], echo=True).json()
-            assert found["choices"][0]["text"] == texts[0] + expected[0]
-            *chunks, _ = await client.complete(ids if as_ids else texts, stream=True).events()
-            pieces = ["", ""]
-            for chunk in chunks:
-                pieces[chunk["choices"][0]["index"]] += chunk["choices"][0]["text"]
-            assert pieces == expected
-            assert [c["choices"][0]["finish_reason"] for c in chunks].count(None) == len(chunks) - 2
-
-    run(main)
+from serving import STORY, Client, model, run, serving, story
 
 
 def test_log_probabilities_in_both_shapes_and_in_chunks() -> None:
@@ -65,36 +42,6 @@ def test_log_probabilities_in_both_shapes_and_in_chunks() -> None:
     run(main)
 
 
-def test_an_echoed_prompt_has_the_log_probabilities_of_its_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("outpace.engine.engine._SCORED", 3)
-    ids = story()
-    logits = model().target.model(torch.tensor([ids])).logits[0, :-1]
-    rows = logits.float().log_softmax(dim=-1)
-    expected = rows.gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
-
-    async def main() -> None:
-        async with serving() as client:
-            asked = {"max_tokens": 4, "logprobs": 2, "echo": True}
-            (choice,) = (await client.complete(ids, **asked).json())["choices"]
-            found = choice["logprobs"]
-            assert found["token_logprobs"][0] is None and found["top_logprobs"][0] is None
-            assert found["token_logprobs"][1 : len(ids)] == pytest.approx(expected)
-            best = rows.max(dim=-1).values.tolist()
-            assert [max(top.values()) for top in found["top_logprobs"][1 : len(ids)]] == pytest.approx(best)
-            assert len(found["tokens"]) == len(ids) + 4 and "".join(found["tokens"]) == choice["text"]
-            plain = (await client.complete(ids, max_tokens=4, logprobs=2).json())["choices"][0]["logprobs"]
-            assert found["token_logprobs"][len(ids) :] == plain["token_logprobs"]
-            *chunks, _ = await client.complete(ids, stream=True, **asked).events()
-            streamed = [one["choices"][0]["logprobs"] for one in chunks if one["choices"][0]["logprobs"]]
-            for name in ("tokens", "token_logprobs", "text_offset"):
-                assert [value for one in streamed for value in one[name]] == found[name]
-            scored = (await client.complete(ids, **asked | {"max_tokens": 0}).json())["choices"][0]
-            assert scored["logprobs"]["token_logprobs"] == found["token_logprobs"][: len(ids)]
-            await client.empty()
-
-    run(main)
-
-
 def test_log_probabilities_are_written_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The same response, of whichever pieces it consists, and prompts with too many are refused."""
     chat = {"logprobs": True, "top_logprobs": 3, "max_tokens": 7, "n": 2, "seed": 1, "temperature": 1}
@@ -108,26 +55,13 @@ def test_log_probabilities_are_written_a_few_at_a_time(monkeypatch: pytest.Monke
     async def main() -> None:
         async with serving() as client:
             whole = await asked(client)
-            monkeypatch.setattr("outpace.serve.formats._AT_ONCE", 2)
+            monkeypatch.setattr("outpace.serve.writers._AT_ONCE", 2)
             assert await asked(client) == whole
             monkeypatch.setattr("outpace.serve.completions._SCORED", 3 * len(story()))
             assert await asked(client) == whole
             exchange = client.complete([story(), [5]], **older)
             assert (await exchange.json())["error"]["param"] == "logprobs" and exchange.status == 400
             assert client.service.admission.inside == 0
-
-    run(main)
-
-
-def test_without_a_prompt_a_text_begins() -> None:
-    async def main() -> None:
-        begin = model().tokenizer.bos_token_id
-        begin = model().tokenizer.eos_token_id if begin is None else begin
-        async with serving() as client:
-            sent = {"temperature": 0, "max_tokens": 9, "return_token_ids": True}
-            for more in ({}, {"prompt": None}):
-                (found,) = (await client.send("/v1/completions", {**sent, **more}).json())["choices"]
-                assert found["token_ids"] == engine_text([begin], max_new_tokens=9)[0]
 
     run(main)
 
@@ -267,7 +201,7 @@ def test_every_response_says_that_the_model_is_not_exact(monkeypatch: pytest.Mon
 
     assert all(one is None for one in chain(*run(told)))
     monkeypatch.setattr(type(model().target), "promise", "not exact")
-    monkeypatch.setattr(model().target, "plan", StepPlan(inexact="the reason"))
+    monkeypatch.setattr(model().target, "plan", StepPlan(why_inexact="the reason"))
     each = run(told)
     assert [len(one) for one in each] == [2] * len(paths)
     assert all(one == {"promise": "not exact", "reason": "the reason"} for one in chain(*each))

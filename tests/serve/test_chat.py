@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
+from itertools import chain
 from typing import Any
 
-from serving import engine_text, model, run, serving, story
+import pytest
+
+from outpace.core import SamplingParams
+from outpace.engine.engine import Engine
+from serving import STORY, engine_text, model, run, serving, story
 
 USAGE = {"prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details"}
 
@@ -138,5 +145,80 @@ def test_predicted_outputs_are_copied() -> None:
             sampled = {"n": 2, "temperature": 0.7, "seed": 4, "logprobs": True, "max_tokens": 20}
             with_prediction = await client.chat(prediction=prediction, **sampled).json()
             assert with_prediction["choices"] == (await client.chat(**sampled).json())["choices"]
+
+    run(main)
+
+
+def test_a_refusal_of_the_assistant_is_its_text() -> None:
+    async def main() -> None:
+        text = {"role": "assistant", "content": "No."}
+        refusal = {"role": "assistant", "content": None, "refusal": "No."}
+        async with serving() as client:
+            found = [
+                (await client.send("/tokenize", {"messages": [*STORY, said, *STORY]}).json())["tokens"]
+                for said in (text, refusal)
+            ]
+            assert found[0] == found[1]
+
+    run(main)
+
+
+@pytest.mark.parametrize("trims", [False, True])
+def test_a_last_message_of_the_assistant_is_continued(trims: bool) -> None:
+    """Whatever the template does with a text's end, the prompt ends as the client's text does."""
+    tokenizer = copy.deepcopy(model().tokenizer)
+    if trims:
+        tokenizer.chat_template = (
+            "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}"
+            "{% if add_generation_prompt %}<assistant>{% endif %}"
+        )
+    loaded = replace(model(), tokenizer=tokenizer)
+    engine = Engine(model().target, tokenizer=model().tokenizer)
+
+    async def main() -> None:
+        async with serving(loaded=loaded) as client:
+            for begun in ("Once upon a", "", "Once upon a ", "Once\n"):
+                rendered = loaded.render([*STORY, {"role": "assistant", "content": f"{begun}@"}])
+                head = rendered[: rendered.index("@")] if begun else loaded.render(STORY)
+                ids = loaded.plain_tokens(head)
+                (whole,) = engine.generate([ids], SamplingParams(max_new_tokens=8))
+                said = {"role": "assistant", "content": begun}
+                for more in ({"prefix": True}, {"partial": True}, {}):
+                    asked: dict[str, Any] = {"messages": [*STORY, {**said, **more}], "max_tokens": 8}
+                    if not more:
+                        asked |= {"continue_final_message": True, "add_generation_prompt": False}
+                    for how in ({}, {"speculation": "off"}, {"stream": True})[: None if more else 1]:
+                        exchange = client.chat(**asked, **how, return_token_ids=True)
+                        if how.get("stream"):
+                            *chunks, _ = await exchange.events()
+                            first, tokens = (
+                                chunks[0],
+                                chain(*(c["choices"][0].get("token_ids", ()) for c in chunks)),
+                            )
+                            assert (first["prompt_token_ids"], list(tokens)) == (ids, whole.tokens)
+                            continue
+                        found = await exchange.json()
+                        assert found["prompt_token_ids"] == ids, (begun, found)
+                        assert found["choices"][0]["message"]["content"] == whole.text
+                    counted = {name: one for name, one in asked.items() if name != "max_tokens"}
+                    assert (await client.send("/tokenize", counted).json())["tokens"] == ids
+                if begun[-1:].isspace():
+                    continue  # which Anthropic refuses
+                asked = {"messages": [*STORY, said], "max_tokens": 8, "temperature": 0}
+                found = await client.send("/v1/messages", asked).json()
+                assert found["content"][0]["text"] == whole.text
+                assert found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"] == len(ids)
+                counted = await client.send("/v1/messages/count_tokens", {"messages": [*STORY, said]}).json()
+                assert counted == {"input_tokens": len(ids)}
+
+    run(main)
+
+
+def test_a_prompt_may_end_with_its_last_message() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            asked = {"max_tokens": 1, "add_generation_prompt": False, "return_token_ids": True}
+            found = await client.chat(**asked).json()
+            assert found["prompt_token_ids"] == model().encode_chat(STORY, add_generation_prompt=False)
 
     run(main)

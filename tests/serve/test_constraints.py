@@ -207,3 +207,46 @@ def test_what_cannot_be_expressed_is_refused_by_its_name() -> None:
             assert error["param"] == "guided_regex" and "a required tool" in error["message"]
 
     run(main)
+
+
+def test_a_schema_is_obeyed_and_what_it_forces_is_drafted() -> None:
+    async def main() -> None:
+        async with serving("none") as client:
+            asked = {"response_format": FORM, "max_tokens": 80, "return_token_ids": True}
+            plain = await client.chat(speculation="off", speculation_metrics=True, **asked).json()
+            found = await client.chat(speculation_metrics=True, **asked).json()
+            assert plain["choices"] == found["choices"]
+            person = json.loads(found["choices"][0]["message"]["content"])
+            assert set(person) == set(PERSON["properties"])
+            assert found["choices"][0]["finish_reason"] == "stop"
+            measured = [one["metrics"]["speculative_decoding"] for one in (plain, found)]
+            assert measured[0]["num_draft_tokens"] == 0
+            assert measured[1]["num_spec_steps"] < measured[0]["num_spec_steps"] * 0.8
+            *chunks, _ = await client.chat(stream=True, **asked).events()
+            text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
+            assert text == found["choices"][0]["message"]["content"]
+
+    run(main)
+
+
+def test_each_choice_has_a_grammar_of_its_own_and_sampling_obeys() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            found = await client.chat(
+                response_format=FORM, n=3, temperature=1.5, seed=1, max_tokens=80, ignore_eos=True
+            ).json()
+            people = [json.loads(choice["message"]["content"]) for choice in found["choices"]]
+            assert all(person["favourite_colour"] in ("red", "green") for person in people)
+            assert len({json.dumps(person) for person in people}) > 1
+
+    run(main)
+
+
+def test_any_object() -> None:
+    async def main() -> None:
+        async with serving() as client:
+            form = {"type": "json_object"}
+            found = await client.chat(response_format=form, max_tokens=6, return_token_ids=True).json()
+            assert found["choices"][0]["message"]["content"].startswith("{")
+
+    run(main)

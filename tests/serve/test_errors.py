@@ -111,29 +111,6 @@ def test_what_is_not_text_is_refused_by_its_name(path: str, part: dict[str, Any]
     run(main)
 
 
-def test_completions() -> None:
-    bodies: list[tuple[dict[str, Any], str]] = [
-        ({"prompt": ""}, "prompt"),
-        ({"prompt": []}, "prompt"),
-        ({"prompt": [[]]}, "prompt"),
-        ({"prompt": [4096]}, "prompt"),
-        ({"prompt": [-1]}, "prompt"),
-        ({"prompt": "a", "suffix": "b"}, "suffix"),
-        ({"prompt": "a", "best_of": 2}, "best_of"),
-        ({"prompt": "a", "max_tokens": -1}, "max_tokens"),
-        ({"prompt": ["a"] * 100, "n": 100}, "n"),
-    ]
-
-    async def main() -> None:
-        async with serving() as client:
-            for body, param in bodies:
-                exchange = client.send(TEXT, body)
-                assert (await exchange.json())["error"]["param"] == param
-                assert exchange.status == 400
-
-    run(main)
-
-
 def test_a_body_longer_than_it_says_is_cut_off() -> None:
     async def main() -> None:
         async with serving(body=100) as client:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import copy
-from dataclasses import replace
 from itertools import chain
 from typing import Any
 
 import pytest
 
-from outpace.core import SamplingParams
-from outpace.engine.engine import Engine
-from serving import STORY, Client, model, run, serving
+from serving import STORY, Client, model, run, serving, told
 
 CHAT, TEXT, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/messages"
 TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
@@ -136,15 +132,9 @@ def test_values_at_the_bounds_and_beyond() -> None:
     run(main)
 
 
-def _story(**params: Any) -> Any:
-    engine = Engine(model().target, tokenizer=model().tokenizer)
-    (found,) = engine.generate([model().encode_chat(STORY)], SamplingParams(**params))
-    return found
-
-
 def test_a_stop_string_before_min_tokens_does_not_count_drafted_and_plain() -> None:
     async def main() -> None:
-        whole = _story(max_new_tokens=20, ignore_eos=True)
+        whole = told(max_new_tokens=20, ignore_eos=True)
         early, late = (str(model().tokenizer.decode(whole.tokens[at : at + 2])) for at in (2, 15))
         asked = {"max_tokens": 20, "ignore_eos": True, "stop": [early, late], "return_token_ids": True}
         prediction = {"type": "content", "content": whole.text}
@@ -163,7 +153,7 @@ def test_a_stop_string_before_min_tokens_does_not_count_drafted_and_plain() -> N
 @pytest.mark.parametrize("field", ["stop", "stop_token_ids"])
 def test_what_ends_a_text_is_not_in_it_but_in_its_tokens(field: str) -> None:
     async def main() -> None:
-        whole = _story(max_new_tokens=12)
+        whole = told(max_new_tokens=12)
         word = str(model().tokenizer.decode(whole.tokens[6:7]))
         cut = whole.text[: whole.text.index(word)]
         ends = {field: [whole.tokens[6]] if field == "stop_token_ids" else [word]}
@@ -177,139 +167,5 @@ def test_what_ends_a_text_is_not_in_it_but_in_its_tokens(field: str) -> None:
             deltas = [chunk["choices"][0] for chunk in chunks]
             assert "".join(one["delta"].get("content", "") for one in deltas) == cut
             assert list(chain(*(one.get("token_ids", ()) for one in deltas))) == whole.tokens[:7]
-
-    run(main)
-
-
-@pytest.mark.parametrize("echo", [False, True])
-def test_a_streams_first_chunk_has_the_prompts_tokens(echo: bool) -> None:
-    async def main() -> None:
-        prompts = [model().tokens(text) for text in ("The dog", "A cat sat")]
-        async with serving() as client:
-            asked = {"n": 2, "max_tokens": 4, "stream": True, "return_token_ids": True, "echo": echo}
-            *chunks, _ = await client.complete(prompts, **asked).events()
-            for index in range(4):
-                own = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
-                assert own[0].get("prompt_token_ids") == prompts[index // 2]
-                assert not any("prompt_token_ids" in one for one in own[1:])
-
-    run(main)
-
-
-def test_a_refusal_of_the_assistant_is_its_text() -> None:
-    async def main() -> None:
-        text = {"role": "assistant", "content": "No."}
-        refusal = {"role": "assistant", "content": None, "refusal": "No."}
-        async with serving() as client:
-            found = [
-                (await client.send("/tokenize", {"messages": [*STORY, said, *STORY]}).json())["tokens"]
-                for said in (text, refusal)
-            ]
-            assert found[0] == found[1]
-
-    run(main)
-
-
-# -- Anthropic's -----------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("trims", [False, True])
-def test_a_last_message_of_the_assistant_is_continued(trims: bool) -> None:
-    """Whatever the template does with a text's end, the prompt ends as the client's text does."""
-    tokenizer = copy.deepcopy(model().tokenizer)
-    if trims:
-        tokenizer.chat_template = (
-            "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}</{{ m.role }}>{% endfor %}"
-            "{% if add_generation_prompt %}<assistant>{% endif %}"
-        )
-    loaded = replace(model(), tokenizer=tokenizer)
-    engine = Engine(model().target, tokenizer=model().tokenizer)
-
-    async def main() -> None:
-        async with serving(loaded=loaded) as client:
-            for begun in ("Once upon a", "", "Once upon a ", "Once\n"):
-                rendered = loaded.render([*STORY, {"role": "assistant", "content": f"{begun}@"}])
-                head = rendered[: rendered.index("@")] if begun else loaded.render(STORY)
-                ids = loaded.plain_tokens(head)
-                (whole,) = engine.generate([ids], SamplingParams(max_new_tokens=8))
-                said = {"role": "assistant", "content": begun}
-                for more in ({"prefix": True}, {"partial": True}, {}):
-                    asked: dict[str, Any] = {"messages": [*STORY, {**said, **more}], "max_tokens": 8}
-                    if not more:
-                        asked |= {CONTINUE: True, "add_generation_prompt": False}
-                    for how in ({}, {"speculation": "off"}, {"stream": True})[: None if more else 1]:
-                        exchange = client.chat(**asked, **how, return_token_ids=True)
-                        if how.get("stream"):
-                            *chunks, _ = await exchange.events()
-                            first, tokens = (
-                                chunks[0],
-                                chain(*(c["choices"][0].get("token_ids", ()) for c in chunks)),
-                            )
-                            assert (first["prompt_token_ids"], list(tokens)) == (ids, whole.tokens)
-                            continue
-                        found = await exchange.json()
-                        assert found["prompt_token_ids"] == ids, (begun, found)
-                        assert found["choices"][0]["message"]["content"] == whole.text
-                    counted = {name: one for name, one in asked.items() if name != "max_tokens"}
-                    assert (await client.send("/tokenize", counted).json())["tokens"] == ids
-                if begun[-1:].isspace():
-                    continue  # which Anthropic refuses
-                asked = {"messages": [*STORY, said], "max_tokens": 8, "temperature": 0}
-                found = await client.send(MESSAGES, asked).json()
-                assert found["content"][0]["text"] == whole.text
-                assert found["usage"]["input_tokens"] + found["usage"]["cache_read_input_tokens"] == len(ids)
-                counted = await client.send(f"{MESSAGES}/count_tokens", {"messages": [*STORY, said]}).json()
-                assert counted == {"input_tokens": len(ids)}
-
-    run(main)
-
-
-def test_a_prompt_may_end_with_its_last_message() -> None:
-    async def main() -> None:
-        async with serving() as client:
-            asked = {"max_tokens": 1, "add_generation_prompt": False, "return_token_ids": True}
-            found = await client.chat(**asked).json()
-            assert found["prompt_token_ids"] == model().encode_chat(STORY, add_generation_prompt=False)
-
-    run(main)
-
-
-def test_messages_of_one_role_in_a_row_are_one_turn() -> None:
-    async def main() -> None:
-        said = [{"role": "user", "content": text} for text in ("Tell me a story.", "About a dog.")]
-        joined = [{"role": "user", "content": "Tell me a story.\nAbout a dog."}]
-        async with serving() as client:
-            found = await client.send(f"{MESSAGES}/count_tokens", {"messages": said}).json()
-            assert found == {"input_tokens": len(model().encode_chat(joined))}
-            assert (
-                len(model().encode_chat(said)) > found["input_tokens"]
-            )  # the template would tell them apart
-
-    run(main)
-
-
-def test_the_stop_sequence_that_was_complete_first_is_named() -> None:
-    async def main() -> None:
-        text = _story(max_new_tokens=12).text
-        place = text.index(" ", 4)
-        first, longer = text[place : place + 2], text[place : place + 3]
-        async with serving() as client:
-            asked = {"messages": STORY, "max_tokens": 12, "temperature": 0}
-            stopped = await client.send(MESSAGES, {**asked, "stop_sequences": [longer, first]}).json()
-            assert stopped["stop_reason"] == "stop_sequence" and stopped["stop_sequence"] == first
-            assert stopped["content"][0]["text"] == text[:place]
-
-    run(main)
-
-
-def test_a_stop_sequence_inside_a_text_with_a_schema_is_named() -> None:
-    async def main() -> None:
-        form = {"format": {"type": "json_schema", "schema": {"const": "text"}}}
-        async with serving() as client:
-            for word, text, found in (("x", '"te', "stop_sequence"), ("z", '"text"', "end_turn")):
-                asked = {"messages": STORY, "max_tokens": 20, "output_config": form, "stop_sequences": [word]}
-                one = await client.send(MESSAGES, asked).json()
-                told = (one["stop_reason"], one["stop_sequence"], one["content"][0]["text"])
-                assert told == (found, word if found == "stop_sequence" else None, text)
 
     run(main)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from outpace.core import TokenLogprobs
-from outpace.serve import formats
+from outpace.serve import formats, writers
 from outpace.serve.formats import TokenTexts
 from serving import STORY, Client, Exchange, run, serving, story
 
@@ -84,8 +84,9 @@ def test_a_long_response_comes_in_pieces(
             exchange = client.send(path, {**body, "temperature": 0})
             whole = await exchange.json()
             assert "content-length" in exchange.headers
-            monkeypatch.setattr(formats, "_PIECE", 2000)
-            monkeypatch.setattr(formats, "_AT_ONCE", 2)
+            for module in (formats, writers):
+                monkeypatch.setattr(module, "PIECE", 2000)
+            monkeypatch.setattr(writers, "_AT_ONCE", 2)
             pieces = await pieces_of(client, client.send(path, {**body, "temperature": 0}))
         assert len(pieces) > 5 and max(map(len, pieces)) < 9000
         again = json.loads(b"".join(pieces))
@@ -99,7 +100,8 @@ def test_a_client_that_leaves_amid_a_long_response_gives_its_room_back(
 ) -> None:
     async def main() -> None:
         async with serving() as client:
-            monkeypatch.setattr(formats, "_PIECE", 500)
+            for module in (formats, writers):
+                monkeypatch.setattr(module, "PIECE", 500)
             exchange = client.chat(**CHAT)
             assert await exchange.chunk()
             exchange.leave()

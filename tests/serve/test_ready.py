@@ -40,7 +40,7 @@ def test_what_the_target_refuses_or_would_cut_is_left_out(monkeypatch: pytest.Mo
     monkeypatch.setattr(Jacobi, "prepare", refuse)
     target = model().target
     assert "jacobi" not in ready_drafters(load_drafter("none"), target)
-    monkeypatch.setattr(target, "chains_only", "it is said", raising=False)
+    monkeypatch.setattr(target, "why_chains_only", "it is said", raising=False)
     found = ready_drafters(load_drafter("none"), target)
     assert {*found} - {"self"} == {"lookahead", "prompt_lookup", "suffix"}
     assert not any(one.trees for one in found.values())

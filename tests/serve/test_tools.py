@@ -2,23 +2,38 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from calling import CHAT, FUNCTION, HERMES, MESSAGES, PATHS, RESPONSES, SCHEMA, answered, body, streamed
-from outpace.loading import Loaded
+from calling import (
+    ALTERNATING,
+    CHAT,
+    FUNCTION,
+    HERMES,
+    MESSAGES,
+    PATHS,
+    RESPONSES,
+    answered,
+    body,
+    counted,
+    prompt_of,
+    streamed,
+    with_template,
+)
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.errors import Refused
-from outpace.serve.messages_body import Messages, conversation, toolbox
 from outpace.serve.request import Defaults
-from outpace.serve.tools import LEFT_OUT
 from parts import first, in_turn
-from serving import STORY, Client, engine_text, model, run, serving, story
+from serving import STORY, engine_text, model, run, serving, story
 
+WEATHER = {"type": "object", "properties": {"day": {"$ref": "#/$defs/day"}}, "required": ["day"]}
+WEATHER |= {"additionalProperties": False, "$defs": {"day": {"enum": ["today", "tomorrow"]}}}
+TOOLS = [
+    {"type": "function", "function": {"name": "weather", "description": "of a day", "parameters": WEATHER}},
+    {"type": "function", "function": {"name": "time"}},
+]
 CHANNELS = (  # as gpt-oss's template: one call of a turn, which its result follows
     "{% if tools %}functions: {% for tool in tools %}{{ tool.function | tojson }}{% endfor %}{% endif %}"
     "{% set last = namespace(name='') %}{% for m in messages %}{% if m.tool_calls %}{% if m.thinking %}"
@@ -30,26 +45,6 @@ CHANNELS = (  # as gpt-oss's template: one call of a turn, which its result foll
     "{% else %}<|start|>{{ m.role }}<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
 )
-ALTERNATING = (
-    "{% for m in messages %}{% if m.role not in ['user', 'assistant'] or (m.role == 'user') != "
-    "(loop.index0 % 2 == 0) %}{{ raise_exception('roles alternate') }}{% endif %}{{ m.role }}: "
-    "{{ m.content }}\n{% endfor %}"
-)
-
-
-def with_template(template: str | None) -> Loaded:
-    """The embedded model with another chat template."""
-    tokenizer = copy.deepcopy(model().tokenizer)
-    tokenizer.chat_template = template
-    return replace(model(), tokenizer=tokenizer)
-
-
-def counted(path: str, found: dict[str, Any]) -> int:
-    """The number of tokens of the prompt, by the response's usage."""
-    usage = found["usage"]
-    if path == MESSAGES:
-        return int(usage["input_tokens"] + usage["cache_read_input_tokens"])
-    return int(usage.get("prompt_tokens", usage.get("input_tokens")))
 
 
 @pytest.mark.parametrize(("path", "template"), in_turn(PATHS, [HERMES, ALTERNATING, ""]))
@@ -104,173 +99,13 @@ def test_an_answer_without_a_call_is_the_engines_text(path: str) -> None:
     run(main)
 
 
-def test_claude_code_over_two_turns() -> None:
-    """What Claude Code sends, with all of its fields, and the call's result in the next request."""
-    betas = "claude-code-20250219,context-management-2025-06-27,interleaved-thinking-2025-05-14"
-    kept = {"cache_control": {"type": "ephemeral"}}
-    asked: dict[str, Any] = {
-        "model": "nano",
-        "messages": [
-            {"role": "user", "content": [{"type": "text", "text": "Hi.", **kept}]},
-            {"role": "system", "content": "A reminder."},
-        ],
-        "system": [
-            {"type": "text", "text": "You are terse."},
-            {"type": "text", "text": "Use tools.", **kept},
-        ],
-        "tools": [
-            {
-                "name": "weather",
-                "description": "of a day",
-                "input_schema": SCHEMA,
-                "eager_input_streaming": True,
-            },
-            {"type": "web_search_20250305", "name": "web_search", "max_uses": 8},
-        ],
-        "tool_choice": {"type": "any"},
-        "thinking": {"type": "adaptive"},
-        "context_management": {"edits": [{"type": "clear_thinking_20251015", "keep": "all"}]},
-        "output_config": {"effort": "medium"},
-        "metadata": {"user_id": "x"},
-        "max_tokens": 32000,
-        "temperature": 0,
-        "stream": True,
-    }
-
-    async def main() -> None:
-        for loaded in (model(), with_template(HERMES), with_template(ALTERNATING)):
-            async with serving(loaded=loaded) as client:
-                exchange = client.send(
-                    f"{MESSAGES}", asked, anthropic_beta=betas, anthropic_version="2023-06-01"
-                )
-                events = await exchange.events()
-                assert exchange.headers[LEFT_OUT] == "web_search_20250305"
-                (block,) = [e["content_block"] for e in events if e["type"] == "content_block_start"]
-                deltas = [e["delta"] for e in events if e["type"] == "content_block_delta"]
-                given = json.loads("".join(delta["partial_json"] for delta in deltas))
-                call = {**block, "input": given, **kept}
-                result = {"type": "tool_result", "tool_use_id": call["id"], "is_error": True, **kept}
-                told = {**result, "content": [{"type": "text", "text": "qz7 is down"}]}
-                thought = {"type": "thinking", "thinking": "zq9", "signature": ""}
-                more = [
-                    {"role": "assistant", "content": [thought, call]},
-                    {"role": "user", "content": [told, {"type": "text", "text": "Go on."}]},
-                ]
-                second = {**asked, "messages": [*asked["messages"], *more], "tool_choice": {"type": "auto"}}
-                found = await client.send(MESSAGES, {**second, "stream": False, "max_tokens": 4}).json()
-                assert found["stop_reason"] in ("max_tokens", "end_turn"), found
-                count = {key: second[key] for key in ("messages", "system", "tools", "thinking")}
-                tokens = await client.send(f"{MESSAGES}/count_tokens", count).json()
-                assert tokens["input_tokens"] == counted(MESSAGES, found)
-                shown = client.service.model.tokenizer.decode(_prompt(client, second))
-                for word in (
-                    "You are terse.",
-                    "Use tools.",
-                    "A reminder.",
-                    "Error: qz7 is down",
-                    "Go on.",
-                    "of a day",
-                ):
-                    assert shown.count(word) == 1, (word, shown)
-                assert shown.index("A reminder.") < shown.index("qz7") < shown.index("Go on.")
-
-    run(main)
-
-
-def _prompt(client: Client, asked: dict[str, Any]) -> list[int]:
-    parsed = Messages.model_validate(asked)
-    turns, options = conversation(client.service, parsed, toolbox(parsed))
-    return client.service.model.encode_chat(turns, **options)
-
-
-def test_codex_over_two_turns() -> None:
-    """What Codex sends, with all of its fields, and the calls' results in the next request."""
-    inner = {"type": "function", "name": "weather", "strict": False, "parameters": SCHEMA}
-    own = {**inner, "name": "now", "parameters": {"type": "object", "properties": {}}}
-    asked: dict[str, Any] = {
-        "model": "nano",
-        "instructions": "You are terse.",
-        "input": [
-            {
-                "type": "message",
-                "id": "m1",
-                "role": "developer",
-                "content": [{"type": "input_text", "text": "Dev."}],
-            },
-            {
-                "type": "message",
-                "id": "m2",
-                "role": "user",
-                "content": [{"type": "input_text", "text": "Hi."}],
-            },
-        ],
-        "tools": [
-            own,
-            {"type": "namespace", "name": "mcp__sky__", "description": "the sky", "tools": [inner]},
-            {"type": "custom", "name": "patch", "description": "a patch", "format": {"type": "text"}},
-            {"type": "web_search", "external_web_access": False},
-        ],
-        "tool_choice": "required",
-        "parallel_tool_calls": True,
-        "reasoning": {"effort": "medium", "summary": "auto"},
-        "store": False,
-        "stream": True,
-        "include": ["reasoning.encrypted_content"],
-        "prompt_cache_key": "k",
-        "client_metadata": {"x": "y"},
-        "text": {"verbosity": "low"},
-    }
-
-    async def main() -> None:
-        for loaded in (model(), with_template(HERMES)):
-            async with serving(loaded=loaded) as client:
-                items = []
-                for name in ("now", "mcp__sky__weather", "patch"):
-                    forced = {
-                        **asked,
-                        "tool_choice": {"type": "function", "name": name},
-                        "max_output_tokens": 90,
-                        "reasoning": {**asked["reasoning"], "max_tokens": 4},
-                    }
-                    exchange = client.send(RESPONSES, forced)
-                    events = await exchange.events()
-                    assert exchange.headers[LEFT_OUT] == "web_search"
-                    items.append(events[-1]["response"]["output"][-1])
-                kinds = [(item["type"], item["name"], item.get("namespace")) for item in items]
-                assert kinds == [
-                    ("function_call", "now", None),
-                    ("function_call", "weather", "mcp__sky__"),
-                    ("custom_tool_call", "patch", None),
-                ]
-                assert isinstance(items[2]["input"], str) and "arguments" not in items[2]
-                results = [
-                    {
-                        "type": f"{item['type']}_output",
-                        "call_id": item["call_id"],
-                        "output": f"qz{place} done",
-                    }
-                    for place, item in enumerate(items)
-                ]
-                thought = {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None}
-                history = [*asked["input"], thought, *items, *results]
-                second = {**asked, "input": history, "tool_choice": "auto", "stream": False}
-                found = await client.send(RESPONSES, {**second, "max_output_tokens": 4}).json()
-                assert found["status"] in ("incomplete", "completed"), found
-                none = {**second, "max_output_tokens": 4, "input": history[:-1]}
-                assert counted(RESPONSES, found) > counted(
-                    RESPONSES, await client.send(RESPONSES, none).json()
-                )
-
-    run(main)
-
-
 def test_thinking_sets_the_templates_variable() -> None:
     async def main() -> None:
         async with serving(loaded=with_template(HERMES)) as client:
             texts = {}
             for kind in ("adaptive", "disabled", "enabled"):
                 asked = {**body(MESSAGES), "thinking": {"type": kind}}
-                texts[kind] = client.service.model.tokenizer.decode(_prompt(client, asked))
+                texts[kind] = client.service.model.tokenizer.decode(prompt_of(client, asked))
             assert texts["enabled"].endswith("<think>") and texts["disabled"].endswith("</think>")
             assert texts["adaptive"].endswith("assistant:")
             found = await client.chat(max_tokens=5, reasoning_effort="high").json()
@@ -482,5 +317,63 @@ def test_harmony_shows_each_call_with_its_result() -> None:
                 assert given == ("", [("weather", arguments)])
             found = await client.send(CHAT, body(CHAT, response_format={"type": "json_object"})).json()
             assert json.loads(answered(CHAT, found)[0]) is not None  # a schema's answer has no channels
+
+    run(main)
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "weather"}}])
+def test_a_tool_that_must_be_called_is(choice: Any) -> None:
+    async def main() -> None:
+        async with serving() as client:
+            asked = {"tools": TOOLS[:1], "tool_choice": choice, "max_tokens": 60}
+            (found,) = (await client.chat(**asked).json())["choices"]
+            (call,) = found["message"]["tool_calls"]
+            assert found["message"]["content"] is None and found["finish_reason"] == "tool_calls"
+            assert call["type"] == "function" and call["function"]["name"] == "weather"
+            assert json.loads(call["function"]["arguments"])["day"] in ("today", "tomorrow")
+            *chunks, _ = await client.chat(stream=True, **asked).events()
+            deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+            calls = [delta["tool_calls"][0] for delta in deltas if "tool_calls" in delta]
+            assert calls[0]["function"]["name"] == "weather" and calls[0]["id"].startswith("call_")
+            assert "".join(one["function"]["arguments"] for one in calls) == call["function"]["arguments"]
+            assert chunks[-1]["choices"][0]["finish_reason"] == "tool_calls"
+
+    run(main)
+
+
+def test_tools_are_read_by_the_tokenizers_own_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def main() -> None:
+        tokenizer = model().tokenizer
+        calls = [
+            {"type": "function", "function": {"name": "time", "arguments": {"zone": zone}}}
+            for zone in ("utc", "cet")
+        ]
+        parsed = {"role": "assistant", "content": "Well.", "tool_calls": calls}
+        seen = []
+
+        def parse(ids: list[int], prefix: list[int], tools: Any) -> Any:
+            seen.append(
+                (len(ids), prefix[-9:] == model().encode_chat(STORY)[-9:], tools[0]["function"]["name"])
+            )
+            return parsed
+
+        monkeypatch.setattr(tokenizer, "response_template", {"x": 1}, raising=False)
+        monkeypatch.setattr(tokenizer, "parse_response", parse, raising=False)
+        async with serving() as client:
+            asked = {"tools": TOOLS, "max_tokens": 5}
+            (found,) = (await client.chat(**asked).json())["choices"]
+            assert found["message"]["content"] == "Well." and found["finish_reason"] == "length"
+            assert json.loads(found["message"]["tool_calls"][0]["function"]["arguments"]) == {"zone": "utc"}
+            assert len(found["message"]["tool_calls"]) == 2
+            (alone,) = (await client.chat(parallel_tool_calls=False, **asked).json())["choices"]
+            assert len(alone["message"]["tool_calls"]) == 1
+            *chunks, _ = await client.chat(stream=True, **asked).events()
+            _, text, *calls = [c["choices"][0]["delta"] for c in chunks[:-1]]
+            assert text["content"] == "Well." and len(calls) == 2
+            assert [call["tool_calls"][0]["function"]["name"] for call in calls] == ["time", "time"]
+            assert chunks[-1]["choices"][0]["finish_reason"] == "length"
+            text = (await client.chat(tool_choice="none", **asked).json())["choices"][0]
+            assert text["finish_reason"] == "length"
+        assert seen == [(5, True, "weather")] * 3
 
     run(main)

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from outpace.loading import Loaded
+from calling import with_template
 from outpace.serve import texts
 from outpace.serve.errors import Refused
 from outpace.serve.pool import JobLimit, WorkerPool, spare
@@ -32,13 +32,6 @@ POWER = "{{ n if 7 ** n else 0 }}"  # one line, which takes minutes
 
 def form(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}
-
-
-def with_template(template: str) -> Loaded:
-    """The embedded model with another template."""
-    tokenizer = copy.deepcopy(model().tokenizer)
-    tokenizer.chat_template = template
-    return replace(model(), tokenizer=tokenizer)
 
 
 def alive(pid: int) -> bool:

@@ -166,11 +166,3 @@ def test_prompts_are_measured(model: Loaded) -> None:
         model.encode("x" * 97)
     with pytest.raises(OutpaceError, match="has no tokens"):
         model.encode("")
-
-
-def test_weights_of_which_there_is_one_copy_are_not_released(folder: Path) -> None:
-    ranks: Any = None  # not asked
-    with pytest.raises(OutpaceError, match=r"release is for transformers models, .* one copy of its weights"):
-        load("a.gguf", release=True)
-    with pytest.raises(OutpaceError, match="release is for a model in one process, not in several"):
-        load(str(folder), device=SharedModel(ranks, "draft"), release=True)

@@ -98,7 +98,7 @@ def trees(name: str, outputs: list[list[int]]) -> RandomTrees:
 def test_greedy_and_sampled(name: str) -> None:
     expected = generated(name)
     assert len(set(map(tuple, expected))) == 3 and all(len(set(output)) > 8 for output in expected)
-    assert bool(target_of(name).chains_only) == (name in TAKE_CHAINS)
+    assert bool(target_of(name).why_chains_only) == (name in TAKE_CHAINS)
     assert tokens(decode(name)) == expected
     drafted = decode(name, trees(name, expected))
     assert tokens(drafted) == expected
@@ -194,7 +194,7 @@ def test_a_tree_of_a_draft_model_is_refused() -> None:
         Engine(target_of("mpt"), DraftModel(target_of("bloom"), branching="2x2"))
 
 
-@pytest.mark.parametrize("option", ["static", "fuse", "exact"])
+@pytest.mark.parametrize("option", ["static", "exact"])
 def test_options_that_chains_lack(option: str) -> None:
     with pytest.raises(UnsupportedModel, match=rf"takes chains only.*leave.* {option}"):
         Target(model_of("bloom"), **{option: True})

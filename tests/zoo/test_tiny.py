@@ -18,8 +18,6 @@ from transformers import CONFIG_MAPPING, PreTrainedModel
 import outpace
 from outpace import Engine, Target, nano_drafter_path
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.targets.cpu.kernels import KERNELS
-from outpace.targets.cpu.trials import why_unavailable
 from outpace.targets.inputs.unloaded import KNOWN, refuse_unloaded
 from zoo.every_type import (
     NOT_TEXT,
@@ -60,7 +58,7 @@ def check_first_tokens(kind: str) -> None:
     """Plain decoding gives generate()'s tokens, and trees those of plain decoding, greedy and sampled."""
     model = model_of(kind)
     target = Target(model, check=False)
-    assert bool(target.chains_only) == (kind in CHAINED)
+    assert bool(target.why_chains_only) == (kind in CHAINED)
     ids = torch.tensor([PROMPTS[1]])
     told = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=8)
     told = told[0, ids.shape[1] :].tolist()
@@ -80,13 +78,8 @@ def test_first_tokens(kind: str) -> None:
 @pytest.mark.parametrize("kind", ["gemma3n_text", "gemma4_text"])
 def test_a_table_of_inputs_for_all_layers(kind: str) -> None:
     """The self-test of replaced modules makes no model of some of the layers, and drafters cannot."""
-    dtype = torch.float32
-    usable = (
-        one.name for one in KERNELS if one.copies and dtype in one.dtypes and not why_unavailable(one, dtype)
-    )
-    name = next(usable)
-    target = Target(model_of(kind), pack=name)
-    assert name in target.plan.packed
+    target = Target(model_of(kind), plan="packed")
+    assert target.plan.packed
     with pytest.raises(UnsupportedModel, match="one table of inputs for all its layers"):
         target.some_layers([0])
 
@@ -123,7 +116,7 @@ def test_sound_for_a_type_of_text_alone_is_refused_by_name(kind: str) -> None:
 
 def test_a_decoder_with_a_copy_of_the_config() -> None:
     """The self-test's window is that of the decoder too, where a model reads more than text."""
-    assert not Target(model_of("mistral3")).chains_only
+    assert not Target(model_of("mistral3")).why_chains_only
 
 
 @pytest.mark.slow
@@ -142,7 +135,7 @@ def test_whole_texts(kind: str) -> None:
         plain = decode(target, params=params)
         drafter = trees(plain)
         same(model, plain, decode(target, drafter, params))
-        assert len(drafter.scattered) > 10 or target.chains_only
+        assert len(drafter.scattered) > 10 or target.why_chains_only
     for prompt, output in zip(PROMPTS, decode(target), strict=True):
         ids = torch.tensor([prompt])
         told = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=NEW)
@@ -156,7 +149,7 @@ def test_encoder_decoders(name: str) -> None:
     family = {**FURTHER_FAMILIES, **FURTHER_CHAINS}[name]
     model = family.build(torch.float32)
     target = Target(model)
-    assert bool(target.chains_only) == (name in FURTHER_CHAINS)
+    assert bool(target.why_chains_only) == (name in FURTHER_CHAINS)
     sources = family.sources(LENGTHS)
     told = generated_by(model, sources)
     assert all(len(set(output)) > 8 for output in told), "the random model loops"

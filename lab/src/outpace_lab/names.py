@@ -10,8 +10,8 @@ from typing import Literal, get_args
 from outpace.core import OutpaceError, near
 
 METHODS = (
-    "blockwise", "dflash", "draft_model", "eagle", "early_exit", "hydra", "medusa", "parallel_tokens",
-    "spec_drafter",
+    "blockwise", "dflash", "draft_model", "eagle", "early_exit", "hydra", "medusa", "mtp",
+    "parallel_tokens", "spec_drafter",
 )  # fmt: skip
 OBJECTIVES = ("ground_truth", "forward_kl", "reverse_kl", "jensen_shannon", "total_variation")
 Measure = Literal["counts", "seconds"]
@@ -21,8 +21,6 @@ GGUF_DTYPES = ("float32", "float16", "bfloat16", "q8_0", "q4_0")
 # Drafters with weights that are not trained here, and what is instead.
 UNTRAINED = MappingProxyType({
     "assistant": "it is published with its target; train eagle, which reads the target's states too",
-    "mtp": "its layers are the family's own modules, whose weights differ from a checkpoint's, so each "
-    "family needs a writer of its own; train eagle, which reads the same states",
     "self_speculative": "`outpace search` finds the layers to skip",
 })  # fmt: skip
 WAYS = ("lora",)  # of training a model with its drafter

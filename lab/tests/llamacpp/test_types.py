@@ -57,7 +57,7 @@ def target(request: Any, source: Path) -> Iterator[Any]:
 
 
 def test_types_are_exact_as_the_page_states(target: Any) -> None:
-    assert target.bit_exact and not target.inexact
+    assert target.bit_exact and not target.why_inexact
     kind = target.path.stem
     table = PAGE.read_text("utf-8").split(BEGIN)[1].split(END)[0]
     (line,) = [line for line in table.splitlines() if line.startswith(f"| {kind} |")]

@@ -19,7 +19,7 @@ def test_spectr() -> None:
 
 def test_a_pair_of_which_one_takes_chains_only() -> None:
     target = ContrastiveTarget(target_of("mpt"), target_of("bloom"))
-    assert target.chains_only
+    assert target.why_chains_only
     params = SamplingParams(max_new_tokens=NEW)
     plain = tokens(Engine(target).generate(TEXTS, params))
     assert tokens(Engine(target, trees("mpt", plain), adaptive=False).generate(TEXTS, params)) == plain

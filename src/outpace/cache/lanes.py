@@ -252,11 +252,6 @@ class Window:
         even = {*self.offsets} == {first} and {*self.widths} == {self.width}
         self.span = slice(first, first + self.width) if even else None
         self._written: dict[torch.device, tuple[Tensor, Tensor]] = {}
-        self._cells: Tensor | None = None
-
-    def in_line(self, cells: Tensor) -> None:
-        """Take the new rows in a line: row i is that of cell ``cells[i]``, an index into [B * width]."""
-        self._cells = cells
 
     @property
     def places(self) -> slice:
@@ -269,23 +264,16 @@ class Window:
 
     @cached_property
     def _targets(self) -> list[tuple[Tensor, Tensor]]:
-        span = self.span if self._cells is None else None
-        return self.buffers if span is None else self.lane.by_layer(self.places, span)
+        return self.buffers if self.span is None else self.lane.by_layer(self.places, self.span)
 
     @cached_property
     def _views(self) -> list[tuple[Tensor, Tensor]]:
         return self.lane.by_layer(self.places, slice(self.columns))
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size].
-
-        In a line the rows are [1, heads, N, size].
-        """
+        """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size]."""
         for target, rows in zip(self._targets[layer], (keys, values), strict=True):
-            if self._cells is not None:
-                sequences, places = self.written(target.device)
-                target[sequences, :, places] = rows[0].transpose(0, 1)  # [N, heads, size]
-            elif self.span is not None:
+            if self.span is not None:
                 target.copy_(rows)
             else:
                 sequences, places = self.written(target.device)
@@ -294,10 +282,7 @@ class Window:
         return self._views[layer]
 
     def written(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Indices of the rows to write: sequences [B, 1], rows [B, width]; padding goes to scratch.
-
-        In a line both are [N].
-        """
+        """Indices of the rows to write: sequences [B, 1], rows [B, width]; padding goes to scratch."""
         if device not in self._written:
             scratch = self.lane.room
             rows = [
@@ -305,8 +290,6 @@ class Window:
                 for offset, width in zip(self.offsets, self.widths, strict=True)
             ]
             places, sequences = torch.tensor(rows), torch.arange(len(rows))[:, None]
-            if self._cells is not None:
-                places, sequences = places.flatten()[self._cells], self._cells // self.width
             self._written[device] = upload(sequences, device), upload(places, device)
         return self._written[device]
 

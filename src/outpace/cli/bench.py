@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,11 +12,15 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.given import LoadingOptions, ModelOptions, StepOptions, taking
-from outpace.cli.parts import check_length, check_listed, numbers, profiled, sampling
+from outpace.cli.parts import ModelSource, check_length, check_listed, numbers, profiled, sampling
 from outpace.cli.place import spread_of
 from outpace.cli.writer import check_json
 from outpace.core import DEFAULT_DRAFTER, OutpaceError
 from outpace.names import is_gguf
+
+if TYPE_CHECKING:
+    from outpace.cli.bench_run import BenchPlan
+    from outpace.loading import Loaded
 
 TRANSFORMERS = "transformers:plain,transformers:prompt_lookup"
 
@@ -133,7 +137,7 @@ def bench(context: typer.Context, given: BenchOptions) -> None:
     if context.invoked_subcommand is not None:
         return refuse_given(context)
     given.check()
-    place, step = spread_of(given.device, given.device_map), given.steps(online=True)
+    place, step = spread_of(given.device, given.device_map), given.steps()
     source = given.source(given.model, place=place, seq2seq=True, options=step)
     source.check_names(verifier=given.verifier)
     batches = numbers("batch", given.batch)
@@ -141,17 +145,18 @@ def bench(context: typer.Context, given: BenchOptions) -> None:
         from outpace.cli import bench_run as runner
 
         chosen = runner.plan(given, "none" if is_gguf(given.model or "") else TRANSFORMERS, batches)
-    notes: list[str] = []
-    loaded, spec = profiled(
-        source,
-        "" if given.profile else "none",
-        given.profile,
-        given.verifier,
-        at_once=chosen.batches,
-        remark=notes.append,
-    )
-    found = runner.run(chosen.with_drafter(spec, notes), loaded, given.json_to)
+    loaded, chosen = loaded_for(chosen, source, given)
+    found = runner.run(chosen, loaded, given.json_to)
     finish(not found.interrupted, equal=found.equal)
+
+
+def loaded_for(chosen: BenchPlan, source: ModelSource, given: BenchOptions) -> tuple[Loaded, BenchPlan]:
+    """The model of a benchmark, and its plan with the drafter and the profile's remarks."""
+    notes, drafter = list[str](), "" if given.profile else "none"
+    loaded, found = profiled(
+        source, drafter, given.profile, given.verifier, at_once=chosen.batches, remark=notes.append
+    )
+    return loaded, chosen.with_drafter(found.spec, notes)
 
 
 def refuse_given(context: typer.Context) -> None:

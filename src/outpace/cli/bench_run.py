@@ -143,7 +143,7 @@ def measure_all(chosen: BenchPlan, model: Loaded, rows: Rows, weights: Path | No
     """
     notes = list(chosen.notes)
     if model.target.promise == "not exact":
-        notes.append(f"not exact with this model, where near-ties may flip: {model.target.inexact}")
+        notes.append(f"not exact with this model, where near-ties may flip: {model.target.why_inexact}")
     suites = []
     for suite in chosen.suites:
         fits = fitting(model, suite, chosen.settings.max_new_tokens)
@@ -187,7 +187,7 @@ def _record(chosen: BenchPlan, model: Loaded, methods: Seq[Method], notes: list[
             "device": model.device,
             "promise": model.target.promise,
             "step": model.target.plan.name,
-            "bits": model.target.inexact or "bit-exact",
+            "bits": model.target.why_inexact or "bit-exact",
             **({"quantised": model.target.quantised} if model.target.quantised else {}),
         },
         settings=chosen.facts(),
@@ -203,9 +203,6 @@ def _measure(
     """Measure each method, suite and batch size, and add the rows to the record.
 
     If plain decoding fails on a suite at a batch size, a note replaces the rows.
-
-    Raises:
-        OutpaceError: it failed on all of them.
     """
     groups = [-(-len(suite.items) // batch) for suite in suites for batch in chosen.batches]
     failures: list[str] = []

@@ -65,10 +65,10 @@ def chat(given: ChatOptions) -> None:
     /help lists the commands, /exit or Ctrl-D ends, Ctrl-C stops an answer.
     """
     watching, asked = observer_of(given.observer), given.asked()
-    source = given.source(given.model, options=given.steps(bool(given.observer)))
-    loaded, spec = profiled(source, given.drafter, given.profile, given.verifier)
-    with attached(watching, loaded, spec) as learner:
-        engine = engine_of(loaded, spec, given.verifier, 1, given.adaptive, learner)
+    source = given.source(given.model, options=given.steps(), releases=not given.observer)
+    loaded, chosen = profiled(source, given.drafter, given.profile, given.verifier)
+    with attached(watching, loaded, chosen.spec) as learner:
+        engine = engine_of(loaded, chosen.drafter, given.verifier, 1, given.adaptive, learner)
         talk(ChatSession(loaded, engine, asked, given.system))
 
 

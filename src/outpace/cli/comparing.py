@@ -116,7 +116,7 @@ class Comparison:
             "equal": self.equal,
             "equality_promised": self.promised,
             "promise": self.other.answer.stats.promise,
-            "inexact": self.other.answer.stats.inexact,
+            "why_inexact": self.other.answer.stats.why_inexact,
             "first_difference": None if different is None else dict(vars(different)),
             "verifier": str(self.other.engine.verifier),
             "lossy": self.other.engine.verifier.lossy,
@@ -268,5 +268,5 @@ def kept(engine: Engine) -> str:
     if engine.verifier.lossy:
         return f"the verifier {engine.verifier} changes the distribution of the output"
     if engine.verifier.invariant:
-        return f"not exact with this model, where near-ties may flip: {engine.target.inexact}"
+        return f"not exact with this model, where near-ties may flip: {engine.target.why_inexact}"
     return f"the verifier {engine.verifier} preserves the distribution of the output, not its tokens"

@@ -91,9 +91,9 @@ def demo(given: DemoOptions) -> None:
         raise OutpaceError("--real names the model; leave --model out")
     if given.real:
         model, prompt = "smollm2", prompt or REAL_PROMPT
-    loaded, spec = profiled(given.source(model), drafter, given.profile, given.verifier)
-    engines = (loaded.engine(), engine_of(loaded, spec, given.verifier, 1, given.adaptive))
-    label = labelled(spec, engines[1])
+    loaded, chosen = profiled(given.source(model), drafter, given.profile, given.verifier)
+    engines = (loaded.engine(), engine_of(loaded, chosen.drafter, given.verifier, 1, given.adaptive))
+    label = labelled(chosen.spec, engines[1])
     console = screen.out()
     text = prompt or DEMO_PROMPT
     job = Job(0, PromptLine(text), loaded.encode(text, chat=given.real))

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, Field, fields
+from collections.abc import Iterator, Mapping
 from importlib.metadata import EntryPoint
 from typing import Annotated, Any
 
@@ -16,12 +13,12 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from outpace.catalogue import described, entries, entry_of
 from outpace.cli import completing, screen
 from outpace.cli import options as o
 from outpace.cli.app import app, guarded, show
 from outpace.core import OutpaceError
-from outpace.names import check_names, outlines
-from outpace.outline import Outline, outline_of
+from outpace.names import check_names
 from outpace.plugins import installed, package_of
 
 _HOW_TO_WRITE = (
@@ -56,10 +53,10 @@ def drafters(name: Name = None, as_json: o.AsJson = False) -> None:
         show(catalogue(), as_json, table)
         return
     check_names(drafter=name)
-    show(entry_of(name), as_json, described)
+    show(shown_entry(name), as_json, page)
 
 
-def entry_of(name: str) -> dict[str, Any]:
+def shown_entry(name: str) -> dict[str, Any]:
     """The entry of one drafter; by its path, if it is not listed.
 
     Raises:
@@ -71,105 +68,41 @@ def entry_of(name: str) -> dict[str, Any]:
     with screen.busy(f"importing {name} ..."):
         from outpace.drafters import drafter_class
 
-        return listed(name, "outpace", drafter_class(name))
+        return _listed("outpace", described(name, drafter_class(name)))
 
 
 def catalogue() -> list[dict[str, Any]]:
     """Each drafter with its package, its summary, its paper, and its options as JSON values."""
-    return [listed(name, "outpace", cls) for name, cls in outlines("drafter").items()] + list(_third_party())
+    own = [_listed("outpace", entry) for entry in entries("drafter").values()]
+    return own + list(_third_party())
 
 
-def listed(name: str, package: str, cls: type[Any]) -> dict[str, Any]:
-    """What a class or its outline says of a method."""
-    return {
-        "name": name,
-        "package": package,
-        "summary": (inspect.getdoc(cls) or "").split("\n")[0],
-        "when": vars(cls).get("when", ""),  # what a base is for, a drafter need not be
-        "needs": getattr(cls, "needs", ""),
-        "paper": getattr(cls, "paper", ""),
-        "options": _options(cls),
-        "error": None,
-    }
+def _listed(package: str, entry: Mapping[str, Any]) -> dict[str, Any]:
+    return {"name": entry["name"], "package": package, **entry, "error": None}
 
 
 def _third_party() -> Iterator[dict[str, Any]]:
     """The drafters of other packages; unusable ones are listed with their error.
 
-    A class whose source is not found is imported.
+    A class that is in no table is imported.
     """
     for name, point in installed("drafters").items():
         package = package_of(point)
         try:
-            if name in outlines("drafter"):
+            if name in entries("drafter"):
                 raise OutpaceError(f"outpace has its own drafter {name!r}; select this one as {point.value}")
-            yield listed(name, package, outline_of(point.module, point.attr, "Drafter") or _imported(point))
+            yield _listed(package, entry_of("drafter", point) or _imported(name, point))
         except OutpaceError as error:
             empty = {"summary": "", "when": "", "needs": "", "paper": "", "options": []}
             yield {"name": name, "package": package, **empty, "error": str(error)}
 
 
-def _imported(point: EntryPoint) -> type[Any]:
+def _imported(name: str, point: EntryPoint) -> dict[str, Any]:
     with screen.busy(f"importing {point.value} ..."):
         from outpace.drafters import Drafter
         from outpace.plugins import load_class
 
-        return load_class("drafter", point, Drafter)
-
-
-def _options(cls: type[Any]) -> list[dict[str, Any]]:
-    docs, types = _written(cls)
-    about = {name: text for doc in docs for name, text in _attributes(doc).items()}
-    return [
-        {
-            "name": field.name,
-            "type": types.get(field.name, ""),
-            "default": _default(field),
-            "required": field.default is MISSING and field.default_factory is MISSING,
-            "description": about.get(field.name, ""),
-        }
-        for field in fields(cls)
-        if field.init
-    ]
-
-
-def _written(cls: type[Any]) -> tuple[Iterable[str], Mapping[str, str]]:
-    """The docstrings of a class and its bases, and the annotations of its options."""
-    if issubclass(cls, Outline):
-        return cls.docs, cls.types
-    docs = [inspect.cleandoc(vars(base).get("__doc__") or "") for base in reversed(cls.__mro__)]
-    types = {one.name: one.type for one in fields(cls)}
-    return docs, {name: kind if isinstance(kind, str) else kind.__name__ for name, kind in types.items()}
-
-
-def _default(field: Field[Any]) -> Any:
-    """A default as a JSON value, otherwise its repr; None if there is none."""
-    if field.default is not MISSING:
-        value = field.default
-    elif field.default_factory is not MISSING:
-        value = field.default_factory()
-    else:
-        return None
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return repr(value)
-    return value
-
-
-def _attributes(doc: str) -> dict[str, str]:
-    """The "Attributes:" section of a docstring: name -> description on one line."""
-    section = re.search(r"^Attributes:\n((?:[ \t]+.*\n?|\n)*)", doc, re.MULTILINE)
-    found: dict[str, str] = {}
-    name = ""
-    for line in section[1].splitlines() if section else ():
-        start = re.match(r"    (\w+): (.*)", line)
-        if start:
-            name = start[1]
-            found[name] = start[2].strip()
-        elif name and line.strip():
-            found[name] += " " + line.strip()
-    return found
+        return described(name, load_class("drafter", point, Drafter))
 
 
 def table(found: list[dict[str, Any]]) -> RenderableType:
@@ -179,8 +112,8 @@ def table(found: list[dict[str, Any]]) -> RenderableType:
         own = list(groups)[bool(entry["needs"])]
         groups.setdefault(own if entry["package"] == "outpace" else entry["package"], []).append(entry)
     blocks: list[RenderableType] = []
-    for title, entries in groups.items():
-        blocks += [Text(title, style="bold"), _lines(entries), Text("")]
+    for title, group in groups.items():
+        blocks += [Text(title, style="bold"), _lines(group), Text("")]
     return Group(*blocks, Text("Options and paper of one: outpace drafters NAME", style="dim"))
 
 
@@ -202,7 +135,7 @@ def _grid() -> Table:
     return grid
 
 
-def described(entry: dict[str, Any]) -> RenderableType:
+def page(entry: dict[str, Any]) -> RenderableType:
     """All about one drafter."""
     name = Text(entry["name"], style="bold")
     if entry["package"] != "outpace":
@@ -227,7 +160,7 @@ def _option_table(options: list[dict[str, Any]]) -> Table:
     """A row per option: its notation with the default, and its description."""
     grid = _grid()
     for option in options:
-        default = "" if option["required"] else f" = {_shown(option['default'])}"
+        default = "" if option["required"] else f" = {shown(option['default'])}"
         grid.add_row(
             Text(f"{option['name']}: {_kind(option['type'])}{default}"),
             Text(option["description"].replace("``", "`")),
@@ -243,6 +176,8 @@ def _kind(annotation: str) -> str:
     return choices[1].replace("'", "").replace('"', "").replace(", ", "|") if choices else annotation
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
     """A default in the notation of spec strings."""
+    if isinstance(value, list):  # in JSON a tuple is one
+        value = tuple(value)
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

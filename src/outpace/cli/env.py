@@ -62,6 +62,7 @@ def _installed() -> dict[str, Any]:
     """What is installed, as far as the system says without torch."""
     from outpace.native.build import compiler_command
     from outpace.native.instructions import chosen, instructions, limits
+    from outpace.native.systems import machine
 
     limit, command = chosen(), compiler_command()
     return {
@@ -70,7 +71,7 @@ def _installed() -> dict[str, Any]:
         "system": platform.platform(),
         **{name: _version(name) for name in _PACKAGES},
         "cores": os.cpu_count(),
-        "instructions": limits(platform.machine(), instructions()),
+        "instructions": limits(machine(), instructions()),
         "limited_to": None if limit is None else limit.march,
         "compiler": None if isinstance(command, str) else command[0],
         "cache": _cache(),
@@ -101,7 +102,7 @@ def _machine() -> dict[str, Any]:
 def _served(given: EnvOptions) -> dict[str, Any]:
     """How a model would run: whether it is served, and by which steps."""
     try:
-        loaded = given.source(given.model, options=given.steps()).load()
+        loaded = given.source(given.model, options=given.steps(), releases=True).load()
     except OutpaceError as error:
         return {"model": {"name": given.model, "served": False, "reason": str(error)}}
     return {"model": served(loaded)}
@@ -126,9 +127,9 @@ def served(loaded: Loaded) -> dict[str, Any]:
         "native": plan.native,
         "packed": dict(plan.packed),
         "bit_exact": target.bit_exact,
-        "inexact": target.inexact,
+        "why_inexact": target.why_inexact,
         "promise": target.promise,
-        "chains_only": target.chains_only,
+        "why_chains_only": target.why_chains_only,
         "context": target.context,
         "state_bytes": target.state_bytes or None,
         "passed_over": [{"step": one.name, "reason": one.reason} for one in plan.passed_over],

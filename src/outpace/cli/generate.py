@@ -197,16 +197,23 @@ def generate(given: GenerateOptions) -> None:
 
     Text goes to standard output, statistics to standard error; --compare ends with 1 if outputs differ."""
     params, watching = given.params(), observer_of(given.observer, given.parallel)
-    how = {"place": given.place(given.model), "options": given.steps(bool(given.observer))}
-    source = given.source(given.model, seq2seq="audio" if given.audio else True, **how)
+    source = given.source(
+        given.model,
+        seq2seq="audio" if given.audio else True,
+        place=given.place(given.model),
+        options=given.steps(),
+        releases=not given.observer,
+    )
     found = [] if given.audio else prompts.read(given.prompt, given.file, given.reference or ())
     copied, together = any(one.references for one in found), min(given.batch, len(given.audio or found))
     with contextlib.closing(ResultWriter(given.out, given.as_json, given.overwrite)) as writer:
-        loaded, spec = profiled(source, given.drafter, given.profile, given.verifier, copied, (together,))
+        loaded, chosen = profiled(source, given.drafter, given.profile, given.verifier, copied, (together,))
         jobs = spoken(given, loaded) if given.audio else prepare(found, loaded, given.chat)
-        with attached(watching, loaded, spec) as learner:
-            engine = engine_of(loaded, spec, given.verifier, together, given.adaptive, learner)
-            ended = decode(loaded, engine, spec, jobs, with_own_rules(params, loaded, jobs), given, writer)
+        with attached(watching, loaded, chosen.spec) as learner:
+            engine = engine_of(loaded, chosen.drafter, given.verifier, together, given.adaptive, learner)
+            ended = decode(
+                loaded, engine, chosen.spec, jobs, with_own_rules(params, loaded, jobs), given, writer
+            )
             note_traffic(engine)
     finish(*ended)
 

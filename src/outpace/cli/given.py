@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from outpace.cli import options as o
-from outpace.cli.parts import ModelSource, steps
+from outpace.cli.parts import ModelSource
 from outpace.cli.place import place_of
 from outpace.core import TargetOptions
 
@@ -83,8 +83,8 @@ class StepOptions:
     quantise: o.Quantise = None
     stock: o.Stock = False
 
-    def steps(self, online: bool = False) -> TargetOptions:
-        return steps(self.quantise, self.stock, online)
+    def steps(self) -> TargetOptions:
+        return TargetOptions(quantise=self.quantise, stock=self.stock)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from outpace.cli import screen
 from outpace.core import OutpaceError
@@ -12,6 +12,7 @@ from outpace.names import check_observer
 from outpace.spec import load
 
 if TYPE_CHECKING:
+    from outpace.drafters.base import Drafter
     from outpace.engine.engine import Engine
     from outpace.engine.observer import Learner
     from outpace.loading import Loaded
@@ -52,7 +53,7 @@ def attached(
 
 def engine_of(
     model: Loaded,
-    spec: str,
+    drafter: Drafter[Any] | str,
     verifier: str,
     slots: int,
     adaptive: bool | None,
@@ -61,7 +62,7 @@ def engine_of(
     """An engine with a drafter, or with the observer's drafter in its place."""
     from outpace.engine.slow import reasons
 
-    own = spec if learner is None else learner.drafter
+    own = drafter if learner is None else learner.drafter
     engine = model.engine(own, verifier, slots, "auto" if adaptive is None else adaptive, learner)
     for reason in reasons(engine.target, engine.drafter, engine.governor, engine.verifier):
         screen.note(f"slower than it could be: {reason}", style="yellow")

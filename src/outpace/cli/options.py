@@ -170,7 +170,10 @@ SPEC = (
 DefaultDrafterSpec = Annotated[
     str,
     drafter_option(
-        "--drafter", "-d", help=SPEC, show_default=f"{DEFAULT_DRAFTER}, with self where that pays"
+        "--drafter",
+        "-d",
+        help=SPEC,
+        show_default=f"{DEFAULT_DRAFTER}, with what the model brings, or self where that pays",
     ),
 ]
 ObserverSpec = Annotated[

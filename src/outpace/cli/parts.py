@@ -23,6 +23,7 @@ from outpace.spec_text import split_specs
 
 if TYPE_CHECKING:
     from outpace.engine.engine import Engine
+    from outpace.engine.usual import Chosen
     from outpace.loading import Loaded
     from outpace.loading.placement import Place
     from outpace.loading.weights import Encoders
@@ -55,14 +56,14 @@ def check_draws(params: SamplingParams, given: Mapping[str, Any]) -> None:
             )
 
 
-def steps(quantise: str | None, stock: bool, online: bool) -> TargetOptions:
-    """Options of a target that decodes; one that also learns needs the model's own weights."""
-    return TargetOptions(quantise=quantise, release=False if online else "auto", stock=stock)
-
-
 @dataclass(frozen=True)
 class ModelSource:
-    """The options of a model and of loading it, as for ``outpace.load``."""
+    """The options of a model and of loading it, as for ``outpace.load``.
+
+    Attributes:
+        releases: free those of the model's own weights of which steps have copies: nothing learns from it,
+            and nothing runs it by itself.
+    """
 
     model: str | None
     place: Place
@@ -72,6 +73,7 @@ class ModelSource:
     seq2seq: Encoders = False
     options: TargetOptions = USUAL
     backend: Backend = "auto"
+    releases: bool = False
 
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
@@ -84,7 +86,7 @@ class ModelSource:
             trust = self.trust_remote_code
             if (needs := needs_of_name(self.model, self.dtype, self.place, trust, self.seq2seq)) is not None:
                 screen.note(f"{self.model}: {needs}")
-            return load(
+            loaded = load(
                 self.model,
                 self.dtype,
                 self.place,
@@ -94,6 +96,9 @@ class ModelSource:
                 seq2seq=self.seq2seq,
                 **vars(self.options),
             )
+            if self.releases:
+                loaded.target.release()
+            return loaded
 
     def check_names(self, drafter: str = "", verifier: str = "match") -> None:
         """Refuse unknown names and missing extras, before torch is imported."""
@@ -121,7 +126,7 @@ def profiled(
     references: bool = False,
     at_once: Iterable[int] = (1,),
     remark: Callable[[str], None] = screen.note,
-) -> tuple[Loaded, str]:
+) -> tuple[Loaded, Chosen]:
     """Load the model, and choose the drafter: the given one, the profile's, or the default.
 
     Args:
@@ -132,14 +137,17 @@ def profiled(
         raise OutpaceError(f"there is no profile at {profile}; `outpace tune --out {profile}` writes one")
     if profile is None:
         loaded = source.load(drafter or DEFAULT_DRAFTER, verifier, references)
-        from outpace.engine.usual import usual_drafter
+        from outpace.engine.usual import Chosen, usual
 
-        spec = drafter or usual_drafter(loaded.target, verifier)
-        if "(self)" in spec and not drafter:
+        if drafter:
+            return loaded, Chosen.of(drafter, "as asked for")
+        with screen.busy("looking for a drafter ..."):
+            chosen = usual(loaded.target, verifier)
+        if "(self)" in chosen.spec:
             with screen.busy("rounding weights for drafts ..."):
                 own: Any = loaded.target.rounded()
                 own.make()
-        return loaded, spec
+        return loaded, chosen
     if drafter:
         raise OutpaceError("give --drafter or --profile, not both: the profile names its drafter")
     source.check_names(verifier=verifier)
@@ -151,7 +159,9 @@ def profiled(
     check_drafter(known.drafter, references)
     if (told := other_batch(known, at_once)) is not None:
         remark(told)
-    return replace(loaded, costs=known.costs), known.drafter
+    from outpace.engine.usual import Chosen
+
+    return replace(loaded, costs=known.costs), Chosen.of(known.drafter, "the profile's")
 
 
 def check_drafter(spec: str, references: bool) -> None:

@@ -203,7 +203,7 @@ def exactness_note(engine: Engine, greedy: bool) -> str:
     if verifier.lossy:
         return f"; not the model's own output: {verifier}"
     if verifier.keeps_tokens(greedy) and target.promise == "not exact":
-        return f"; not exact, near-ties may flip: {target.inexact}"
+        return f"; not exact, near-ties may flip: {target.why_inexact}"
     return ""
 
 

@@ -269,7 +269,7 @@ class ServeOptions(ServedOptions, PlaceOptions, StepOptions):
 def serve(given: ServeOptions) -> None:
     """Serve a model over HTTP with OpenAI's API."""
     began, others = time.monotonic(), given.others()
-    source = given.source(None, seq2seq="images", options=given.steps(bool(given.observer)))
+    source = given.source(None, seq2seq="images", options=given.steps(), releases=not given.observer)
     keeps = given.models_max is not None or given.models_idle is not None
     source, several = chosen(given.model or [], keeps, source, given.drafter, others, given.adaptive)
     keys = _checked(given, source, several, [given.drafter, *others.values()])
@@ -298,9 +298,9 @@ def _one(
     """Load the model of a server that has one, and make its engine."""
     from outpace.serve.engine import make_engine, rooms
 
-    loaded, spec = profiled(source, given.drafter, given.profile, "match")
-    learner = learners.enter_context(attached(watching, loaded, spec))
-    own = spec if learner is None else learner.drafter
+    loaded, chosen = profiled(source, given.drafter, given.profile, "match")
+    learner = learners.enter_context(attached(watching, loaded, chosen.spec))
+    own = chosen.drafter if learner is None else learner.drafter
     adaptive = "auto" if given.adaptive is None else given.adaptive
     more = {"adaptive": adaptive, **rooms(given.memory, given.prefix_cache)}
     return loaded, make_engine(loaded, own, limits, given.others(), learner, True, **more)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from outpace.core.errors import OutpaceError, check_known, near
@@ -18,6 +18,9 @@ _SHORT = {"fp32": "float32", "bf16": "bfloat16", "fp16": "float16", "half": "flo
 
 # Types that weights are rounded to.
 ROUNDINGS = ("int8", "int4")
+
+# Ways to run steps (``targets/step/plans.py``).
+PLAN_NAMES = ("invariant", "native", "exact", "packed", "stock")
 
 _OFF = (None, False, "auto")
 
@@ -40,20 +43,14 @@ class TargetOptions:
             model, these options and this machine (``step/record.py``); True always runs it. Disable it only
             for a model that has passed it.
         runner: runner of forwards of fixed shapes; None uses graphs if the model is on one CUDA device.
-        compiled: options of ``torch.compile``, for the model in forwards of fixed shapes; None does not
-            compile it.
         exact: make the logits of a row bit-identical for any number of rows, tree, other sequences, threads
             and chunks of the prompt. True refuses a model for which this fails; "auto" tries it on a CPU, for
             bfloat16 and float16, where near-ties would otherwise differ, and for native steps; see
-            ``bit_exact``. On a CPU all linear layers then use compiled products, unless ``pack`` is False.
-            On a GPU linear layers, norms and attention then run on Triton kernels (``gpu/invariant.py``).
-        pack: keep packed copies of the weights of linear layers, in addition to the model's. True refuses a
-            model or a machine that does not support it; "auto" packs where layers gain from it, or where
-            it makes the target bit-exact, and memory allows. A kernel's name ("compiled", "FBGEMM float16")
-            takes that one.
-        fuse: compute forwards by one function in C (``native/forward.h``), for the families with a recipe
-            (``targets/native/recipe.py``), in float32 or bfloat16 on a CPU. True refuses a model or a machine
-            that does not support it; "auto" does it where it is supported, unless ``pack`` is False.
+            ``bit_exact``. On a CPU all linear layers then use compiled products. On a GPU linear layers,
+            norms and attention then run on Triton kernels (``gpu/invariant.py``).
+        plan: the name of the plan to take, for comparisons and tests: "native", "exact", "packed", "stock" or
+            "invariant" (``targets/step/plans.py``). None takes the first that fits the model, the machine and
+            the free memory.
         quantise: round the weights of linear layers of a bfloat16 model on a CPU, in a copy: "int8" to 8
             bits with a scale per output and 32 inputs; "int4" to 4 bits with a zero as well (to 8 bits in
             the head, and if the inputs are not a multiple of 32). A product's rows are rounded to 8 bits with
@@ -61,13 +58,9 @@ class TargetOptions:
             weights. Layers that a checkpoint has rounded stay as they are. Without compiled functions,
             torch's kernels do not round rows, "int8" has a scale per output, and "int4" takes a multiple of
             16 outputs.
-        release: free the weights of the model's layers that have a packed or rounded copy, except the head.
-            The model can then neither be run nor trained, only decoded through this target. True refuses a
-            model without such layers; "auto" frees what there is; see ``released``. Weights that are pages of
-            a file are in memory once without it, where steps are native (docs/reference/models.md).
-        stock: run steps on the model's own modules, as exact=False, pack=False and fuse=False do, and let
-            engines read a prompt in one forward. Under stock=True plain decoding of one prompt at a time has
-            the bits of transformers' generate(); drafted rows have others (docs/concepts/exactness.md).
+        stock: run steps on the model's own modules, as plan="stock" does, and let engines read a prompt in
+            one forward. Under stock=True plain decoding of one prompt at a time has the bits of transformers'
+            generate(); drafted rows have others (docs/concepts/exactness.md).
 
     Raises:
         OutpaceError: an unknown value; or options that do not go together.
@@ -76,27 +69,23 @@ class TargetOptions:
     static: bool | Literal["auto"] = "auto"
     check: bool | Literal["auto"] = "auto"
     runner: Any = None
-    compiled: Mapping[str, Any] | None = None
     exact: bool | Literal["auto"] = "auto"
-    pack: bool | str = "auto"
-    fuse: bool | Literal["auto"] = "auto"
+    plan: str | None = None
     quantise: str | None = None
-    release: bool | Literal["auto"] = False
     stock: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("static", "exact", "fuse", "release", "check"):
+        for name in ("static", "exact", "check"):
             if not isinstance(value := getattr(self, name), bool) and value != "auto":
                 raise OutpaceError(f"{name} must be True, False or 'auto', not {value!r}")
         if not isinstance(self.stock, bool):
             raise OutpaceError(f"stock must be True or False, not {self.stock!r}")
-        if self.quantise not in (None, *ROUNDINGS):
-            hint = near(str(self.quantise), ROUNDINGS)
-            raise OutpaceError(
-                f"quantise must be {' or '.join(ROUNDINGS)}, not {self.quantise!r}.{hint}".rstrip(".")
-            )
-        if self.static is not True and (self.runner is not None or self.compiled is not None):
-            raise OutpaceError("runner and compiled are for forwards of fixed shapes: give static=True too")
+        for name, known in (("quantise", ROUNDINGS), ("plan", PLAN_NAMES)):
+            if (value := getattr(self, name)) not in (None, *known):
+                hint = near(str(value), known)
+                raise OutpaceError(f"{name} must be {' or '.join(known)}, not {value!r}.{hint}".rstrip("."))
+        if self.static is not True and self.runner is not None:
+            raise OutpaceError("a runner is for forwards of fixed shapes: give static=True too")
         if self.stock and (names := [name for name in self.named if name not in ("check", "stock")]):
             raise OutpaceError(f"stock=True runs the model's own modules: leave {names[0]} or stock out")
 
@@ -115,8 +104,8 @@ class TargetOptions:
     @property
     def of_step(self) -> dict[str, Any]:
         """Those that decide which step runs, by name; ``stock`` in terms of the others."""
-        chosen = replace(self, exact=False, pack=False, fuse=False) if self.stock else self
-        return {name: getattr(chosen, name) for name in ("exact", "pack", "fuse", "quantise")}
+        plan = "stock" if self.stock else self.plan
+        return {"exact": self.exact, "plan": plan, "quantise": self.quantise}
 
 
 USUAL = TargetOptions()

@@ -43,7 +43,7 @@ class Stats:
     rows came from the prefix cache. ``extra`` contains a drafter's own counts.
 
     ``promise`` is how the tokens compare with plain decoding's: ``TargetModel.promise``, or None under a
-    verifier that preserves no tokens; ``inexact`` is the reason if it is not "same bits".
+    verifier that preserves no tokens; ``why_inexact`` is the reason if it is not "same bits".
 
     ``slow`` has the reasons why decoding is more than 1.5 times slower than it could be here, with remedies.
     """
@@ -59,7 +59,7 @@ class Stats:
     seconds_rest: float = 0.0
     lossy: bool = False
     promise: Promise | None = None
-    inexact: str = ""
+    why_inexact: str | None = None
     slow: tuple[str, ...] = ()
     cached_tokens: int = 0
     extra: dict[str, int] = field(default_factory=dict)

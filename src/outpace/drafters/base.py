@@ -25,9 +25,8 @@ from outpace.targets.base import TargetModel
 State = TypeVar("State")
 
 
-@dataclass(frozen=True)
-class Drafter(ABC, Generic[State]):
-    """Base class of drafters for a batch of sequences.
+class Declared:
+    """What a drafter says of itself and of its drafts.
 
     Class attributes:
         name: its name in spec strings and counts; by default the class's name in snake case.
@@ -118,6 +117,100 @@ class Drafter(ABC, Generic[State]):
         """
         return 0
 
+
+class ReadsStates(Generic[State]):
+    """What a drafter reads of the target's hidden states; by default nothing."""
+
+    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
+        """The target's layers whose hidden states it reads, numbered as in ``Output.hidden``.
+
+        The prompt's hidden states arrive in ``read``, those of later rows in ``Step.hidden`` and
+        ``Step.committed``. Called once per engine.
+
+        Args:
+            shared: what ``prepare`` returned.
+        """
+        return ()
+
+    def drafts_unread(self, shared: Any) -> bool:
+        """True if it can draft before it has read the prompt's hidden states (``Sequence.prompt_unread``).
+
+        Args:
+            shared: what ``prepare`` returned.
+        """
+        return False
+
+    def read(self, states: Seq[State], hidden: Seq[Mapping[int, Tensor]]) -> None:
+        """Read the target's hidden states of the rows that sequences joined with. By default does nothing.
+
+        Called after ``start`` and before the first ``propose``, or, if ``drafts_unread``, the first
+        ``observe``, once for each sequence with more rows than its root, if ``hidden_layers`` names layers.
+        Together with ``Step.committed``, every committed row arrives exactly once, in order.
+
+        Args:
+            hidden: for each sequence, layer -> [len(tokens) - 1, size]: all rows but the root.
+        """
+        del states, hidden
+
+
+class WorksBeside(Generic[State]):
+    """What a drafter may do for another beside it, or between steps; by default nothing."""
+
+    def propose_after(self, state: State, tokens: Seq[int], most: int) -> Draft:
+        """Return what it would propose if the text went on with these tokens; by default nothing.
+
+        Args:
+            most: number of nodes, at most.
+        """
+        del state, tokens, most
+        return Draft()
+
+    def guide(self, state: State, guesses: Callable[[Seq[int], int], Draft]) -> None:
+        """Take guesses of a cheaper drafter, its ``propose_after``; by default unused.
+
+        A drafter whose tokens cost a forward each may check several guesses in one.
+        """
+        del state, guesses
+
+    def promise(self, state: State) -> float:
+        """A cheap upper estimate of the chance of a draft's first node, in [0, 1]; by default 0.
+
+        In steps that would be plain, a sequence that is decoded alone is still drafted for if this is high.
+        """
+        del state
+        return 0.0
+
+    def catch_up(self, state: State) -> bool:
+        """Prepare a piece of what the first ``propose`` of a long prompt needs; return False if more is left.
+
+        Called after ``start``, until it returns True, between the steps of others. It need not be called.
+        """
+        del state
+        return True
+
+    def revise(self, state: State, unchanged: int) -> bool:
+        """Update the state to a text that changed by other means than the steps given to ``observe``.
+
+        A ``cascade`` calls this on the drafter of its draft model, whose text is cut back where the target
+        predicts a different token.
+
+        Args:
+            unchanged: number of leading tokens that are unchanged; all tokens after them may be new.
+
+        Returns:
+            False (the default) if the state cannot be updated: it is then stopped, and the sequence started
+            again.
+        """
+        return False
+
+
+@dataclass(frozen=True)
+class Drafter(Declared, ReadsStates[State], WorksBeside[State], ABC):
+    """Base class of drafters for a batch of sequences.
+
+    What it says of its drafts, and what it may read or do besides, stands in the classes above.
+    """
+
     def attach(self, target: TargetModel) -> TargetModel:
         """Return the target that an engine with this drafter decodes with; by default ``target`` itself.
 
@@ -159,48 +252,9 @@ class Drafter(ABC, Generic[State]):
         """
         del shared, slots
 
-    def hidden_layers(self, shared: Any) -> tuple[int, ...]:
-        """The target's layers whose hidden states it reads, numbered as in ``Output.hidden``.
-
-        The prompt's hidden states arrive in ``read``, those of later rows in ``Step.hidden`` and
-        ``Step.committed``. Called once per engine.
-
-        Args:
-            shared: what ``prepare`` returned.
-        """
-        return ()
-
-    def drafts_unread(self, shared: Any) -> bool:
-        """True if it can draft before it has read the prompt's hidden states (``Sequence.prompt_unread``).
-
-        Args:
-            shared: what ``prepare`` returned.
-        """
-        return False
-
     @abstractmethod
     def start(self, sequence: Sequence, shared: Any) -> State:
         """Return the state of a new sequence. ``sequence`` is live: its tokens grow as they are committed."""
-
-    def read(self, states: Seq[State], hidden: Seq[Mapping[int, Tensor]]) -> None:
-        """Read the target's hidden states of the rows that sequences joined with. By default does nothing.
-
-        Called after ``start`` and before the first ``propose``, or, if ``drafts_unread``, the first
-        ``observe``, once for each sequence with more rows than its root, if ``hidden_layers`` names layers.
-        Together with ``Step.committed``, every committed row arrives exactly once, in order.
-
-        Args:
-            hidden: for each sequence, layer -> [len(tokens) - 1, size]: all rows but the root.
-        """
-        del states, hidden
-
-    def catch_up(self, state: State) -> bool:
-        """Prepare a piece of what the first ``propose`` of a long prompt needs; return False if more is left.
-
-        Called after ``start``, until it returns True, between the steps of others. It need not be called.
-        """
-        del state
-        return True
 
     @abstractmethod
     def propose(self, states: Seq[State]) -> list[Draft]:
@@ -210,51 +264,12 @@ class Drafter(ABC, Generic[State]):
         draft states chances, only as many as pay, possibly none.
         """
 
-    def propose_after(self, state: State, tokens: Seq[int], most: int) -> Draft:
-        """Return what it would propose if the text went on with these tokens; by default nothing.
-
-        Args:
-            most: number of nodes, at most.
-        """
-        del state, tokens, most
-        return Draft()
-
-    def guide(self, state: State, guesses: Callable[[Seq[int], int], Draft]) -> None:
-        """Take guesses of a cheaper drafter, its ``propose_after``; by default unused.
-
-        A drafter whose tokens cost a forward each may check several guesses in one.
-        """
-        del state, guesses
-
-    def promise(self, state: State) -> float:
-        """A cheap upper estimate of the chance of a draft's first node, in [0, 1]; by default 0.
-
-        In steps that would be plain, a sequence that is decoded alone is still drafted for if this is high.
-        """
-        del state
-        return 0.0
-
     def observe(self, states: Seq[State], steps: Seq[Step]) -> None:
         """Learn from the outcome of a step; in steps without ``propose`` the drafts are empty.
 
         Sequences that ended with the step are included. By default does nothing.
         """
         del states, steps
-
-    def revise(self, state: State, unchanged: int) -> bool:
-        """Update the state to a text that changed by other means than the steps given to ``observe``.
-
-        A ``cascade`` calls this on the drafter of its draft model, whose text is cut back where the target
-        predicts a different token.
-
-        Args:
-            unchanged: number of leading tokens that are unchanged; all tokens after them may be new.
-
-        Returns:
-            False (the default) if the state cannot be updated: it is then stopped, and the sequence started
-            again.
-        """
-        return False
 
     def stop(self, state: State) -> None:
         """Free the resources of a sequence that has left. By default does nothing."""

@@ -105,7 +105,7 @@ class SelectedLogits(Logits):
         return self._whole.copied(self._nodes[node])
 
 
-class Told(Logits):
+class DrawnTokens(Logits):
     """The target's tokens after the root and the nodes of a draft, for a process without the logits.
 
     Args:
@@ -126,8 +126,8 @@ class Told(Logits):
     def _rows(self) -> Tensor:  # type: ignore[override]  # what every reader of logits begins with
         raise tokens_only()
 
-    def select(self, nodes: Seq[int]) -> Told:
-        return Told(self._tokens[[0, *(node + 1 for node in nodes)]], self._plain)
+    def select(self, nodes: Seq[int]) -> DrawnTokens:
+        return DrawnTokens(self._tokens[[0, *(node + 1 for node in nodes)]], self._plain)
 
     def drawn(self, nodes: Seq[int], argmax: bool) -> list[int]:
         """The tokens of ``guess`` after these nodes; with ``argmax`` the most probable tokens."""

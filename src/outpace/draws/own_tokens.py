@@ -70,7 +70,7 @@ class Tree(NamedTuple):
 
 
 def told_columns(rows: Tensor, tree: Tree, nodes: Seq[int], plain: bool) -> NDArray[np.int32]:
-    """The target's tokens after the root and the given nodes, for ``logits.Told``.
+    """The target's tokens after the root and the given nodes, for ``logits.DrawnTokens``.
 
     Args:
         rows: their logits, root first, shape [1 + n, vocabulary].

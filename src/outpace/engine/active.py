@@ -55,7 +55,9 @@ class Active:
         drafting: what drafts for it.
         hidden: the target's hidden states of its prompt, in pieces as they were fed, for drafters that read
             them.
-        ready: whether its prompt is in the cache, except for the rows that the next step feeds.
+        ready: whether its prompt is in the cache, except for its ``chunk``.
+        chunk: number of rows of its prompt that the next step's forward feeds, before its root if it is
+            ready; maybe 0. None if that feeds none.
         started: whether the drafter has a state for it.
         observed: whether the observer knows of it.
         told: whether the observer has been told once that it has left.
@@ -69,12 +71,18 @@ class Active:
     drafting: Drafts
     hidden: list[dict[int, Tensor]] = field(default_factory=list)
     ready: bool = False
+    chunk: int | None = None
     state: Any = None
     started: bool = False
     observed: bool = False
     told: bool = False
     doubt: bool = False
     debt: float = 0.0
+
+    @property
+    def ahead(self) -> int:
+        """Number of rows of its prompt that the next step's forward feeds."""
+        return self.chunk or 0
 
     @property
     def rank(self) -> tuple[int, int]:

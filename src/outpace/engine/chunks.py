@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -15,73 +14,63 @@ _LEAST = 16  # minimum number of rows of a chunk
 _REMEMBERED = 16  # forwards from whose seconds the size of a chunk is computed
 
 
-@dataclass(frozen=True)
-class Share:
-    """The rows of prompts that a step feeds, by sequence.
-
-    A prompt of n tokens has n - 1 rows to feed; its last token is the first root. Its rows are fed in one of
-    two forwards. Those that ride save a second reading of the weights. If they are a prompt's last ones, its
-    root follows them in the same forward, and the sequence is ready::
-
-        alone     prompt A: 64 rows
-        riding    B decodes: root, draft | prompt C: 16 rows | prompt D: its last 5 rows, root, draft
-
-    Attributes:
-        alone: number of rows in a forward of prompts alone, before that of the step; maybe 0.
-        riding: number of rows in the forward of the step; maybe 0.
-    """
-
-    alone: Mapping[Active, int] = field(default_factory=dict)
-    riding: Mapping[Active, int] = field(default_factory=dict)
-
-    def ahead(self, active: Active) -> int:
-        """Number of rows of its prompt that the step's forward feeds before a sequence's root."""
-        return self.riding.get(active, 0)
-
-    def within(self, batch: Collection[Active]) -> Share:
-        """The share without the riding rows of sequences that have left the batch, or that only wait."""
-        riding = {a: rows for a, rows in self.riding.items() if a in batch and (rows or a.ready)}
-        return Share(self.alone, riding)
-
-
-def share_of(
+def choose_chunks(
     batch: Collection[Active], cache: Cache, pace: Pace, mixes: bool, prompts_differ: bool, step: int = 1
-) -> Share:
-    """Choose the rows of prompts to feed in a step.
+) -> dict[Active, int]:
+    """Choose the rows of prompts to feed: those in a forward before that of the step, and ``Active.chunk``.
+
+    A prompt of n tokens has n - 1 rows to feed; its last token is the first root. Rows in the step's forward
+    save a second reading of the weights. If they are a prompt's last ones, its root follows them there::
+
+        before     prompt A: 64 rows
+        the step   B decodes: root, draft | prompt C: 16 rows | prompt D: its last 5 rows, root, draft
 
     While other sequences are decoding, prompts share a chunk that ``pace`` allows; otherwise each feeds a
-    full one. It rides in the step's forward if the target mixes rows, otherwise it has its own. If none is
-    decoding, the last rows of all prompts ride with their roots, which saves a forward: those of every prompt
-    if the target mixes rows, otherwise the same number of each. Where rows of prompts differ from those of
-    steps, or end at multiples of a number, none ride.
+    full one. It is in the step's forward if the target mixes rows, otherwise it has its own. If none is
+    decoding, the last rows of all prompts are fed with their roots, which saves a forward: those of every
+    prompt if the target mixes rows, otherwise the same number of each. Where rows of prompts differ from
+    those of steps, or end at multiples of a number, all have a forward before the step's.
 
     Args:
         mixes: whether the target mixes rows of prompts with those of steps in this batch.
         prompts_differ: whether rows of prompts differ from those of steps.
         step: chunks end at multiples of this, or with their prompt.
+
+    Returns:
+        Number of rows to feed before the step by sequence; maybe 0.
     """
+    for active in batch:
+        active.chunk = None
     reading = sorted((a for a in batch if not a.ready), key=lambda a: a.rank, reverse=True)
     if not reading:
-        return Share()
+        return {}
     left = {a: len(a.sequence.tokens) - 1 - cache.length(a.slot) for a in reading}
-    decoding = len(batch) - len(reading)
-    if decoding:
+    if decoding := len(batch) - len(reading):
         chunk = _split(left, pace.rows(decoding, len(reading) if mixes else 0))
-        if step > 1:
-            return Share(alone={a: _up_to(a, cache, rows, step) for a, rows in chunk.items()})
-        return Share(riding=chunk) if mixes else Share(alone=chunk)
-    chunk = {a: min(rows, pace.most) for a, rows in left.items()}
+    else:
+        chunk = {a: min(rows, pace.most) for a, rows in left.items()}
     if step > 1:
-        return Share(alone={a: _up_to(a, cache, rows, step) for a, rows in chunk.items()})
+        return {a: _up_to(a, cache, rows, step) for a, rows in chunk.items()}
+    if decoding:
+        return _with_step(chunk) if mixes else chunk
     if prompts_differ:
-        return Share(alone=chunk)
+        return chunk
     if mixes and any(chunk[a] == rows for a, rows in left.items()):
-        return Share(riding=chunk)
+        return _with_step(chunk)
     last = min(chunk.values())
-    if all(rows - last <= pace.most for rows in left.values()):
-        alone = {a: rows - last for a, rows in left.items()}
-        return Share(alone, dict.fromkeys(left, last) if last else {})
-    return Share(alone=chunk)
+    if any(rows - last > pace.most for rows in left.values()):
+        return chunk
+    before = {a: rows - last for a, rows in left.items()}
+    if last:
+        _with_step(dict.fromkeys(left, last))
+    return before
+
+
+def _with_step(chunk: Mapping[Active, int]) -> dict[Active, int]:
+    """Feed a chunk in the step's forward, and nothing before it."""
+    for active, rows in chunk.items():
+        active.chunk = rows
+    return {}
 
 
 def _up_to(active: Active, cache: Cache, rows: int, step: int) -> int:

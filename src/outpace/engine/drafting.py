@@ -10,11 +10,13 @@ from typing import Any
 from outpace.core import Draft
 from outpace.drafters.base import Drafter, SequenceDrafter
 from outpace.engine.active import Active, fail
+from outpace.engine.slow import tell
 from outpace.policy.plan import DraftPlan, Outcome, Policy
-from outpace.sequence import Step
+from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
 NOTHING = Draft()  # for a step without a draft
+_SEEN = 64  # steps of a text after which a drafter that drafted nothing says why
 
 
 @dataclass(eq=False)
@@ -118,6 +120,23 @@ class Drafting:
                 self.drafter.observe([a.state for a in called], [steps[a] for a in called])
             except Exception as error:
                 fail(called, error)
+        for active in steps:
+            if active.sequence.stats.steps == _SEEN and active.sequence.error is None:
+                self._tell_if_silent(active.sequence)
+
+    def _tell_if_silent(self, sequence: Sequence) -> None:
+        """Say once why a drafter that has loaded something has drafted nothing for a text."""
+        if sequence.params.drafts.num_speculative_tokens == 0:
+            return
+        stats, off = sequence.stats, self.plan is not None and not self.plan.nodes
+        why = "its drafts cost more than they save, by times measured here" if off else "it proposed none"
+        parts = getattr(self.drafter, "parts", None) or (self.drafter,)
+        for part in parts:
+            nodes = stats.extra.get(f"{part.name}_drafted", 0) if len(parts) > 1 else stats.drafted
+            if part.needs and not part.reads_references and not nodes:
+                tell(
+                    f"{part.name} is loaded and drafted nothing in {_SEEN} steps: {why}; name another drafter"
+                )
 
     def learn(
         self, steps: Mapping[Active, Step], drafting: float, verifying: float | None, per_row: float | None

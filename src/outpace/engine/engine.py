@@ -19,7 +19,7 @@ from outpace.drafters.none import NoDraft
 from outpace.engine.clock import Clock
 from outpace.engine.drafting import Drafting
 from outpace.engine.errand import Errand, Stopping
-from outpace.engine.guards import Turn, whole_number
+from outpace.engine.guards import CallGuard, whole_number
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.parts import (
@@ -127,7 +127,7 @@ class Engine:
         check_shape(self.drafter, self.verifier, self.target)
         self.governor = policy_of(adaptive, self.drafter, self.verifier, self.target, costs)
         self._clock = Clock(clock)
-        self._turn = Turn(self._renew)
+        self._turn = CallGuard(self._renew)
         self.target = self.drafter.attach(self.target)
         rows = Memory(self.target, memory, slots, length, prefix_cache)
         others = {name: drafter_of(other) for name, other in (drafters or {}).items()}
@@ -423,11 +423,11 @@ class Engine:
         try:
             if self._batch.in_doubt:
                 self._refresh()
-            share = self._batch.join()
+            self._batch.join()
             self._batch.make_room()
             decoding = self._batch.scheduler.decoding()
             if decoding:
-                self._stepper.advance(decoding, share.within(self._batch.active))
+                self._stepper.advance(decoding)
             return [active.sequence for active in decoding]
         except BaseException:
             self._turn.broken = True

@@ -16,7 +16,7 @@ from outpace.core import OutpaceError, in_progress
 T = TypeVar("T")
 
 
-class Turn:
+class CallGuard:
     """Ownership of an engine by the first thread that calls it, one call at a time: a context manager.
 
     Another thread may take over once the owner has ended, or after ``release``.

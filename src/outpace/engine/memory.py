@@ -149,11 +149,7 @@ class Memory:
 
 
 def _size_of(prefix_cache: Any, device: torch.device) -> int:
-    """The size in bytes of a prefix cache, of which a share of the free memory may be given.
-
-    Raises:
-        OutpaceError: the value is invalid.
-    """
+    """The size in bytes of a prefix cache, of which a share of the free memory may be given."""
     if isinstance(prefix_cache, float) and 0 < prefix_cache < 1:
         free = free_bytes(device)
         return _UNKNOWN if free is None else max(1, int(prefix_cache * free))

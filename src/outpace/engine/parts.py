@@ -64,12 +64,12 @@ def check_shape(drafter: Drafter[Any], verifier: Verifier, target: TargetModel) 
 
     For a target that takes chains only, trees are cut to chains.
     """
-    trees = drafter.trees and not target.chains_only
+    trees = drafter.trees and not target.why_chains_only
     if drafter.trees and not trees:
         _log.warning(
             "%s takes chains only, since %s: of each tree of %s its likeliest path is verified",
             target.name,
-            target.chains_only,
+            target.why_chains_only,
             drafter.name,
         )
     if drafter.drops_distributions and not verifier.coupled:

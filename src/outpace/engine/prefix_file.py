@@ -112,11 +112,7 @@ def read(folder: Path, about: Mapping[str, str], target: TargetModel, cache: Cac
 
 
 def _check(path: Path, entries: list[Entry], target: TargetModel, cache: Cache) -> None:
-    """Compare the first blocks of a text with rows that the model computes.
-
-    Raises:
-        OutpaceError: they differ.
-    """
+    """Compare the first blocks of a text with rows that the model computes."""
     chain = _chain(entries)
     if entries and not chain:
         raise OutpaceError(f"{path} has no text that rows of this model could be compared with")

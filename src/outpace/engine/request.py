@@ -120,7 +120,7 @@ class Requests:
         sequence.stats.slow = reasons(target, drafting.drafter, drafting.policy, self.verifier)
         sequence.stats.lossy = self.verifier.lossy
         if self.verifier.keeps_tokens(params.greedy):
-            sequence.stats.promise, sequence.stats.inexact = target.promise, target.inexact
+            sequence.stats.promise, sequence.stats.why_inexact = target.promise, target.why_inexact
         sequence.stats.seconds_prefill = self.clock() - began
         return sequence
 
@@ -130,11 +130,7 @@ class Requests:
         length: int,
         criteria: Callable[[list[int]], bool] | None,
     ) -> tuple[SamplingParams, Callable[[list[int]], bool] | None]:
-        """The parameters of an output after a prompt of this length, with its constraint, and what ends it.
-
-        Raises:
-            OutpaceError: the constraint cannot be used, or there is no tokenizer.
-        """
+        """The parameters of an output after a prompt of this length, with its constraint, and its end."""
         if (wanted := params.constraint) is None:
             return params, criteria
         load_extra("llguidance", "structured_outputs", "serve")
@@ -173,11 +169,7 @@ class Requests:
         return self.target.parts(ids) if source is None else (ids, source)
 
     def _text(self, params: SamplingParams) -> TextStream | None:
-        """The decoder of an output, if there is a tokenizer.
-
-        Raises:
-            OutpaceError: there is none, and stop strings need one.
-        """
+        """The decoder of an output, if there is a tokenizer."""
         if self.tokenizer is not None:
             return TextStream(self.tokenizer, params.stop, params.min_tokens)
         if params.stop:

@@ -12,10 +12,10 @@ from torch import Tensor
 from outpace.cache import Cache, Slot
 from outpace.core import RanksLost, StoppedBy, out_of_memory
 from outpace.engine.active import Active, Drafts, by_drafter, fail
-from outpace.engine.chunks import Share
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.scheduler import Scheduler
+from outpace.engine.slow import tell
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.targets.batch import Batch, Building
@@ -59,6 +59,11 @@ class RunningBatch:
         self._clock = clock
         self._last = last_device(target.model)
         self.leaving: Callable[[Sequence, Cache, Slot], None] | None = None
+        if layers and memory.prefixes is not None:
+            tell(
+                "prompts are fed whole, without the prefix cache, since a drafter or an observer reads the "
+                "states of each row; where prompts share much, name another drafter, as suffix"
+            )
 
     @property
     def cache(self) -> Cache:
@@ -76,28 +81,23 @@ class RunningBatch:
 
     # -- joining -----------------------------------------------------------------------------------------
 
-    def join(self) -> Share:
-        """Admit sequences, and feed a chunk of their prompts, or leave it to the step.
+    def join(self) -> None:
+        """Admit sequences, and feed a chunk of their prompts, or leave it to the step (``Active.chunk``).
 
-        The last token of a prompt is the first root.
-
-        Returns:
-            The rows of prompts that were fed alone, and those that are left to the step. If these are a
-            prompt's last ones and its root can follow in the same forward, the sequence is ready.
+        If that has a prompt's last rows, the sequence is ready: its root follows them in the same forward.
         """
         if not self.scheduler.joining:
-            return Share()
+            return
         began = self._clock()
         self._admit()
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
-        share = self.scheduler.share(self.cache, self.memory.prefixes is not None)
-        self._prefill({a: rows for a, rows in share.alone.items() if rows})
-        self._start(share)
+        chunk = self.scheduler.chunks(self.cache, self.memory.prefixes is not None)
+        self._prefill({a: rows for a, rows in chunk.items() if rows})
+        self._start()
         seconds = self._clock() - began
-        for active in share.alone:
+        for active in chunk:
             active.sequence.stats.seconds_prefill += seconds
         self.leave([a.sequence for a in self.active if a.sequence.error is not None])
-        return share
 
     def _admit(self) -> None:
         """Admit sequences; where rows are copied or written for them, no more than there is time for."""
@@ -145,13 +145,12 @@ class RunningBatch:
         prompt = min(max(active.sequence.prompt_length - 1 - start, 0), rows)
         building.add(active.slot, Rows(active.sequence.tokens[start : start + rows]), rows, prompt)
 
-    def read_ahead(self, share: Share, output: Output) -> None:
+    def read_ahead(self, output: Output) -> None:
         """Pass on the hidden states of the rows of prompts that a step's forward has fed before roots."""
         if self._layers:
-            fed = [a for a, rows in share.riding.items() if rows and a.sequence.error is None]
-            joined = [active for active in fed if active.ready]
+            joined = [a for a in self.active if a.ahead and a.ready and a.sequence.error is None]
             for active in joined:
-                active.hidden.append(output.hidden_of(active.slot, 0, share.ahead(active)))
+                active.hidden.append(output.hidden_of(active.slot, 0, active.ahead))
             self._read(joined)
 
     def fed(self, rows: Mapping[Active, int], output: Output) -> None:
@@ -160,8 +159,10 @@ class RunningBatch:
         Args:
             rows: their number by sequence.
         """
+        for active in rows:
+            active.chunk = None
         self._take(rows, output)
-        self._start(Share())
+        self._start()
 
     def _take(self, fed: Mapping[Active, int], output: Output) -> None:
         """Take the hidden states of rows of prompts; store prompts of which there are all rows."""
@@ -174,16 +175,14 @@ class RunningBatch:
                 except Exception as error:
                     fail([active], error)
 
-    def _start(self, share: Share) -> None:
+    def _start(self) -> None:
         """Start the drafter and the observer for sequences whose prompts are in the cache.
 
-        Args:
-            share: the rows of prompts that the step's forward feeds before the roots. If hidden states are
-                read, these are passed on after it.
+        If the step's forward feeds their last rows, and hidden states are read, these are passed on after it.
         """
-        fed = [a for a in self.active if not a.ready and self._rows_left(a) == share.ahead(a)]
+        fed = [a for a in self.active if not a.ready and self._rows_left(a) == a.ahead]
         joined = [active for active in fed if self._starts(active)]
-        self._read([a for a in joined if not (self._layers and share.ahead(a))])
+        self._read([a for a in joined if not (self._layers and a.ahead)])
 
     def _starts(self, active: Active) -> bool:
         """Start the drafter for a sequence; False if that goes on later, beside the steps of others.

@@ -13,7 +13,7 @@ from outpace.cache import Cache, CacheFull, Place, Slot
 from outpace.core import OutpaceError
 from outpace.engine.active import Active, Drafts
 from outpace.engine.allowance import Allowance
-from outpace.engine.chunks import Pace, Share, share_of
+from outpace.engine.chunks import Pace, choose_chunks
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
@@ -191,15 +191,15 @@ class Scheduler:
         sequence.place = Place(cache, slot)
         return slot
 
-    def share(self, cache: Cache, shared: bool) -> Share:
-        """Choose the rows of prompts to feed now.
+    def chunks(self, cache: Cache, shared: bool) -> dict[Active, int]:
+        """Choose the rows of prompts to feed now; see ``choose_chunks``.
 
         Args:
             shared: rows of prompts, and states after some of them, are shared.
         """
         step = self._target.prompt_step if self._target.prompts_differ or shared else 1
         mixes = len(self.active) > 1 and self._target.mixes
-        return share_of(self.active, cache, self.pace, mixes, self._target.prompts_differ, step)
+        return choose_chunks(self.active, cache, self.pace, mixes, self._target.prompts_differ, step)
 
     def make_room(self, cache: Cache, release: Callable[[Active], None]) -> None:
         """Reserve a row for each root, and preempt the lowest-ranked sequences if there are too few rows.

@@ -18,11 +18,10 @@ from outpace.embedded import CACHE
 from outpace.native import build, layers
 from outpace.policy.plan import Policy
 from outpace.targets.base import TargetModel
-from outpace.targets.plan import NATIVE
+from outpace.targets.plan import FIXED, NATIVE
 from outpace.verify import Verifier
 
 _log = logging.getLogger(__name__)
-_OFF = {"fuse": "fuse is off", "pack": "pack is off", "static": "its shapes are fixed"}
 
 
 def reasons(
@@ -61,9 +60,10 @@ def _step(target: TargetModel) -> str:
     why = None if plan.native else plan.why_not(NATIVE)
     if why and isinstance(layers_of(target.dtype), str):
         return f"steps run without compiled functions: {layers_of(target.dtype)}"
-    for option, reason in _OFF.items():
-        if why == reason:
-            return f"forwards are not native, since {reason}; leave {option} out for faster steps"
+    if why and options.plan:
+        return f"forwards are not native: {why}; leave plan out for faster steps"
+    if why == FIXED:
+        return f"forwards are not native, since {why}; leave static out for faster steps"
     if why:
         return f"forwards are not native: {why}; docs/reference/models.md names the families that are"
     if anew := build.why_compiled_anew():

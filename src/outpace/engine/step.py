@@ -16,7 +16,6 @@ from outpace.core import Draft
 from outpace.draws.logits import Logits
 from outpace.draws.own_tokens import own_tokens
 from outpace.engine.active import Active, by_drafter, fail
-from outpace.engine.chunks import Share
 from outpace.engine.clock import StepClock
 from outpace.engine.drafting import NOTHING
 from outpace.engine.observer import Observer
@@ -32,7 +31,7 @@ from outpace.verify import Verifier
 _log = logging.getLogger(__name__)
 
 
-class Cut(NamedTuple):
+class TrimmedDraft(NamedTuple):
     """A draft to verify, and the proposal's node for each of its nodes."""
 
     draft: Draft
@@ -60,32 +59,33 @@ class Stepper:
         self._observer = observer
         self._clock = clock
 
-    def advance(self, decoding: Seq[Active], share: Share) -> None:
+    def advance(self, decoding: Seq[Active]) -> None:
         """Run one step.
 
         Args:
             decoding: the sequences that decode in it, which are ready.
-            share: the rows of prompts that its forward feeds too.
         """
         clock = StepClock(self._clock)
-        early = _early(decoding, share)
+        # Those that only wait for their drafter feed nothing in this step.
+        prompts = {a: a.chunk for a in self._batch.active if a.chunk or (a.chunk == 0 and a.ready)}
+        early = _early(decoding)
         drafts = self._draft(decoding, early)
         clock.end("draft")
-        output = self._forward(drafts, share)
-        steps, own = self._verify(drafts, output, share)
+        output = self._forward(drafts, prompts)
+        steps, own = self._verify(drafts, output)
         clock.end("verify")
         self._batch.scheduler.charge(own, clock.seconds["verify"])
-        fed = self._keep(steps, output, share)
+        fed = self._keep(steps, output, prompts)
         clock.end("keep")
-        rows, prompts = sum(len(cut.draft) + 1 for cut in drafts.values()), sum(fed.values())
+        rows, read = sum(len(cut.draft) + 1 for cut in drafts.values()), sum(fed.values())
         if output is not None:
-            self._measure(len(drafts), rows, prompts, clock.forward)
+            self._measure(len(drafts), rows, read, clock.forward)
         self._observe(steps)
         clock.end("observe")
-        self._learn(steps, early, rows, prompts, clock)
+        self._learn(steps, early, rows, read, clock)
         self._finish(fed, output)
         clock.end("learn")
-        _charge(decoding, share, clock)
+        _charge(decoding, prompts, clock)
 
     def _measure(self, decoding: int, rows: int, prompts: int, seconds: float) -> None:
         """Note what a forward took, and what it leaves for work beside steps."""
@@ -98,7 +98,7 @@ class Stepper:
 
     # -- draft -------------------------------------------------------------------------------------------
 
-    def _draft(self, decoding: Seq[Active], early: Container[Active]) -> dict[Active, Cut]:
+    def _draft(self, decoding: Seq[Active], early: Container[Active]) -> dict[Active, TrimmedDraft]:
         """A draft per sequence, from its own drafter, cut to what is verified; none if the draft is wrong.
 
         Args:
@@ -110,18 +110,18 @@ class Stepper:
             proposals |= drafting.propose(members)
         return self._cut(proposals)
 
-    def _cut(self, proposals: Mapping[Active, Draft]) -> dict[Active, Cut]:
+    def _cut(self, proposals: Mapping[Active, Draft]) -> dict[Active, TrimmedDraft]:
         """The drafts to verify.
 
         For a target that takes chains only, a tree is first cut to its likeliest path, so that all of the
         nodes that pay are on it.
         """
-        drafts: dict[Active, Cut] = {}
+        drafts: dict[Active, TrimmedDraft] = {}
         leaves = self._target.max_leaves
         for active, draft in proposals.items():
             try:
                 whole: Seq[int] = range(len(draft))
-                if self._target.chains_only:
+                if self._target.why_chains_only:
                     draft, whole = few_leaves(draft, 1)
                 # A path of n nodes emits n + 1 tokens, so nodes deeper than room - 1 are useless.
                 nodes = self._nodes_left(active, draft)
@@ -130,7 +130,7 @@ class Stepper:
                 if leaves is not None:
                     cut, nodes_kept = few_leaves(cut, max(leaves // len(proposals), 1))
                     kept = [kept[node] for node in nodes_kept]
-                drafts[active] = Cut(cut, kept)
+                drafts[active] = TrimmedDraft(cut, kept)
                 check_draft(draft, self._target)
             except Exception as error:
                 fail([active], error)
@@ -149,29 +149,33 @@ class Stepper:
 
     # -- forward -----------------------------------------------------------------------------------------
 
-    def _forward(self, drafts: Mapping[Active, Cut], share: Share) -> Output | None:
-        """The target's forward over the roots and drafts of a batch; None if no sequence is left."""
+    def _forward(self, drafts: Mapping[Active, TrimmedDraft], prompts: Mapping[Active, int]) -> Output | None:
+        """The target's forward over the roots and drafts of a batch; None if no sequence is left.
+
+        Args:
+            prompts: number of rows of prompts that it feeds too.
+        """
         building, members = Building(), list[Active]()
         for active, (draft, _) in drafts.items():
-            sequence, ahead = active.sequence, share.ahead(active)
+            sequence, ahead = active.sequence, active.ahead
             if sequence.error is None:
                 asked = sequence.tree(draft.guesses, 0, active.drafting.top) if self._target.tells else None
                 rows = Rows.under(sequence.tokens[-1 - ahead :], draft)
                 building.add(active.slot, rows, read=ahead, asked=asked)
                 members.append(active)
-        for active, chunk in share.riding.items():
+        for active, chunk in prompts.items():
             if not active.ready:
                 self._batch.add_chunk(building, active, chunk)
                 members.append(active)
         output = self._batch.forward(building.made(), members)
         if output is not None:
-            self._batch.read_ahead(share, output)
+            self._batch.read_ahead(output)
         return output
 
     # -- verify ------------------------------------------------------------------------------------------
 
     def _verify(
-        self, drafts: Mapping[Active, Cut], output: Output | None, share: Share
+        self, drafts: Mapping[Active, TrimmedDraft], output: Output | None
     ) -> tuple[dict[Active, Step], dict[Active, float]]:
         """Verify each sequence's draft and emit its tokens; a sequence that fails has no entry.
 
@@ -187,7 +191,7 @@ class Stepper:
             draft, timed = drafts[active].draft, bool(sequence.params.logits_processors)
             began = self._clock() if timed else 0.0
             try:
-                hidden = output.hidden_of(active.slot, share.ahead(active), 1 + len(draft))
+                hidden = output.hidden_of(active.slot, active.ahead, 1 + len(draft))
                 steps[active] = self._verdict(sequence, drafts[active], logits, hidden, own)
             except Exception as error:
                 sequence.fail(error)
@@ -198,7 +202,7 @@ class Stepper:
         return steps, seconds
 
     def _logits(
-        self, output: Output, drafts: Mapping[Active, Cut]
+        self, output: Output, drafts: Mapping[Active, TrimmedDraft]
     ) -> dict[Active, tuple[Logits, dict[int, int]]]:
         """Each sequence's logits, and the target's own tokens as far as they are computed in advance."""
         batch = [a for a in drafts if a.sequence.error is None]
@@ -216,7 +220,7 @@ class Stepper:
         rows: Tensor,
         array: NDArray[np.float32] | None,
         roots: Mapping[Active, int],
-        drafts: Mapping[Active, Cut],
+        drafts: Mapping[Active, TrimmedDraft],
     ) -> dict[Active, dict[int, int]]:
         """The target's own tokens by node, for the sequences whose verification follows them.
 
@@ -233,7 +237,12 @@ class Stepper:
             return {}
 
     def _verdict(
-        self, sequence: Sequence, cut: Cut, logits: Logits, hidden: dict[int, Tensor], own: Mapping[int, int]
+        self,
+        sequence: Sequence,
+        cut: TrimmedDraft,
+        logits: Logits,
+        hidden: dict[int, Tensor],
+        own: Mapping[int, int],
     ) -> Step:
         """Verify one sequence's draft, which emits its tokens."""
         draw = KeyedDraw(sequence, own)
@@ -254,13 +263,15 @@ class Stepper:
 
     # -- keep, observe, learn ----------------------------------------------------------------------------
 
-    def _keep(self, steps: Mapping[Active, Step], output: Output | None, share: Share) -> dict[Active, int]:
+    def _keep(
+        self, steps: Mapping[Active, Step], output: Output | None, prompts: Mapping[Active, int]
+    ) -> dict[Active, int]:
         """Keep the rows of prompts and of accepted tokens; return the number of rows of each prompt."""
         if output is None:
             return {}
-        fed = {a: rows for a, rows in share.riding.items() if a.sequence.error is None}
+        fed = {a: rows for a, rows in prompts.items() if a.sequence.error is None}
         paths: dict[Slot, Seq[int]] = {a.slot: range(rows) for a, rows in fed.items()}
-        paths |= {a.slot: _rows_kept(step, share.ahead(a)) for a, step in steps.items()}
+        paths |= {a.slot: _rows_kept(step, a.ahead) for a, step in steps.items()}
         self._batch.cache.keep(paths)
         return fed
 
@@ -304,21 +315,21 @@ class Stepper:
         self._batch.leave([a.sequence for a in self._batch.active if a.sequence.finish_reason is not None])
 
 
-def _early(decoding: Seq[Active], share: Share) -> set[Active]:
+def _early(decoding: Seq[Active]) -> set[Active]:
     """The sequences whose first step is plain: their drafters wait for the hidden states of their prompts."""
     for active in decoding:
-        active.sequence.prompt_unread = active.drafting.reads and bool(share.ahead(active))
+        active.sequence.prompt_unread = active.drafting.reads and bool(active.ahead)
     return {a for a in decoding if a.sequence.prompt_unread and a.drafting.waits}
 
 
-def _charge(decoding: Iterable[Active], share: Share, clock: StepClock) -> None:
+def _charge(decoding: Iterable[Active], prompts: Mapping[Active, int], clock: StepClock) -> None:
     """Add the seconds of a step to the counts of each sequence in it, in full."""
     for active in decoding:
         active.sequence.stats.seconds_draft += clock.drafting
         active.sequence.stats.seconds_rest += clock.rest
-    for active in dict.fromkeys([*decoding, *share.riding]):
+    for active in dict.fromkeys([*decoding, *prompts]):
         stats = active.sequence.stats
-        if share.ahead(active):
+        if prompts.get(active):
             stats.seconds_prefill += clock.seconds["verify"]
         else:
             stats.seconds_verify += clock.seconds["verify"]

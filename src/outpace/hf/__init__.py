@@ -36,7 +36,7 @@ from outpace.verify import Verifier, load_verifier
 __all__ = ["accelerate", "decode", "restore"]
 
 Model = TypeVar("Model")
-_STEP = ("exact", "pack", "fuse", "quantise", "stock")  # options that leave a model able to do all else
+_STEP = ("exact", "plan", "quantise", "stock")  # options that leave a model able to do all else
 
 
 def accelerate(
@@ -99,8 +99,9 @@ def accelerate(
         model: a loaded transformers model, decoder-only, with images or without, or encoder-decoder; one of
             PEFT, whose adapters may be switched, merged and trained between calls.
         drafter: a drafter or its spec string; "none" decodes plainly. By default "suffix:memory=0",
-            which keeps nothing of a call for later ones, on a CPU with "self" where a trial says that it
-            pays (docs/concepts/rounded-self.md; the first call then rounds weights, for seconds); as chains
+            which keeps nothing of a call for later ones, with what the model's folder brings to draft with
+            (docs/reference/methods.md), or on a CPU with "self" where a trial says that it pays
+            (docs/concepts/rounded-self.md; the first call then rounds weights, for seconds); as chains
             (branches=1) for a model or a verifier that takes only those (BLOOM, MPT;
             docs/reference/models.md).
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection"
@@ -114,7 +115,7 @@ def accelerate(
             learns from all calls, which then wait for each other.
         fallback: let transformers' own generate() decode the calls that outpace refuses, after a warning that
             names the argument. Its steps are the stock ones.
-        options: exact, pack, fuse, quantise, stock and static=False, as for ``TargetOptions``. exact=True:
+        options: exact, plan, quantise, stock and static=False, as for ``TargetOptions``. exact=True:
             even in half precision no near-tie differs from ``accelerate(model, "none")``. quantise="int8":
             the tokens are those of ``accelerate(model, "none", quantise="int8")``, and
             not those of the stock generate(). stock=True: with drafter "none" a prompt alone has the tokens
@@ -171,11 +172,7 @@ def accelerate(
 
 
 def _inner(model: Any, what: str) -> Any:
-    """The transformers model to change.
-
-    Raises:
-        OutpaceError: there is none.
-    """
+    """The transformers model to change."""
     if model is None or isinstance(model, str | Path):
         loaded = "AutoModelForCausalLM.from_pretrained(...)"
         asked = f", and outpace.load({str(model)!r}) one that answers" if model is not None else ""
@@ -210,7 +207,8 @@ def decode(
     single call.
 
     Args:
-        drafter: a drafter or its spec string; "none" decodes plainly. By default as for ``accelerate``.
+        drafter: a drafter or its spec string; "none" decodes plainly. By default as for ``accelerate``, but
+            without what is first loaded or rounded.
         verifier: a verifier or its spec string: "match" (the tokens of plain decoding), "rejection"
             (their distribution), or one of another package.
         adaptive: as for ``accelerate``, but measurements are forgotten after the call, and so are the earlier
@@ -240,11 +238,7 @@ def decode(
 
 
 def _warn_if_lossy(verifier: str | Verifier) -> None:
-    """Warn about a lossy verifier: generate() returns tokens only, so its result cannot report it.
-
-    Raises:
-        OutpaceError: an unknown verifier.
-    """
+    """Warn about a lossy verifier: generate() returns tokens only, so its result cannot report it."""
     chosen = load_verifier(verifier)
     if chosen.lossy:
         warnings.warn(

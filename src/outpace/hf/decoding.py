@@ -164,11 +164,7 @@ class Decoder:
 
 
 def _healed(model: Any, input_ids: Tensor, tokenizer: Any) -> Tensor:
-    """Prompts [rows, length] healed by transformers; its masks and lengths are those from before.
-
-    Raises:
-        OutpaceError: their length changes.
-    """
+    """Prompts [rows, length] healed by transformers; its masks and lengths are those from before."""
     healed: Tensor = model.heal_tokens(input_ids, tokenizer)
     if healed.shape != input_ids.shape:
         raise refusal(

@@ -33,7 +33,7 @@ from outpace.verify import Verifier, load_verifier
 LayerRows = tuple[Tensor, Tensor]
 
 # A single call does not pay for packed weights and tests of bits.
-ONE_CALL = TargetOptions(exact=False, pack=False)
+ONE_CALL = TargetOptions(plan="stock")
 _ANOTHER = "the learner was made for another model, or it has changed; make one"
 
 
@@ -151,7 +151,8 @@ class Engines:
         self._target: TargetModel | None = None
         self._made_for: tuple[Any, ...] | None = None
         self._revision = 0  # of the weights that idle engines were made with
-        self._changes = False  # weights have changed between calls
+        self._changes = options == ONE_CALL  # weights have changed between calls; or there is one alone
+        self._usual: Drafter[Any] | None = None  # the usual drafter of the target, once it is known
         self._idle: list[RowEngine] = []
 
     def target(self, model: Any) -> TargetModel:
@@ -176,7 +177,7 @@ class Engines:
                     known = isinstance(model, PreTrainedModel)  # Target refuses others
                     passed = known and _passed.get(model) == (state, fingerprint(model), self._options)
                     options = replace(self._options, check=False) if passed else self._options
-                    self._target = _made(model, options, changed)
+                    self._target, self._usual = _made(model, options, changed), None
                 self._warn_if_inexact(self._target)
                 self._made_for, _passed[model] = state, (state, fingerprint(model), self._options)
                 self._revision = self._target.revision()
@@ -184,7 +185,7 @@ class Engines:
                 if self.learner is not None:
                     raise OutpaceError(_ANOTHER)
                 self._idle.clear()
-                self._revision = revision
+                self._revision, self._usual = revision, None
                 self._changes = True
             return self._target
 
@@ -195,7 +196,7 @@ class Engines:
             return
         warnings.warn(
             f"{target.name} is not exact here: where its two best tokens nearly tie, drafts may change which "
-            f"is emitted ({target.inexact}); see docs/concepts/exactness.md",
+            f"is emitted ({target.why_inexact}); see docs/concepts/exactness.md",
             UserWarning,
             stacklevel=4,
         )
@@ -220,9 +221,12 @@ class Engines:
                 self._idle.append(engine)
 
     def _engine(self, target: TargetModel) -> RowEngine:
+        drafter = self.drafter or self._usual
+        if drafter is None:
+            drafter = self._usual = usual_drafter(target, self.verifier, self._changes)
         engine = RowEngine(
             target,
-            usual_drafter(target, self.verifier, self._changes) if self.drafter is None else self.drafter,
+            drafter,
             self.verifier,
             adaptive=self.adaptive,
             observer=self.learner,

@@ -66,9 +66,6 @@ def _encoded(
     Args:
         inputs: the encoder's input, one row per ``num_return_sequences`` rows of the batch.
         prepared: what transformers would pass to the model's forward.
-
-    Raises:
-        OutpaceError: a row has only pads.
     """
     states: Tensor = prepared["encoder_outputs"][0]
     rows, length = states.shape[:2]
@@ -103,9 +100,6 @@ def _decoder_pads(
     Args:
         input_ids: the decoder's, [rows, length].
         prepared: what transformers would pass to the model's forward.
-
-    Raises:
-        OutpaceError: it is not left-padded, or the decoder counts pads as positions.
     """
     mask = prepared.get("decoder_attention_mask")
     pads = left_pads(input_ids, mask, prepared.get("decoder_position_ids"))

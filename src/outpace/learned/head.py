@@ -78,7 +78,7 @@ class PartialHead:
 
     def revision(self) -> int:
         """The number of times that the head was copied, after a look whether it has changed."""
-        if self._weights.changed(thorough=False):
+        if self._ids is not None and self._weights.changed(thorough=False):
             self._read()
         return self._reads
 
@@ -94,17 +94,24 @@ class PartialHead:
         return functional.linear(states, matrix, bias)
 
     def _drafting(self) -> nn.Module:
-        """The matrix as a layer, packed on a CPU as ``pack_drafter`` does."""
+        """The matrix as a layer."""
         if self._packed is None:
             assert self._own is not None
-            matrix, bias = self._own
-            layer = nn.Linear(matrix.shape[1], len(matrix), device="meta")
-            layer.weight, layer.bias = (nn.Parameter(part, requires_grad=False) for part in (matrix, bias))
-            self._packed = nn.Sequential(layer)
-            if matrix.device.type == "cpu":
-                pack_drafter(self._packed)
+            self._packed = drafting_layer(*self._own)
         return self._packed
 
     def among(self, logits: Tensor) -> Tensor:
         """The ids' logits, [..., n], among all of them, [..., vocabulary]."""
         return logits if self._ids is None else logits[..., self._ids]
+
+
+def drafting_layer(matrix: Tensor, bias: Tensor | None = None) -> nn.Module:
+    """A matrix [outputs, inputs] as a layer, packed on a CPU as ``pack_drafter`` does."""
+    layer = nn.Linear(matrix.shape[1], len(matrix), bias=bias is not None, device="meta")
+    layer.weight = nn.Parameter(matrix, requires_grad=False)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias, requires_grad=False)
+    made = nn.Sequential(layer)
+    if matrix.device.type == "cpu":
+        pack_drafter(made)
+    return made

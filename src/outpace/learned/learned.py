@@ -290,11 +290,7 @@ _MORE = 1024  # weights that cost nothing to make without memory; comparing then
 
 @contextlib.contextmanager
 def _at_most(count: int, what: str) -> Iterator[None]:
-    """Refuse modules with far more weights than there are, before the next is made, in this thread.
-
-    Raises:
-        OutpaceError: there would be more.
-    """
+    """Refuse modules with far more weights than there are, before the next is made, in this thread."""
     left, thread = count + _MORE, threading.get_ident()
 
     def registered(module: nn.Module, name: str, weight: nn.Parameter) -> None:

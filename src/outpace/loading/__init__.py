@@ -122,7 +122,6 @@ class _GgufArguments:
             (self.trust, "--trust-remote-code", "a GGUF file contains no code"),
             (self.options.quantise is not None, "--quantise", "weights have the types they have in the file"),
             (self.seq2seq == "audio", "--audio", "it reads text"),
-            (self.options.release is True, "release", "there is one copy of its weights"),
             *more,
         ):
             if given:
@@ -161,7 +160,7 @@ def _by_llamacpp(asked: _GgufArguments, llamacpp: str) -> Loaded:
             *(
                 (True, one, "llama.cpp has options of its own, --llamacpp")
                 for one in asked.options.named
-                if one not in ("quantise", "release", "stock")
+                if one not in ("quantise", "stock")
             ),
         ]
     )

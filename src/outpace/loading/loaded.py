@@ -237,9 +237,13 @@ def load_here(
 
     def on(device: torch.device | None, dtype: torch.dtype | str, **more: Any) -> Loaded:
         rounded = device is not None and device.type == "cpu"
-        shown, model, tokenizer = load_weights(name, dtype, trust_remote_code, seq2seq, rounded, **more)
-        placed = model if device is None else model.to(device)
-        loaded = made(shown, placed, tokenizer, source_of(name), options)
+
+        def target_of(model: Any) -> TargetModel:
+            return Target(model if device is None else model.to(device), **vars(options))
+
+        asked = name, dtype, trust_remote_code, seq2seq, rounded
+        shown, target, tokenizer = load_weights(*asked, target_of, **more)
+        loaded = _made(shown, target, tokenizer, source_of(name))
         return _seeing(loaded, trust_remote_code) if seq2seq == "images" else loaded
 
     if isinstance(place, Spread):
@@ -256,7 +260,7 @@ def load_here(
             found = on(device, first)
             if found.target.bit_exact:
                 return _because(found, "bfloat16, the model's own", own)
-            why = found.target.inexact
+            why = found.target.why_inexact or ""
             del found  # its memory is needed
         except UnsupportedModel as error:
             why = str(error)
@@ -287,5 +291,9 @@ def made(name: str, model: Any, tokenizer: Any, source: str = "", options: Targe
         name, tokenizer, source: fields of ``Loaded``.
         options: options of its target.
     """
-    dtype = str(model.dtype).removeprefix("torch.")
-    return Loaded(name, Target(model, **vars(options)), tokenizer, dtype, str(model.device), source)
+    return _made(name, Target(model, **vars(options)), tokenizer, source)
+
+
+def _made(name: str, target: TargetModel, tokenizer: Any, source: str) -> Loaded:
+    dtype = str(target.dtype).removeprefix("torch.")
+    return Loaded(name, target, tokenizer, dtype, str(target.model.device), source)

@@ -65,7 +65,7 @@ def _sharded(name: str | None, dtype: str, ranks: Ranks, trust_remote_code: bool
     if name is not None and (Path(name).expanduser() / ADAPTER).is_file():
         raise OutpaceError(f"{name} contains updates of a model; save the merged model to share it")
     shown, model, tokenizer = load_weights(name, chosen, trust_remote_code, **sharding(ranks.size))
-    return made(shown, model, tokenizer, source, TargetOptions(exact=False, pack=False))
+    return made(shown, model, tokenizer, source, TargetOptions(plan="stock"))
 
 
 def sharding(size: int) -> dict[str, Any]:

@@ -5,6 +5,9 @@ Weights are read from safetensors only.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -105,6 +108,7 @@ def load_weights(
     trust_remote_code: bool,
     seq2seq: Encoders = False,
     rounded: bool = False,
+    use: Callable[[Any], Any] | None = None,
     **more: Any,
 ) -> tuple[str, Any, Any]:
     """Load a transformers model, onto the CPU unless ``more`` places it elsewhere.
@@ -112,6 +116,8 @@ def load_weights(
     Args:
         seq2seq: as for ``outpace.load``.
         rounded: read weights that are rounded by groups for a CPU, where transformers needs other packages.
+        use: makes something of the model, which is returned in its place. Another thread reads the tokenizer
+            meanwhile, which may take longer than the weights.
         more: arguments of ``from_pretrained``: where the weights go instead.
 
     Returns:
@@ -121,13 +127,19 @@ def load_weights(
         OutpaceError, UnsupportedModel: as ``outpace.load``.
     """
     _silence()
-    return shown_name(name), *_parts(name, dtype, trust_remote_code, seq2seq, rounded=rounded, **more)
+    model, tokenizer = _parts(name, dtype, trust_remote_code, seq2seq, rounded=rounded, **more)
+    if use is None:
+        return shown_name(name), model, tokenizer()
+    with ThreadPoolExecutor(1) as apart:
+        reading = apart.submit(tokenizer)
+        used = use(model)
+    return shown_name(name), used, reading.result()
 
 
 def _parts(
     name: str | None, dtype: torch.dtype | str, trust_remote_code: bool, seq2seq: Encoders, **more: Any
-) -> tuple[Any, Any]:
-    """Load a model and its tokenizer. Updates in a folder written by peft are merged into their model."""
+) -> tuple[Any, Callable[[], Any]]:
+    """A model, and what reads its tokenizer. Updates in a folder of peft's are merged into their model."""
     if name is None or (base := base_of(name)) is None:
         return _read(source_of(name), shown_name(name), dtype, trust_remote_code, seq2seq, **more)
     folder = Path(name).expanduser()
@@ -153,14 +165,14 @@ def _read(
     seq2seq: Encoders,
     rounded: bool,
     **more: Any,
-) -> tuple[Any, Any]:
+) -> tuple[Any, Callable[[], Any]]:
     try:
         kind, config = _kind_of(source, shown, trust_remote_code, seq2seq)
         refuse_unloaded(kind, config)
         if rounded and (found := rounded_options(config, shown, dtype)):
             dtype, more = found.pop("dtype"), {**more, **found}
         model = _weights(kind, source, shown, dtype, trust_remote_code, **more)
-        return model, _tokenizer(source, shown, trust_remote_code)
+        return model, partial(_tokenizer, transformers.AutoTokenizer, source, shown, trust_remote_code)
     except (OutpaceError, MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # transformers, the hub and a model's own code may raise anything
@@ -179,7 +191,8 @@ def load_tokenizer(name: str | None = None, trust_remote_code: bool = False) -> 
     _silence()
     folder = None if name is None else Path(name).expanduser()
     source = str(folder) if folder is not None and folder.is_dir() else source_of(name)
-    return shown_name(name), _tokenizer(source, shown_name(name), trust_remote_code)
+    shown = shown_name(name)
+    return shown, _tokenizer(transformers.AutoTokenizer, source, shown, trust_remote_code)
 
 
 def _silence() -> None:
@@ -247,9 +260,9 @@ def _weights(
     return model
 
 
-def _tokenizer(source: str, shown: str, trust_remote_code: bool) -> Any:
+def _tokenizer(loader: Any, source: str, shown: str, trust_remote_code: bool) -> Any:
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(source, trust_remote_code=trust_remote_code)
+        tokenizer = loader.from_pretrained(source, trust_remote_code=trust_remote_code)
         usable = bool(tokenizer("a b c").input_ids)
     except Exception as error:  # transformers, the hub and a tokenizer's own code may raise anything
         if isinstance(error, ImportError) and "sentencepiece" in str(error).lower():

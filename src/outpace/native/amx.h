@@ -17,9 +17,9 @@ static int squared(void) {
 
 /* gcc's intrinsics do not say that they read memory. */
 #define SQUARE(register, from, stride)                                                                       \
-    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #register ::"r"(from), "r"((long)(stride)) : "memory")
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #register ::"r"(from), "r"((int64_t)(stride)) : "memory")
 #define SQUARE_OUT(register, to, stride)                                                                     \
-    __asm__ volatile("tilestored %%tmm" #register ", (%0,%1,1)" ::"r"(to), "r"((long)(stride)) : "memory")
+    __asm__ volatile("tilestored %%tmm" #register ", (%0,%1,1)" ::"r"(to), "r"((int64_t)(stride)) : "memory")
 #endif
 
 #ifdef SQUARED
@@ -46,10 +46,10 @@ static void shape(int first, int second) {
 /* Add to the sums, ``apart`` floats apart, or if ``fresh`` to zero, the products of ``steps`` times DEPTH inputs of
    rows ``stride`` apart with weights [pairs of inputs, width, PAIR]: of up to ``high`` times SIDE rows and of ``wide``
    times SIDE outputs. A sum has the same bits anywhere in a square. */
-static inline __attribute__((always_inline)) void squares_of(int high, int wide, const real *given, long stride,
-                                                             const real *weights, long width, long steps,
-                                                             float *sums, long apart, int fresh, int fetch) {
-    const long line = width * PAIR * sizeof(real), next = apart * sizeof(float);
+static inline __attribute__((always_inline)) void squares_of(int high, int wide, const real *given, int64_t stride,
+                                                             const real *weights, int64_t width, int64_t steps,
+                                                             float *sums, int64_t apart, int fresh, int fetch) {
+    const int64_t line = width * PAIR * sizeof(real), next = apart * sizeof(float);
     float *const others = sums + (high == 2 ? SIDE * apart : 2 * SIDE);
     SQUARE_SUM(0, sums, next);
     SQUARE_SUM(1, sums + SIDE, next);
@@ -57,9 +57,9 @@ static inline __attribute__((always_inline)) void squares_of(int high, int wide,
         SQUARE_SUM(2, others, next);
         SQUARE_SUM(3, others + SIDE, next);
     }
-    for (long step = 0; step < steps; step++, weights += SIDE * width * PAIR) {
+    for (int64_t step = 0; step < steps; step++, weights += SIDE * width * PAIR) {
         if (fetch)
-            for (long at = 0; at < SIDE * line; at += LINE)
+            for (int64_t at = 0; at < SIDE * line; at += LINE)
                 __builtin_prefetch((const char *)weights + DISTANCE + at, 0, 3);
         SQUARE(4, given + step * DEPTH, stride * sizeof(real));
         SQUARE(6, weights, line);
@@ -87,16 +87,16 @@ static inline __attribute__((always_inline)) void squares_of(int high, int wide,
 }
 
 /* The same for any number of rows and ``outputs``, a multiple of 2 * SIDE. */
-static void square(long count, const real *given, long stride, const real *weights, long width, long outputs,
-                   long steps, float *sums, long apart, int fresh) {
+static void square(int64_t count, const real *given, int64_t stride, const real *weights, int64_t width, int64_t outputs,
+                   int64_t steps, float *sums, int64_t apart, int fresh) {
     int shaped = 0; /* rows that the registers have */
-    for (long row = 0; row < count; row += 2 * SIDE) {
+    for (int64_t row = 0; row < count; row += 2 * SIDE) {
         const int left = (int)(count - row < 2 * SIDE ? count - row : 2 * SIDE);
         const real *rows = given + row * stride;
         float *to = sums + row * apart;
         if (left != shaped) shape(left > SIDE ? SIDE : left, left > SIDE ? left - SIDE : left);
         shaped = left;
-        for (long at = 0; at < outputs; at += 2 * SIDE) {
+        for (int64_t at = 0; at < outputs; at += 2 * SIDE) {
             const real *own = weights + at * PAIR;
             if (left > SIDE) squares_of(2, 2, rows, stride, own, width, steps, to + at, apart, fresh, 0);
             else if (outputs - at >= 4 * SIDE) {

@@ -28,7 +28,7 @@ struct draw {
 };
 
 /* The size of the struct that Python fills, which it compares with its own. */
-long size_of_draw(void) { return sizeof(struct draw); }
+int64_t size_of_draw(void) { return sizeof(struct draw); }
 
 /* e to the power of x, at most 0, to about 1e-7 of it; 0 where x is so low that the token is never drawn. */
 static inline float exponential(float x) {
@@ -71,36 +71,36 @@ static float *workspace(size_t numbers) {
 }
 
 /* The highest of some numbers, none of them NaN. */
-static inline float highest(const float *numbers, long count) {
+static inline float highest(const float *numbers, int64_t count) {
     float peaks[LANES], peak = -INFINITY;
-    const long whole = count / LANES * LANES;
+    const int64_t whole = count / LANES * LANES;
     for (int lane = 0; lane < LANES; lane++) peaks[lane] = -INFINITY;
-    for (long at = 0; at < whole; at += LANES)
+    for (int64_t at = 0; at < whole; at += LANES)
         for (int lane = 0; lane < LANES; lane++)
             peaks[lane] = numbers[at + lane] > peaks[lane] ? numbers[at + lane] : peaks[lane];
     for (int lane = 0; lane < LANES; lane++) peak = peaks[lane] > peak ? peaks[lane] : peak;
-    for (long at = whole; at < count; at++) peak = numbers[at] > peak ? numbers[at] : peak;
+    for (int64_t at = whole; at < count; at++) peak = numbers[at] > peak ? numbers[at] : peak;
     return peak;
 }
 
 /* The sum of the weights of scores that are above a floor. */
-static double weight_above(float floor, const float *scores, const float *weights, long count) {
+static double weight_above(float floor, const float *scores, const float *weights, int64_t count) {
     double sums[LANES] = {0}, sum = 0;
-    const long whole = count / LANES * LANES;
-    for (long at = 0; at < whole; at += LANES)
+    const int64_t whole = count / LANES * LANES;
+    for (int64_t at = 0; at < whole; at += LANES)
         for (int lane = 0; lane < LANES; lane++)
             sums[lane] += scores[at + lane] > floor ? weights[at + lane] : 0.0f;
     for (int lane = 0; lane < LANES; lane++) sum += sums[lane];
-    for (long at = whole; at < count; at++) sum += scores[at] > floor ? weights[at] : 0.0f;
+    for (int64_t at = whole; at < count; at++) sum += scores[at] > floor ? weights[at] : 0.0f;
     return sum;
 }
 
 /* The k-th largest of some numbers, 1 being the first, which are reordered. */
-static float ranked(float *numbers, long count, long k) {
-    long low = 0, high = count - 1, place = k - 1;
+static float ranked(float *numbers, int64_t count, int64_t k) {
+    int64_t low = 0, high = count - 1, place = k - 1;
     while (low < high) {
         float pivot = numbers[(low + high) / 2];
-        long left = low, right = high;
+        int64_t left = low, right = high;
         while (left <= right) {
             while (numbers[left] > pivot) left++;
             while (numbers[right] < pivot) right--;
@@ -118,21 +118,21 @@ static float ranked(float *numbers, long count, long k) {
 
 /* The k-th largest score. At least k scores reach the k-th largest of the groups' best ones, so it is among those
    that do. ``room`` is for size + size / GROUP + 1 numbers. */
-static float kth(const float *scores, long size, long k, float *room) {
-    long groups = (size + GROUP - 1) / GROUP, count = 0;
+static float kth(const float *scores, int64_t size, int64_t k, float *room) {
+    int64_t groups = (size + GROUP - 1) / GROUP, count = 0;
     float *best = room + size, least = -INFINITY;
-    for (long group = 0; group < groups; group++) {
-        long end = (group + 1) * GROUP < size ? (group + 1) * GROUP : size;
+    for (int64_t group = 0; group < groups; group++) {
+        int64_t end = (group + 1) * GROUP < size ? (group + 1) * GROUP : size;
         best[group] = highest(scores + group * GROUP, end - group * GROUP);
     }
     if (k <= groups) {
-        for (long group = 0; group < groups; group++) room[group] = best[group];
+        for (int64_t group = 0; group < groups; group++) room[group] = best[group];
         least = ranked(room, groups, k);
     }
-    for (long group = 0; group < groups; group++) {
+    for (int64_t group = 0; group < groups; group++) {
         if (best[group] < least) continue;
-        long end = (group + 1) * GROUP < size ? (group + 1) * GROUP : size;
-        for (long token = group * GROUP; token < end; token++)
+        int64_t end = (group + 1) * GROUP < size ? (group + 1) * GROUP : size;
+        for (int64_t token = group * GROUP; token < end; token++)
             if (scores[token] >= least) room[count++] = scores[token];
     }
     return ranked(room, count, k);
@@ -140,16 +140,16 @@ static float kth(const float *scores, long size, long k, float *room) {
 
 /* The token with the best noisy score among those whose scores are above the floor; UNDECIDED if the next one is
    too close, or there is none. */
-static long best_above(float floor, const float *scores, const float *weights, long size, float peak,
+static int64_t best_above(float floor, const float *scores, const float *weights, int64_t size, float peak,
                        const uint64_t *words, uint64_t key) {
     double first = -INFINITY, second = -INFINITY;
-    long found = UNDECIDED;
+    int64_t found = UNDECIDED;
     float bound = LOWEST;
-    for (long start = 0; start < size; start += BLOCK) {
-        long end = start + BLOCK < size ? start + BLOCK : size;
+    for (int64_t start = 0; start < size; start += BLOCK) {
+        int64_t end = start + BLOCK < size ? start + BLOCK : size;
         float slack[BLOCK];
         int any = 0;
-        for (long token = start; token < end; token++) {
+        for (int64_t token = start; token < end; token++) {
             /* 1 - u from below, from the highest 24 bits of the hash. */
             uint32_t high = (uint32_t)(mixed(words[token] ^ key) >> 40);
             float rest = (float)(int32_t)(0xFFFFFF - high) * 0x1p-24f;
@@ -159,7 +159,7 @@ static long best_above(float floor, const float *scores, const float *weights, l
             any |= own < 0;
         }
         if (!any) continue;
-        for (long token = start; token < end; token++) {
+        for (int64_t token = start; token < end; token++) {
             if (!(slack[token - start] < 0)) continue;
             double noisy = (double)scores[token] + noise(words[token] ^ key);
             if (noisy > first) {
@@ -176,7 +176,7 @@ static long best_above(float floor, const float *scores, const float *weights, l
 }
 
 /* Whether top-p and min-p keep a token: 1 if certainly, -1 if certainly not, 0 if rounding decides. */
-static int keeps(long token, const float *scores, const float *weights, long size, double total,
+static int keeps(int64_t token, const float *scores, const float *weights, int64_t size, double total,
                  const struct draw *own) {
     float value = scores[token];
     double weight = weights[token], from = 0, above = 0;
@@ -191,12 +191,12 @@ static int keeps(long token, const float *scores, const float *weights, long siz
     return above > (own->top_p + own->margin) * total || weight < own->min_p * (1 - 1e-5) ? -1 : 0;
 }
 
-static long drawn(const float *given, long size, const uint64_t *words, const struct draw *own) {
+static int64_t drawn(const float *given, int64_t size, const uint64_t *words, const struct draw *own) {
     float *scores = workspace(3 * size + size / GROUP + 1);
     if (!scores) return UNDECIDED;
     float *weights = scores + size, peak, least = -INFINITY, temperature = (float)own->temperature;
     int wrong = 0;
-    for (long token = 0; token < size; token++) {
+    for (int64_t token = 0; token < size; token++) {
         float score = given[token] / temperature;
         wrong |= score != score;
         scores[token] = score;
@@ -206,14 +206,14 @@ static long drawn(const float *given, long size, const uint64_t *words, const st
     if (!isfinite(peak)) return UNDECIDED;
     if (own->top_k < size) least = kth(scores, size, own->top_k, weights + size);
     /* Two loops: the compiler vectorises neither the exponential nor the sum in a common one. */
-    for (long token = 0; token < size; token++) {
+    for (int64_t token = 0; token < size; token++) {
         float weight = exponential(scores[token] - peak);
         weights[token] = scores[token] < least ? 0.0f : weight;
     }
     const double total = weight_above(-INFINITY, scores, weights, size);
     float floor = -INFINITY;
     for (;;) {
-        long token = best_above(floor, scores, weights, size, peak, words, own->key);
+        int64_t token = best_above(floor, scores, weights, size, peak, words, own->key);
         if (token < 0) return UNDECIDED;
         int kept = keeps(token, scores, weights, size, total, own);
         if (kept > 0) return token;
@@ -223,38 +223,38 @@ static long drawn(const float *given, long size, const uint64_t *words, const st
 }
 
 struct drawing {
-    long size;
+    int64_t size;
     const float *scores;
     const uint64_t *words;
     struct draw *draws;
 };
 
-static void draw_row(void *given, long row) {
+static void draw_row(void *given, int64_t row) {
     const struct drawing *const job = given;
     job->draws[row].token = drawn(job->scores + row * job->size, job->size, job->words, job->draws + row);
 }
 
 /* Draw a token from each of some rows of scores, [rows, size]; UNDECIDED if rounding decides, or a row has no finite
    best score. */
-void draw_rows(long rows, long size, const float *scores, const uint64_t *words, struct draw *draws) {
+void draw_rows(int64_t rows, int64_t size, const float *scores, const uint64_t *words, struct draw *draws) {
     struct drawing job = {size, scores, words, draws};
     share(rows, draw_row, &job);
 }
 
 struct widening {
-    long count, each;
+    int64_t count, each;
     const uint16_t *given;
     uint32_t *out;
 };
 
-static void widen_some(void *given, long chunk) {
+static void widen_some(void *given, int64_t chunk) {
     const struct widening *const job = given;
-    const long end = (chunk + 1) * job->each < job->count ? (chunk + 1) * job->each : job->count;
-    for (long i = chunk * job->each; i < end; i++) job->out[i] = (uint32_t)job->given[i] << 16;
+    const int64_t end = (chunk + 1) * job->each < job->count ? (chunk + 1) * job->each : job->count;
+    for (int64_t i = chunk * job->each; i < end; i++) job->out[i] = (uint32_t)job->given[i] << 16;
 }
 
 /* Bfloat16 numbers as float32: they are its upper halves. */
-void widen(long count, const uint16_t *given, uint32_t *out) {
+void widen(int64_t count, const uint16_t *given, uint32_t *out) {
     struct widening job = {count, items_of_chunk(count, 1), given, out};
     share(chunks_of(count, job.each), widen_some, &job);
 }

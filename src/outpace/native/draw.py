@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ctypes import CDLL, POINTER, Structure, c_double, c_int64, c_long, c_uint64, c_void_p
+from ctypes import CDLL, POINTER, Structure, c_double, c_int64, c_uint64, c_void_p
 from functools import lru_cache
 
 import torch
@@ -29,8 +29,8 @@ class DrawStruct(Structure):
 def functions() -> CDLL | str:
     """The functions of ``draw.c``; the reason why there are none here."""
     signatures: Signatures = {
-        "draw_rows": (None, [c_long, c_long, c_void_p, c_void_p, POINTER(DrawStruct)]),
-        "widen": (None, [c_long, c_void_p, c_void_p]),
+        "draw_rows": (None, [c_int64, c_int64, c_void_p, c_void_p, POINTER(DrawStruct)]),
+        "widen": (None, [c_int64, c_void_p, c_void_p]),
     }
     return pooled(FOLDER / "draw.c", signatures, structs={"draw": DrawStruct})
 

@@ -16,12 +16,12 @@ struct entering {
     int tiles, failed; /* ``tiles``: of a sequence and a head, at most */
 };
 
-static void enter_row(void *given, long row) {
+static void enter_row(void *given, int64_t row) {
     const struct entering *const job = given;
     enter(job->rows, job->heads, row);
 }
 
-static void attend_tile(void *given, long item) {
+static void attend_tile(void *given, int64_t item) {
     struct entering *const job = given;
     const struct rows *const rows = job->rows;
     const int part = (int)(item / job->tiles), sequence = part / rows->shared, from = (int)(item % job->tiles) * TILE;
@@ -43,13 +43,13 @@ int attention(const struct rows *rows, const struct heads *heads) {
 #ifdef SQUARED
     if (squared()) job.form = attend_squared;
 #endif
-    const long items = (long)rows->sequences * rows->shared * tiles;
+    const int64_t items = (int64_t)rows->sequences * rows->shared * tiles;
     if (work > 4 * CHUNK) {
         share(rows->rows, enter_row, &job);
         share(items, attend_tile, &job);
     } else {
         for (int row = 0; row < rows->rows; row++) enter_row(&job, row);
-        for (long item = 0; item < items; item++) attend_tile(&job, item);
+        for (int64_t item = 0; item < items; item++) attend_tile(&job, item);
     }
     return job.failed;
 }
@@ -223,7 +223,7 @@ static void survey_batch(const struct decoder *model, const struct batch *batch,
 /* Attention of a layer's rows, from what its joined product gave. Returns 1 if out of memory. */
 static int attend_layer(const struct layer *own, const struct batch *batch, const struct forward_room *room,
                         const struct rows *view) {
-    const long size = own->size, queries = own->heads * size, keys = own->shared * size, width = queries + 2 * keys;
+    const int64_t size = own->size, queries = own->heads * size, keys = own->shared * size, width = queries + 2 * keys;
     struct rows rows = *view;
     rows.heads = own->heads, rows.shared = own->shared, rows.size = own->size;
     if (own->queries.kind) norm_rows(&own->queries, rows.rows, queries, room->joined, width, room->joined, width);
@@ -246,31 +246,31 @@ static int attend_layer(const struct layer *own, const struct batch *batch, cons
 }
 
 struct adding {
-    long count, each;
+    int64_t count, each;
     const real *given, *more;
     float factor;
     real *out;
 };
 
-static void add_some(void *given, long chunk) {
+static void add_some(void *given, int64_t chunk) {
     const struct adding *const job = given;
-    const long end = (chunk + 1) * job->each < job->count ? (chunk + 1) * job->each : job->count;
-    for (long i = chunk * job->each; i < end; i += LANES) {
+    const int64_t end = (chunk + 1) * job->each < job->count ? (chunk + 1) * job->each : job->count;
+    for (int64_t i = chunk * job->each; i < end; i += LANES) {
         const lanes more = load(job->more + i);
         store(job->out + i, load(job->given + i) + (job->factor == 1.0f ? more : narrow(more * job->factor)));
     }
 }
 
 /* ``given`` plus ``more`` times a factor, [count], a multiple of LANES. */
-static void add(long count, const real *given, const real *more, float factor, real *out) {
+static void add(int64_t count, const real *given, const real *more, float factor, real *out) {
     struct adding job = {count, CHUNK, given, more, factor, out};
     share(chunks_of(count, job.each), add_some, &job);
 }
 
 /* Run a layer on rows [rows, hidden]. Returns 1 if out of memory. */
 static int run_layer(const struct layer *own, const struct batch *batch, const struct forward_room *room,
-                     const struct rows *view, long hidden, const real *given, real *result) {
-    const long rows = view->rows, inner = own->down.inputs;
+                     const struct rows *view, int64_t hidden, const real *given, real *result) {
+    const int64_t rows = view->rows, inner = own->down.inputs;
     norm_rows(&own->before, rows, hidden, given, hidden, room->state, hidden);
     if (multiply(&own->joined, rows, room->state, room->joined)) return 1;
     if (attend_layer(own, batch, room, view)) return 1;
@@ -287,22 +287,22 @@ static int run_layer(const struct layer *own, const struct batch *batch, const s
 }
 
 /* The inputs of the first layer. */
-static void embed(const struct decoder *model, const struct batch *batch, long rows, real *out) {
-    const long hidden = model->hidden;
-    for (long row = 0; row < rows; row++) {
+static void embed(const struct decoder *model, const struct batch *batch, int64_t rows, real *out) {
+    const int64_t hidden = model->hidden;
+    for (int64_t row = 0; row < rows; row++) {
         const real *const from =
             batch->inputs ? batch->inputs + row * hidden : model->embeddings + (int64_t)batch->tokens[row] * hidden;
         if (batch->inputs || model->embedding == 1.0f) memcpy(out + row * hidden, from, hidden * sizeof(real));
         else
-            for (long i = 0; i < hidden; i += LANES)
+            for (int64_t i = 0; i < hidden; i += LANES)
                 store(out + row * hidden + i, load(from + i) * model->embedding);
     }
 }
 
 /* Scale a row of logits, and bend it below the cap. */
 static void bend_logits(const struct decoder *model, real *row) {
-    for (long next = 0; next < model->head.outputs; next += LANES) {
-        const long left = model->head.outputs - next < LANES ? model->head.outputs - next : LANES;
+    for (int64_t next = 0; next < model->head.outputs; next += LANES) {
+        const int64_t left = model->head.outputs - next < LANES ? model->head.outputs - next : LANES;
         real some[LANES] = {0};
         memcpy(some, row + next, left * sizeof(real));
         lanes value = narrow(load(some) * model->logit);
@@ -315,9 +315,9 @@ static void bend_logits(const struct decoder *model, real *row) {
 /* The logits of the rows that are read. Returns 1 if out of memory. */
 static int read_rows(const struct decoder *model, const struct batch *batch, const struct forward_room *room,
                      const real *last) {
-    const long hidden = model->hidden, count = batch->read, outputs = model->head.outputs;
+    const int64_t hidden = model->hidden, count = batch->read, outputs = model->head.outputs;
     real *const picked = outputs ? room->picked : room->logits;
-    for (long i = 0; i < count; i++) {
+    for (int64_t i = 0; i < count; i++) {
         const real *const row = last + batch->rows[i] * hidden;
         if (model->norm.kind) norm_row(&model->norm, hidden, row, picked + i * hidden);
         else memcpy(picked + i * hidden, row, hidden * sizeof(real));
@@ -325,13 +325,13 @@ static int read_rows(const struct decoder *model, const struct batch *batch, con
     if (!outputs || !count) return 0;
     if (multiply(&model->head, count, picked, room->logits)) return 1;
     if (model->logit == 1.0f && !model->cap) return 0;
-    for (long row = 0; row < count; row++) bend_logits(model, room->logits + row * outputs);
+    for (int64_t row = 0; row < count; row++) bend_logits(model, room->logits + row * outputs);
     return 0;
 }
 
 /* Run a model on a batch. Returns 1 if out of memory. */
 int forward(const struct decoder *model, const struct batch *batch, const struct forward_room *room) {
-    const long rows = batch->begin[batch->sequences];
+    const int64_t rows = batch->begin[batch->sequences];
     struct rows views[model->views];
     survey_batch(model, batch, room, views);
     real *given = room->states[0];

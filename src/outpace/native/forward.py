@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_long, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 
 
 class ProductStruct(Structure):
     """``struct product`` of ``tiles.h``."""
 
     _fields_ = [
-        *((name, c_long) for name in ("inputs", "outputs", "bits")),
+        *((name, c_int64) for name in ("inputs", "outputs", "bits")),
         *((name, c_void_p) for name in ("weights", "bias")),
     ]
 

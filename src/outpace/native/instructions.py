@@ -9,16 +9,15 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from outpace.core import OutpaceError
+from outpace.native.systems import feature, machine, sysctl
 
 VARIABLE = "OUTPACE_CPU"
-_ARM = {"asimddp": (16, 20), "bf16": (26, 14)}  # the system's entry about the processor, and the bit in it
 NATIVE = "native"  # all that the processor has
 
 
@@ -49,7 +48,7 @@ _AMX = _AVX512 | {
     *("avx512ifma", "avx512vbmi", "avx_vnni", "gfni", "vaes", "vpclmulqdq", "sha_ni", "movdiri", "movdir64b"),
     *("amx_tile", "amx_bf16", "amx_int8"),
 }
-_DOT = frozenset(("asimddp",))
+_DOT, _BF16, _I8MM = (frozenset((name,)) for name in ("asimddp", "bf16", "i8mm"))
 LIMITS = {
     "x86-64": Limit("x86-64", frozenset(), _variables("default", "SSE41", "SSE4_2")),
     "avx2": Limit("haswell", _AVX2, _variables("avx2", "AVX2", "AVX2")),
@@ -62,8 +61,42 @@ LIMITS = {
     "amx": Limit("sapphirerapids", _AMX, _variables("avx512", "AVX512_CORE_AMX", "AVX512_E4")),
     "armv8": Limit("armv8-a", frozenset(), {}, "aarch64"),
     "armv8-dot": Limit("armv8.2-a+dotprod", _DOT, {}, "aarch64"),
-    "armv8-bf16": Limit("armv8.2-a+dotprod+bf16", _DOT | {"bf16"}, {}, "aarch64"),
+    "armv8-bf16": Limit("armv8.2-a+dotprod+bf16", _DOT | _BF16, {}, "aarch64"),
+    "armv8-i8mm": Limit("armv8.2-a+dotprod+bf16+i8mm", _DOT | _BF16 | _I8MM, {}, "aarch64"),
 }
+
+
+class _Told(NamedTuple):
+    """How systems tell of instructions.
+
+    Attributes:
+        names: of those that a processor has together, as Linux calls them.
+        auxv: Linux's entry about the processor, and the bit in it.
+        sysctl: macOS's name.
+        feature: Windows' number, of ``IsProcessorFeaturePresent``.
+    """
+
+    names: frozenset[str]
+    auxv: tuple[int, int] | None
+    sysctl: str
+    feature: int
+
+
+# With AVX2, processors of macOS and Windows have all that Haswell has, and with AVX-512 its five parts.
+_TOLD = {
+    "x86_64": (
+        _Told(_AVX2, None, "hw.optional.avx2_0", 40),
+        _Told(_AVX512 - _AVX2, None, "hw.optional.avx512vl", 41),
+    ),
+    "aarch64": (
+        _Told(_DOT, (16, 20), "hw.optional.arm.FEAT_DotProd", 43),
+        _Told(_BF16, (26, 14), "hw.optional.arm.FEAT_BF16", 68),
+        _Told(_I8MM, (26, 13), "hw.optional.arm.FEAT_I8MM", 66),
+    ),
+}
+ELSEWHERE = frozenset().union(
+    *(told.names for kind in _TOLD.values() for told in kind)
+)  # known on every system
 _LIKE = {"x86_64": "x86-64", "aarch64": "64-bit ARM"}  # what people call the kinds
 
 
@@ -99,21 +132,35 @@ def limits(machine: str, found: Collection[str]) -> list[str]:
 
 
 def instructions() -> frozenset[str]:
-    """The instructions that the processor has, as Linux calls them; none on other systems."""
+    """The instructions that the processor has, as Linux calls them and as far as the system tells."""
+    told = _TOLD.get(machine(), ())
+    if sys.platform == "linux" and machine() == "aarch64":
+        return _union(one for one in told if one.auxv is not None and _auxv(one.auxv[0]) >> one.auxv[1] & 1)
+    if sys.platform == "darwin":
+        return _union(one for one in told if sysctl(one.sysctl))
+    if sys.platform == "win32":
+        return _union(one for one in told if feature(one.feature))
     path = Path("/proc/cpuinfo")
-    if sys.platform == "linux" and platform.machine() == "aarch64":
-        said = ctypes.CDLL(None).getauxval  # an emulated processor has the file of the real one
-        said.argtypes, said.restype = [ctypes.c_ulong], ctypes.c_ulong
-        return frozenset(name for name, (entry, bit) in _ARM.items() if said(entry) >> bit & 1)
     lines = path.read_text("utf-8", errors="replace").splitlines() if path.exists() else []
     flags = next((line.partition(":")[2] for line in lines if line.startswith("flags")), "")
     return frozenset(flags.split())
 
 
+def _union(told: Iterable[_Told]) -> frozenset[str]:
+    return frozenset(name for one in told for name in one.names)
+
+
+def _auxv(entry: int) -> int:
+    """An entry about the processor; an emulated one has the /proc/cpuinfo of the real one."""
+    function = ctypes.CDLL(None).getauxval
+    function.argtypes, function.restype = [ctypes.c_ulong], ctypes.c_ulong
+    return int(function(entry))
+
+
 def chosen() -> Limit | None:
     """The limit of this process; None without one."""
     name = os.environ.get(VARIABLE, "")
-    return limit_of(name, platform.machine(), instructions()) if name else None
+    return limit_of(name, machine(), instructions()) if name else None
 
 
 def limit_libraries() -> None:

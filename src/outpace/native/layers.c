@@ -24,16 +24,16 @@
 #include "packing.h"
 
 /* Sizes of the structs that Python fills, which it compares with its own. */
-long size_of_product(void) { return sizeof(struct product); }
-long size_of_rows(void) { return sizeof(struct rows); }
-long size_of_heads(void) { return sizeof(struct heads); }
-long size_of_decoder(void) { return sizeof(struct decoder); }
-long size_of_batch(void) { return sizeof(struct batch); }
-long size_of_layer(void) { return sizeof(struct layer); }
-long size_of_view(void) { return sizeof(struct view); }
-long size_of_lane(void) { return sizeof(struct lane); }
-long size_of_norm(void) { return sizeof(struct norm); }
-long size_of_forward_room(void) { return sizeof(struct forward_room); }
+int64_t size_of_product(void) { return sizeof(struct product); }
+int64_t size_of_rows(void) { return sizeof(struct rows); }
+int64_t size_of_heads(void) { return sizeof(struct heads); }
+int64_t size_of_decoder(void) { return sizeof(struct decoder); }
+int64_t size_of_batch(void) { return sizeof(struct batch); }
+int64_t size_of_layer(void) { return sizeof(struct layer); }
+int64_t size_of_view(void) { return sizeof(struct view); }
+int64_t size_of_lane(void) { return sizeof(struct lane); }
+int64_t size_of_norm(void) { return sizeof(struct norm); }
+int64_t size_of_forward_room(void) { return sizeof(struct forward_room); }
 
 /* Read a boolean mask [sequences * width, columns]: the columns that each row attends to, as ``struct rows``
    has them. ``cells`` are the rows' places in it; those of padding (``place`` -1) attend to none. Returns the

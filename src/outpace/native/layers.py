@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from ctypes import CDLL, POINTER, Structure, c_float, c_int, c_int32, c_int64, c_long, c_void_p
+from ctypes import CDLL, POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import lru_cache
 from typing import Any
 
@@ -59,17 +59,17 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "panel_outputs": (c_int, []),
     "rounded_outputs": (c_int, []),
     "pair_inputs": (c_int, []),
-    "quant_numbers": (c_long, [c_int]),
-    "quant_bytes": (c_long, [c_int]),
-    "quant_panel": (c_long, [c_int, c_long]),
-    "quant_pack": (None, [c_int, c_void_p, c_void_p, c_long, c_long, c_void_p]),
-    "quant_unpack": (None, [c_int, c_void_p, c_long, c_long, c_void_p]),
-    "quant_rows": (None, [c_int, c_void_p, c_long, c_void_p, c_long, c_void_p]),
-    "multiply": (c_int, [POINTER(ProductStruct), c_long, *[c_void_p] * 2]),
-    "pack": (c_long, [POINTER(ProductStruct), c_void_p]),
+    "quant_numbers": (c_int64, [c_int]),
+    "quant_bytes": (c_int64, [c_int]),
+    "quant_panel": (c_int64, [c_int, c_int64]),
+    "quant_pack": (None, [c_int, c_void_p, c_void_p, c_int64, c_int64, c_void_p]),
+    "quant_unpack": (None, [c_int, c_void_p, c_int64, c_int64, c_void_p]),
+    "quant_rows": (None, [c_int, c_void_p, c_int64, c_void_p, c_int64, c_void_p]),
+    "multiply": (c_int, [POINTER(ProductStruct), c_int64, *[c_void_p] * 2]),
+    "pack": (c_int64, [POINTER(ProductStruct), c_void_p]),
     "unpack": (None, [POINTER(ProductStruct), c_void_p]),
-    "norm": (None, [POINTER(NormStruct), c_long, c_long, *[c_void_p] * 2]),
-    "best": (None, [*[c_long] * 3, *[c_void_p] * 4]),
+    "norm": (None, [POINTER(NormStruct), c_int64, c_int64, *[c_void_p] * 2]),
+    "best": (None, [*[c_int64] * 3, *[c_void_p] * 4]),
     "attention": (c_int, [POINTER(RowsStruct), POINTER(HeadsStruct)]),
     "listed": (c_int64, [POINTER(DecoderStruct), POINTER(BatchStruct)]),
     "forward": (c_int, [POINTER(DecoderStruct), POINTER(BatchStruct), POINTER(ForwardRoomStruct)]),

@@ -20,18 +20,18 @@ struct norm {
 };
 
 /* The norm of a row of ``size`` numbers, a multiple of LANES; ``out`` may be the row itself. */
-static inline void norm_row(const struct norm *own, long size, const real *row, real *out) {
+static inline void norm_row(const struct norm *own, int64_t size, const real *row, real *out) {
     const lanes zero = {0};
     float mean = 0;
     if (own->kind == LAYER_NORM) {
         lanes sum = {0};
-        for (long i = 0; i < size; i += LANES) sum += load(row + i);
+        for (int64_t i = 0; i < size; i += LANES) sum += load(row + i);
         mean = total(sum) / (float)size;
     }
     lanes squares = {0};
-    for (long i = 0; i < size; i += LANES) squares += (load(row + i) - mean) * (load(row + i) - mean);
+    for (int64_t i = 0; i < size; i += LANES) squares += (load(row + i) - mean) * (load(row + i) - mean);
     const float scale = 1.0f / sqrtf(total(squares) / (float)size + own->epsilon);
-    for (long i = 0; i < size; i += LANES) {
+    for (int64_t i = 0; i < size; i += LANES) {
         lanes value = (load(row + i) - mean) * scale;
         if (own->kind == RMS_NORM) value = narrow(value);
         store(out + i, *(const lanes *)(own->weight + i) * value +
@@ -41,15 +41,15 @@ static inline void norm_row(const struct norm *own, long size, const real *row, 
 
 struct norming {
     const struct norm *own;
-    long rows, size, each, stride, out_stride; /* ``each``: rows of a chunk */
+    int64_t rows, size, each, stride, out_stride; /* ``each``: rows of a chunk */
     const real *given;
     real *out;
 };
 
-static void norm_some(void *given, long chunk) {
+static void norm_some(void *given, int64_t chunk) {
     const struct norming *const job = given;
-    const long end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
-    for (long row = chunk * job->each; row < end; row++) {
+    const int64_t end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
+    for (int64_t row = chunk * job->each; row < end; row++) {
         const real *const from = job->given + row * job->stride;
         real *const to = job->out + row * job->out_stride;
         if (job->own->kind != NO_NORM) norm_row(job->own, job->size, from, to);
@@ -58,8 +58,8 @@ static void norm_some(void *given, long chunk) {
 }
 
 /* Norms of rows [rows, size], ``stride`` apart; without a norm, the rows. */
-static void norm_rows(const struct norm *own, long rows, long size, const real *given, long stride, real *out,
-                      long out_stride) {
+static void norm_rows(const struct norm *own, int64_t rows, int64_t size, const real *given, int64_t stride, real *out,
+                      int64_t out_stride) {
     struct norming job = {own, rows, size, items_of_chunk(rows, size), stride, out_stride, given, out};
     share(chunks_of(rows, job.each), norm_some, &job);
 }
@@ -83,30 +83,30 @@ static inline lanes activated(enum activation kind, lanes value) {
 struct activating {
     enum activation kind;
     int gated;
-    long rows, size, each;
+    int64_t rows, size, each;
     const real *given;
     real *out;
 };
 
-static void activate_some(void *given, long chunk) {
+static void activate_some(void *given, int64_t chunk) {
     const struct activating *const job = given;
-    const long size = job->size, stride = job->gated ? 2 * size : size;
-    const long end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
-    for (long row = chunk * job->each; row < end; row++)
-        for (long next = 0; next < size; next += LANES) {
-            const long i = next < size - LANES ? next : size - LANES; /* the last ones may overlap */
+    const int64_t size = job->size, stride = job->gated ? 2 * size : size;
+    const int64_t end = (chunk + 1) * job->each < job->rows ? (chunk + 1) * job->each : job->rows;
+    for (int64_t row = chunk * job->each; row < end; row++)
+        for (int64_t next = 0; next < size; next += LANES) {
+            const int64_t i = next < size - LANES ? next : size - LANES; /* the last ones may overlap */
             const lanes value = activated(job->kind, load(job->given + row * stride + i));
             store(job->out + row * size + i, job->gated ? value * load(job->given + row * stride + size + i) : value);
         }
 }
 
 /* The activation of rows [rows, size], times the second half of [rows, 2 * size] where they are gated. */
-static void activate(enum activation kind, int gated, long rows, long size, const real *given, real *out) {
+static void activate(enum activation kind, int gated, int64_t rows, int64_t size, const real *given, real *out) {
     struct activating job = {kind, gated, rows, size, items_of_chunk(rows, 4 * size), given, out};
     share(chunks_of(rows, job.each), activate_some, &job);
 }
 
 /* ``norm_rows`` for Python. */
-void norm(const struct norm *own, long rows, long size, const real *given, real *out) {
+void norm(const struct norm *own, int64_t rows, int64_t size, const real *given, real *out) {
     norm_rows(own, rows, size, given, size, out, size);
 }

@@ -8,10 +8,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-#if defined(REAL16) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
+#if defined(_WIN32) && !defined(__clang__)
+#error "gcc does not align vectors on the stack of Windows; set CC to zig or clang"
+#endif
+
+#if defined(__linux__) && defined(REAL16) && defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__AVX512BW__)
 #define SQUARED /* products of squares of numbers (AMX), where the system allows them */
 #endif
-#if defined(__AMX_INT8__) && defined(__AVX512VNNI__) && defined(__AVX512VL__)
+#if defined(__linux__) && defined(__AMX_INT8__) && defined(__AVX512VNNI__) && defined(__AVX512VL__)
 #define SQUARED_WHOLE /* of integers */
 #endif
 #if defined(SQUARED) || defined(SQUARED_WHOLE)
@@ -156,9 +160,9 @@ static float *workspace(size_t numbers) {
     return kept;
 }
 
-static void widen(const real *from, long count, float *to) {
-    const long whole = count / LANES * LANES;
-    for (long i = 0; i < whole; i += LANES) *(lanes *)(to + i) = load(from + i);
+static void widen(const real *from, int64_t count, float *to) {
+    const int64_t whole = count / LANES * LANES;
+    for (int64_t i = 0; i < whole; i += LANES) *(lanes *)(to + i) = load(from + i);
     real rest[LANES] = {0};
     if (count == whole) return;
     memcpy(rest, from + whole, (count - whole) * sizeof(real));

@@ -10,7 +10,7 @@
 #include "products.h"
 
 struct packing {
-    long inputs, outputs, bits, panel, each; /* ``panel``: outputs of one; ``each``: panels of a chunk */
+    int64_t inputs, outputs, bits, panel, each; /* ``panel``: outputs of one; ``each``: panels of a chunk */
     const real *const *rows;
     char *to;
     int64_t size; /* bytes of a panel */
@@ -18,36 +18,36 @@ struct packing {
 };
 
 /* A panel of the numbers as they are, the pairs of inputs one by one. */
-static void pack_panel(const struct packing *job, const real *const *rows, long count, char *panel) {
-    const long pairs = job->inputs / PAIR, whole = pairs / LANES * LANES;
-    const long all = (job->inputs + PAIR - 1) / PAIR, bytes = PAIR * sizeof(real);
+static void pack_panel(const struct packing *job, const real *const *rows, int64_t count, char *panel) {
+    const int64_t pairs = job->inputs / PAIR, whole = pairs / LANES * LANES;
+    const int64_t all = (job->inputs + PAIR - 1) / PAIR, bytes = PAIR * sizeof(real);
     const int64_t step = PANEL * bytes; /* of a pair of all outputs */
     if (count < PANEL || all > pairs) memset(panel, 0, all * step);
-    for (long at = 0; at < whole; at += LANES)
-        for (long first = 0; first < count; first += LANES) {
+    for (int64_t at = 0; at < whole; at += LANES)
+        for (int64_t first = 0; first < count; first += LANES) {
             lanes square[LANES] = {0};
-            for (long i = 0; i < LANES && first + i < count; i++)
+            for (int64_t i = 0; i < LANES && first + i < count; i++)
                 memcpy(square + i, rows[first + i] + at * PAIR, sizeof(lanes));
             turn(square);
-            for (long i = 0; i < LANES; i++) memcpy(panel + (at + i) * step + first * bytes, square + i, sizeof(lanes));
+            for (int64_t i = 0; i < LANES; i++) memcpy(panel + (at + i) * step + first * bytes, square + i, sizeof(lanes));
         }
-    for (long output = 0; output < count; output++)
-        for (long at = whole * PAIR; at < job->inputs; at++)
+    for (int64_t output = 0; output < count; output++)
+        for (int64_t at = whole * PAIR; at < job->inputs; at++)
             memcpy(panel + at / PAIR * step + output * bytes + at % PAIR * sizeof(real), rows[output] + at, sizeof(real));
 }
 
 /* 1 unless a panel has its outputs' numbers, to the last bit. */
-static int panel_differs(const struct packing *job, const real *const *rows, long count, const char *panel) {
+static int panel_differs(const struct packing *job, const real *const *rows, int64_t count, const char *panel) {
     const real *own = (const real *)panel;
     uint32_t differs = 0, packed, given;
-    for (long at = 0; at + PAIR <= job->inputs; at += PAIR, own += PANEL * PAIR)
-        for (long output = 0; output < count; output++) {
+    for (int64_t at = 0; at + PAIR <= job->inputs; at += PAIR, own += PANEL * PAIR)
+        for (int64_t output = 0; output < count; output++) {
             memcpy(&packed, own + output * PAIR, sizeof packed);
             memcpy(&given, rows[output] + at, sizeof given);
             differs |= packed ^ given;
         }
-    for (long at = job->inputs / PAIR * PAIR; at < job->inputs; at++)
-        for (long output = 0; output < count; output++)
+    for (int64_t at = job->inputs / PAIR * PAIR; at < job->inputs; at++)
+        for (int64_t output = 0; output < count; output++)
             differs |= memcmp(own + output * PAIR, rows[output] + at, sizeof(real)) != 0;
     return differs != 0;
 }
@@ -63,16 +63,16 @@ static inline across across_pick(across_ints which, across yes, across no) {
 }
 
 /* A block's numbers in float32, and zeros where the row has ended. */
-static inline void block_of(const real *row, long left, float *to) {
+static inline void block_of(const real *row, int64_t left, float *to) {
     real part[SHARE] = {0};
     if (left < SHARE) memcpy(part, row, left * sizeof(real));
     for (int i = 0; i < SHARE; i += LANES) *(lanes *)(to + i) = load((left < SHARE ? part : row) + i);
 }
 
 /* A block of all outputs, input by input; zeros for outputs that there are not. */
-static inline void turned_block(const real *const *rows, long count, long at, long left, across *to) {
+static inline void turned_block(const real *const *rows, int64_t count, int64_t at, int64_t left, across *to) {
     float block[ACROSS][SHARE] = {0};
-    for (long output = 0; output < count; output++) block_of(rows[output] + at, left, block[output]);
+    for (int64_t output = 0; output < count; output++) block_of(rows[output] + at, left, block[output]);
 #if LANES == ACROSS
     for (int first = 0; first < SHARE; first += LANES) {
         lanes square[LANES];
@@ -115,11 +115,11 @@ static inline __attribute__((always_inline)) void round_block(const across *bloc
 }
 
 /* Bytes of a block of ACROSS outputs. */
-static inline long bytes_of_block(long bits) { return ((bits == 4 ? 4 : 2) + SHARE * bits / 8) * ACROSS; }
+static inline int64_t bytes_of_block(int64_t bits) { return ((bits == 4 ? 4 : 2) + SHARE * bits / 8) * ACROSS; }
 
-static void round_panel(const struct packing *job, const real *const *rows, long count, char *panel) {
+static void round_panel(const struct packing *job, const real *const *rows, int64_t count, char *panel) {
     across block[SHARE];
-    for (long at = 0; at < job->inputs; at += SHARE, panel += bytes_of_block(job->bits)) {
+    for (int64_t at = 0; at < job->inputs; at += SHARE, panel += bytes_of_block(job->bits)) {
         turned_block(rows, count, at, job->inputs - at, block);
         if (job->bits == 4) round_block(block, 4, panel);
         else round_block(block, 8, panel);
@@ -153,14 +153,14 @@ static inline void read_rounded_block(const across_ints *quads, int four, float 
 }
 
 /* 1 unless each of a panel's numbers is within half a step of its output's, or what 16 bits change in its ends. */
-static int rounded_differs(const struct packing *job, const real *const *rows, long count, const char *panel) {
+static int rounded_differs(const struct packing *job, const real *const *rows, int64_t count, const char *panel) {
     const int four = job->bits == 4;
     ints far = {0};
-    for (long at = 0; at < job->inputs; at += SHARE, panel += bytes_of_block(job->bits)) {
+    for (int64_t at = 0; at < job->inputs; at += SHARE, panel += bytes_of_block(job->bits)) {
         const uint16_t *const halves = (const uint16_t *)panel;
         float read[ACROSS][SHARE], block[SHARE];
         read_rounded_block((const across_ints *)(panel + (four ? 4 : 2) * ACROSS), four, read);
-        for (long output = 0; output < count; output++) {
+        for (int64_t output = 0; output < count; output++) {
             const float scale = whole_of(halves[output]), zero = four ? whole_of(halves[ACROSS + output]) : 0;
             block_of(rows[output] + at, job->inputs - at, block);
             for (int i = 0; i < SHARE; i += LANES) {
@@ -176,12 +176,12 @@ static int rounded_differs(const struct packing *job, const real *const *rows, l
     return differs;
 }
 
-static void pack_panels(void *given, long chunk) {
+static void pack_panels(void *given, int64_t chunk) {
     struct packing *const job = given;
-    const long panels = chunks_of(job->outputs, job->panel), end = (chunk + 1) * job->each;
-    for (long number = chunk * job->each; number < panels && number < end; number++) {
-        const long first = number * job->panel, left = job->outputs - first;
-        const long count = left < job->panel ? left : job->panel;
+    const int64_t panels = chunks_of(job->outputs, job->panel), end = (chunk + 1) * job->each;
+    for (int64_t number = chunk * job->each; number < panels && number < end; number++) {
+        const int64_t first = number * job->panel, left = job->outputs - first;
+        const int64_t count = left < job->panel ? left : job->panel;
         char *const panel = job->to + number * job->size;
         if (job->bits) round_panel(job, job->rows + first, count, panel);
         else pack_panel(job, job->rows + first, count, panel);
@@ -191,8 +191,8 @@ static void pack_panels(void *given, long chunk) {
 }
 
 /* Write a product's weights from its outputs' rows. Returns how many panels do not have what the rows have. */
-long pack(const struct product *to, const real *const *rows) {
-    const long inputs = to->inputs, panel = to->bits ? ACROSS : PANEL;
+int64_t pack(const struct product *to, const real *const *rows) {
+    const int64_t inputs = to->inputs, panel = to->bits ? ACROSS : PANEL;
     struct packing job = {.inputs = inputs, .outputs = to->outputs, .bits = to->bits, .panel = panel, .rows = rows};
     job.to = (char *)to->weights;
     job.size = to->bits ? chunks_of(inputs, SHARE) * bytes_of_block(to->bits)
@@ -205,18 +205,18 @@ long pack(const struct product *to, const real *const *rows) {
 struct unpacking {
     const struct product *from;
     real *to;
-    long each;
+    int64_t each;
 };
 
-static void unpack_panels(void *given, long chunk) {
+static void unpack_panels(void *given, int64_t chunk) {
     const struct unpacking *const job = given;
-    const long inputs = job->from->inputs, outputs = job->from->outputs, pairs = chunks_of(inputs, PAIR);
-    const long panels = chunks_of(outputs, PANEL), end = (chunk + 1) * job->each;
-    for (long number = chunk * job->each; number < panels && number < end; number++) {
+    const int64_t inputs = job->from->inputs, outputs = job->from->outputs, pairs = chunks_of(inputs, PAIR);
+    const int64_t panels = chunks_of(outputs, PANEL), end = (chunk + 1) * job->each;
+    for (int64_t number = chunk * job->each; number < panels && number < end; number++) {
         const real *const panel = (const real *)job->from->weights + number * pairs * PANEL * PAIR;
-        for (long output = 0; output < PANEL && number * PANEL + output < outputs; output++) {
+        for (int64_t output = 0; output < PANEL && number * PANEL + output < outputs; output++) {
             real *const row = job->to + (number * PANEL + output) * inputs;
-            for (long at = 0; at < inputs; at++) row[at] = panel[(at / PAIR * PANEL + output) * PAIR + at % PAIR];
+            for (int64_t at = 0; at < inputs; at++) row[at] = panel[(at / PAIR * PANEL + output) * PAIR + at % PAIR];
         }
     }
 }

@@ -65,10 +65,10 @@ static _Thread_local int wish; /* of this thread, or 0 */
 static inline int open_chunks(uint64_t ticket) { return (uint32_t)ticket < ticket >> 32; }
 
 /* The next chunk of a range, which must be done then; -1 if there is none. */
-static inline long take(struct range *range) {
+static inline int64_t take(struct range *range) {
     if (!open_chunks(atomic_load_explicit(&range->ticket, memory_order_relaxed))) return -1;
     const uint64_t ticket = atomic_fetch_add_explicit(&range->ticket, 1, memory_order_acq_rel);
-    return open_chunks(ticket) ? (long)(uint32_t)ticket : -1;
+    return open_chunks(ticket) ? (int64_t)(uint32_t)ticket : -1;
 }
 
 /* Do chunks until all are taken, of the range ``place`` first; returns how many. */
@@ -76,7 +76,7 @@ static uint64_t do_chunks(int place) {
     uint64_t done = 0;
     const int team = atomic_load(&pool.team);
     for (int other = 0; other < team; other++)
-        for (long chunk; (chunk = take(pool.ranges + (place + other) % team)) >= 0; done++) pool.run(pool.job, chunk);
+        for (int64_t chunk; (chunk = take(pool.ranges + (place + other) % team)) >= 0; done++) pool.run(pool.job, chunk);
     return done;
 }
 
@@ -180,15 +180,15 @@ static void stalled(int team) {
     pool.stalls++;
 }
 
-static void alone(long chunks, chunk_of *run, void *job) {
-    for (long chunk = 0; chunk < chunks; chunk++) run(job, chunk);
+static void alone(int64_t chunks, chunk_of *run, void *job) {
+    for (int64_t chunk = 0; chunk < chunks; chunk++) run(job, chunk);
 }
 
 /* Threads of the calling thread's jobs. */
 int pool_threads(void) { return wish ? wish : atomic_load_explicit(&usual, memory_order_relaxed); }
 
 /* Run all chunks of a job. */
-void pool_share(long chunks, chunk_of *run, void *job) {
+void pool_share(int64_t chunks, chunk_of *run, void *job) {
     const int wanted = pool_threads();
     if (chunks < 2 || wanted < 2 || atomic_load(&pool.closing) || atomic_exchange(&pool.taken, 1)) {
         alone(chunks, run, job);
@@ -230,6 +230,7 @@ int pool_usual_threads(void) { return atomic_load(&usual); }
 int pool_workers(void) { return atomic_load(&pool.started); }
 uint64_t pool_stalls(void) { return pool.stalls; }
 
+#ifndef _WIN32 /* which has ended all threads but one when libraries are told */
 /* End the threads, at the end of the process: a job of another thread goes on alone. */
 static void close_pool(void) {
     atomic_store(&pool.closing, 1);
@@ -245,7 +246,6 @@ static void close_pool(void) {
     for (int place = 0; place < workers; place++) end(pool.workers[place].thread);
 }
 
-#ifndef _WIN32
 /* A fork has none of the threads, nor the jobs of others. */
 static void begin_anew(void) {
     memset(&pool, 0, sizeof pool);
@@ -257,6 +257,6 @@ static __attribute__((constructor)) void open_pool(void) {
     prepare(&pool.lock, &pool.done);
 #ifndef _WIN32
     pthread_atfork(NULL, NULL, begin_anew);
-#endif
     atexit(close_pool);
+#endif
 }

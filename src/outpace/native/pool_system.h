@@ -19,7 +19,6 @@ static inline void give_way(void) { SwitchToThread(); }
 static inline int begin(thread_t *thread, DWORD(WINAPI *run)(void *), void *own) {
     return !(*thread = CreateThread(NULL, STACK, run, own, STACK_SIZE_PARAM_IS_A_RESERVATION, NULL));
 }
-static inline void end(thread_t thread) { (void)thread; } /* at exit, the system has ended all threads but one */
 static inline uint64_t nanoseconds(void) {
     LARGE_INTEGER count, second;
     QueryPerformanceCounter(&count), QueryPerformanceFrequency(&second);

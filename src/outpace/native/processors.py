@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from outpace.core import OutpaceError
+from outpace.native import systems
 
 VARIABLE = "OUTPACE_THREADS"
 AUTO = "auto"
@@ -44,6 +45,8 @@ def usual_threads(root: Path = Path("/")) -> Threads:
     asked = os.environ.get(VARIABLE, "").strip()
     if asked not in ("", AUTO):
         return Threads(checked(asked), VARIABLE, forced=True)
+    if number := systems.cores():
+        return Threads(min(number, MOST), "cores, of the fast kind where there are two")
     allowed = _allowed()
     cores = _cores(root, allowed)
     fast = _fast(root, cores)

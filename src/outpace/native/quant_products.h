@@ -25,6 +25,12 @@ static inline across halves_of(const uint8_t *from) {
     return (across)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)from));
 #elif defined(__F16C__)
     return (across)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__aarch64__)
+    across value;
+    const float16x8_t halves = vreinterpretq_f16_u8(vld1q_u8(from));
+    const float32x4_t parts[2] = {vcvt_f32_f16(vget_low_f16(halves)), vcvt_high_f32_f16(halves)};
+    memcpy(&value, parts, sizeof value);
+    return value;
 #else
     across value;
     for (int i = 0; i < ACROSS; i++) value[i] = float_of_half(half_at(from + 2 * i));
@@ -38,10 +44,14 @@ static inline across wholes_of(const uint8_t *from) {
     wide = (across_ints)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)from));
 #elif defined(__AVX2__)
     wide = (across_ints)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#elif defined(__aarch64__)
+    const int16x8_t numbers = vmovl_s8(vld1_s8((const int8_t *)from));
+    const int32x4_t parts[2] = {vmovl_s16(vget_low_s16(numbers)), vmovl_high_s16(numbers)};
+    memcpy(&wide, parts, sizeof wide);
 #else
     for (int i = 0; i < ACROSS; i++) wide[i] = (int8_t)from[i];
 #endif
-    return __builtin_convertvector(wide, across);
+    return floats_of_wholes(wide);
 }
 
 static inline quad_codes looked_up(const int8_t *table, quad_codes codes) {
@@ -51,7 +61,7 @@ static inline quad_codes looked_up(const int8_t *table, quad_codes codes) {
 #elif defined(__AVX2__)
     const __m256i all = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)table));
     return (quad_codes)_mm256_shuffle_epi8(all, (__m256i)codes);
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(__aarch64__)
     const uint8x16_t all = vld1q_u8((const uint8_t *)table);
     uint8x16_t half[2];
     memcpy(half, &codes, sizeof half);
@@ -91,7 +101,7 @@ static inline __attribute__((always_inline)) int shift_of(struct coded as) {
 #endif
 }
 
-#if ACROSS == 16 || defined(__AVX2__) || defined(__ARM_FEATURE_DOTPROD)
+#if ACROSS == 16 || defined(__AVX2__) || defined(__aarch64__)
 #define IN_VECTORS static inline __attribute__((always_inline))
 #else
 #define IN_VECTORS static __attribute__((noinline)) /* in each form it would take a minute to compile */
@@ -108,7 +118,7 @@ IN_VECTORS across_ints plus_quad(struct coded as, across_ints sum, quad_codes co
     const __m256i pairs_of_two = with_sign ? _mm256_maddubs_epi16(_mm256_abs_epi8(own), _mm256_sign_epi8(given, own))
                                            : _mm256_maddubs_epi16(own, given);
     return (across_ints)_mm256_add_epi32((__m256i)sum, _mm256_madd_epi16(pairs_of_two, _mm256_set1_epi16(1)));
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(__aarch64__)
     (void)with_sign; /* codes without one have 6 bits at most */
     int8x16_t half[2];
     memcpy(half, &codes, sizeof half);
@@ -226,7 +236,7 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
                 const across lower = !as.least ? none : wide ? ready->lowers[at] : lower_of(as, least, wholes, span);
                 for (int row = 0; row < count; row++) {
                     const float by = rows[row].scales[block];
-                    sums[row] = fused_across(__builtin_convertvector(whole[row], across), factor * by, sums[row]);
+                    sums[row] = fused_across(floats_of_wholes(whole[row]), factor * by, sums[row]);
                     if (as.least) {
                         const float sum =
                             spans == 2 ? by * (float)rows[row].halves[2 * block + span] : rows[row].sums[block];
@@ -291,7 +301,7 @@ typedef void wide_form(long, long, const struct unpacked *, const struct rounded
 #define ALL_QUANT(type)                                                                                      \
     [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4, quant_##type##_8,      \
               quant_##type##_8, quant_##type##_8, quant_##type##_8},
-#elif defined(__AVX2__)
+#elif defined(__AVX2__) || defined(__aarch64__)
 #define FORMS_OF(form, type) form(type, 1) form(type, 2) form(type, 4)
 #define ALL_QUANT(type) [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4},
 #else
@@ -302,6 +312,7 @@ typedef void wide_form(long, long, const struct unpacked *, const struct rounded
 OF_TYPES(CODED)
 FORMS_OF(FLOAT_FORM, F32) FORMS_OF(FLOAT_FORM, F16) FORMS_OF(FLOAT_FORM, BF16)
 #ifdef SQUARED_WHOLE
+#define LATER 4 /* blocks, after which sums that went through memory are scaled */
 /* The same by squares, of a group of rows; codes are whole. */
 static inline __attribute__((always_inline)) void squares_of_codes(int spans, int least, long from, long end,
                                                                    const struct unpacked *ready,
@@ -309,27 +320,21 @@ static inline __attribute__((always_inline)) void squares_of_codes(int spans, in
                                                                    const float *measures, across *out) {
     const long steps = (end - from) * spans, share = SHARE / spans;
     across sums[SIDE];
-    int32_t whole[RING][SIDE * ACROSS] __attribute__((aligned(64)));
+    int32_t whole[LATER][SIDE * ACROSS] __attribute__((aligned(64)));
 #pragma GCC unroll 16
     for (int row = 0; row < SIDE; row++) sums[row] = out[row];
-    for (long at = 0; at < steps + AHEAD; at++) {
-        const long scaled = at - AHEAD;
+    for (long at = 0; at < steps + LATER; at++) {
+        const long scaled = at - LATER;
+        if (scaled >= 0) { /* before its place is taken */
+            const float *const by = measures + (from + scaled / spans) * MEASURES;
+            const across factor = ready->factors[scaled], lower = least ? ready->lowers[scaled] : factor;
+            add_scaled(SIDE, least, whole[scaled % LATER], by, factor, lower, sums);
+        }
         if (at < steps) {
             const int8_t *const given = numbers + from * SHARE + at * share;
             const quad_codes *const codes = ready->codes + at * (QUADS / spans);
-            if (at % 2) SUMS_OF_BLOCK(1, "tdpbssd", given, stride, codes, whole[at % RING]);
-            else SUMS_OF_BLOCK(0, "tdpbssd", given, stride, codes, whole[at % RING]);
-        }
-        if (scaled >= 0) {
-            const float *const by = measures + (from + scaled / spans) * MEASURES;
-            const across factor = ready->factors[scaled], lower = least ? ready->lowers[scaled] : factor;
-#pragma GCC unroll 16
-            for (int row = 0; row < SIDE; row++) {
-                const across exact =
-                    __builtin_convertvector(*(const across_ints *)(whole[scaled % RING] + row * ACROSS), across);
-                sums[row] = fused_across(exact, factor * by[row], sums[row]);
-                if (least) sums[row] = fused_across(lower, by[SIDE + row] - (across){0}, sums[row]);
-            }
+            if (at % 2) SUMS_OF_BLOCK(1, "tdpbssd", given, stride, codes, whole[at % LATER]);
+            else SUMS_OF_BLOCK(0, "tdpbssd", given, stride, codes, whole[at % LATER]);
         }
     }
 #pragma GCC unroll 16
@@ -504,3 +509,4 @@ static int multiply_quants(const struct product *product, long rows, const real 
 
 long size_of_quant_part(void) { return sizeof(struct quant_part); }
 long size_of_quants(void) { return sizeof(struct quants); }
+#undef long

@@ -37,7 +37,7 @@ struct rounded_row {
 #define NUMBERS_OF_BLOCK (SHARE / 4 + 4)
 
 /* A row in memory for ``blocks`` times NUMBERS_OF_BLOCK floats. */
-static inline struct rounded_row rounded_row_at(float *at, long blocks) {
+static inline struct rounded_row rounded_row_at(float *at, int64_t blocks) {
     return (struct rounded_row){.numbers = (int8_t *)(at + 4 * blocks),
                                 .scales = at,
                                 .sums = at + blocks,
@@ -49,6 +49,8 @@ static inline struct rounded_row rounded_row_at(float *at, long blocks) {
 static inline int32_t greatest(ints of) {
 #if LANES == 16
     return _mm512_reduce_max_epi32((__m512i)of);
+#elif defined(__aarch64__)
+    return vmaxvq_s32((int32x4_t)of);
 #else
     int32_t top = of[0];
     for (int lane = 1; lane < LANES; lane++) top = of[lane] > top ? of[lane] : top;
@@ -59,6 +61,8 @@ static inline int32_t greatest(ints of) {
 static inline int32_t sum_of(ints of) {
 #if LANES == 16
     return _mm512_reduce_add_epi32((__m512i)of);
+#elif defined(__aarch64__)
+    return vaddvq_s32((int32x4_t)of);
 #else
     int32_t sum = 0;
     for (int lane = 0; lane < LANES; lane++) sum += of[lane];
@@ -67,10 +71,10 @@ static inline int32_t sum_of(ints of) {
 }
 
 /* The last block is filled with zeros. Where a number is not finite, all products are not. */
-static void round_row(const real *row, long inputs, const struct rounded_row *to) {
+static void round_row(const real *row, int64_t inputs, const struct rounded_row *to) {
     const lanes zero = {0};
-    for (long block = 0; block * SHARE < inputs; block++) {
-        const long count = inputs - block * SHARE < SHARE ? inputs - block * SHARE : SHARE;
+    for (int64_t block = 0; block * SHARE < inputs; block++) {
+        const int64_t count = inputs - block * SHARE < SHARE ? inputs - block * SHARE : SHARE;
         real part[SHARE] = {0};
         if (count < SHARE) memcpy(part, row + block * SHARE, count * sizeof(real));
         const real *const from = count < SHARE ? part : row + block * SHARE;
@@ -105,6 +109,19 @@ static inline across scales_of(const char *from) {
 #endif
 }
 
+#if defined(__aarch64__) /* gcc converts vectors of two registers one by one */
+static inline across floats_of_wholes(across_ints wholes) {
+    int32x4_t from[2];
+    memcpy(from, &wholes, sizeof from);
+    const float32x4_t to[2] = {vcvtq_f32_s32(from[0]), vcvtq_f32_s32(from[1])};
+    across floats;
+    memcpy(&floats, to, sizeof to);
+    return floats;
+}
+#else
+#define floats_of_wholes(wholes) __builtin_convertvector(wholes, across)
+#endif
+
 static inline across fused_across(across a, across b, across c) {
 #if ACROSS == 16
     return (across)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
@@ -126,7 +143,7 @@ static inline __m512i quad(const int8_t *numbers) {
 /* Sums of products of a block of ``count`` rows. The instruction takes weights without signs: 128 is added to those of
    8 bits, and sums begin with minus what that adds. */
 static inline __attribute__((always_inline)) void sums_of(int count, int bits, const int8_t *weights,
-                                                          const struct rounded_row *rows, long block,
+                                                          const struct rounded_row *rows, int64_t block,
                                                           across_ints *sums) {
     const __m512i low = _mm512_set1_epi8(15), above = _mm512_set1_epi8(-128);
     __m512i sum[TOGETHER];
@@ -186,7 +203,7 @@ static inline __attribute__((always_inline)) void sums_of_4(int count, const int
     for (int row = 0; row < count; row++)
         sums[row] = (across_ints)_mm256_madd_epi16(sum[row], _mm256_set1_epi16(1));
 }
-#elif defined(__ARM_FEATURE_DOTPROD)
+#elif defined(__aarch64__)
 /* Four numbers, in each four lanes. */
 static inline int8x16_t quad(const int8_t *numbers) {
     int32_t four;
@@ -194,42 +211,88 @@ static inline int8x16_t quad(const int8_t *numbers) {
     return vreinterpretq_s8_s32(vdupq_n_s32(four));
 }
 
+/* Four sums of four products each, added to sums; two products, of which at most one number is -128, fit 16 bits. */
+static inline int32x4_t dot(int32x4_t sums, int8x16_t one, int8x16_t other) {
+#if defined(__ARM_FEATURE_DOTPROD)
+    return vdotq_s32(sums, one, other);
+#else
+    const int16x8_t low = vmull_s8(vget_low_s8(one), vget_low_s8(other)), high = vmull_high_s8(one, other);
+    return vpadalq_s16(sums, vpaddq_s16(low, high));
+#endif
+}
+
 /* Sums of four products each, of a quad of numbers with those of ACROSS outputs, added to the sums. */
 static inline __attribute__((always_inline)) across_ints plus_products(across_ints sums, int8x16_t first, int8x16_t last,
                                                                        int8x16_t numbers) {
     int32x4_t half[2];
     memcpy(half, &sums, sizeof half);
-    half[0] = vdotq_s32(half[0], first, numbers);
-    half[1] = vdotq_s32(half[1], last, numbers);
+    half[0] = dot(half[0], first, numbers);
+    half[1] = dot(half[1], last, numbers);
     memcpy(&sums, half, sizeof half);
     return sums;
 }
 
+/* Add the products of eight of the numbers of ``count`` rows, from ``at`` on, with two quads of ACROSS outputs. One
+   instruction multiplies two rows with two outputs: then these are the four sums, until ``put_sums``. */
+static inline __attribute__((always_inline)) void plus_eight(int count, const int8x16_t *first, const int8x16_t *last,
+                                                             const int8_t *const *numbers, int at,
+                                                             int32x4_t (*sums)[2]) {
+    int row = 0;
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    for (; row + 1 < count; row += 2) {
+        const int8x16_t two = vcombine_s8(vld1_s8(numbers[row] + at), vld1_s8(numbers[row + 1] + at));
+        for (int half = 0; half < 2; half++) {
+            const int32x4_t a = vreinterpretq_s32_s8(first[half]), b = vreinterpretq_s32_s8(last[half]);
+            sums[row][half] = vmmlaq_s32(sums[row][half], two, vreinterpretq_s8_s32(vzip1q_s32(a, b)));
+            sums[row + 1][half] = vmmlaq_s32(sums[row + 1][half], two, vreinterpretq_s8_s32(vzip2q_s32(a, b)));
+        }
+    }
+#endif
+    for (; row < count; row++)
+        for (int half = 0; half < 2; half++) {
+            sums[row][half] = dot(sums[row][half], first[half], quad(numbers[row] + at));
+            sums[row][half] = dot(sums[row][half], last[half], quad(numbers[row] + at + 4));
+        }
+}
+
+static inline __attribute__((always_inline)) void put_sums(int count, int32x4_t (*from)[2], across_ints *sums) {
+#if defined(__ARM_FEATURE_MATMUL_INT8)
+    for (int row = 0; row + 1 < count; row += 2)
+        for (int half = 0; half < 2; half++) {
+            const int64x2_t a = vreinterpretq_s64_s32(from[row][half]), b = vreinterpretq_s64_s32(from[row + 1][half]);
+            from[row][half] = vreinterpretq_s32_s64(vzip1q_s64(a, b));
+            from[row + 1][half] = vreinterpretq_s32_s64(vzip2q_s64(a, b));
+        }
+#endif
+    for (int row = 0; row < count; row++) memcpy(sums + row, from[row], sizeof *sums);
+}
+
 static inline __attribute__((always_inline)) void sums_of_8(int count, const int8_t *weights,
                                                             const int8_t *const *numbers, across_ints *sums) {
-    const across_ints zero = {0};
-    for (int row = 0; row < count; row++) sums[row] = zero;
-    for (int i = 0; i < QUADS; i++) {
-        const int8x16_t first = vld1q_s8(weights + i * QUAD), last = vld1q_s8(weights + i * QUAD + 16);
-        for (int row = 0; row < count; row++) sums[row] = plus_products(sums[row], first, last, quad(numbers[row] + i * 4));
+    int32x4_t sum[TOGETHER][2] = {0};
+    for (int i = 0; i < QUADS; i += 2) {
+        int8x16_t own[2][2];
+        memcpy(own, weights + i * QUAD, sizeof own);
+        plus_eight(count, own[0], own[1], numbers, i * 4, sum);
     }
+    put_sums(count, sum, sums);
 }
 
 static inline __attribute__((always_inline)) void sums_of_4(int count, const int8_t *weights,
                                                             const int8_t *const *numbers, across_ints *sums) {
-    const across_ints zero = {0};
-    const uint8x16_t low = vdupq_n_u8(15);
-    for (int row = 0; row < count; row++) sums[row] = zero;
-    for (int i = 0; i < QUADS / 2; i++) {
-        uint8x16_t own[2];
+    int32x4_t sum[TOGETHER][2] = {0};
+    for (int i = 0; i < QUADS / 2; i += 2) {
+        uint8x16_t own[4];
+        int8x16_t low[4], high[4];
         memcpy(own, weights + i * QUAD, sizeof own);
-        const int8x16_t first = vreinterpretq_s8_u8(vandq_u8(own[0], low)), last = vreinterpretq_s8_u8(vandq_u8(own[1], low));
-        const int8x16_t others = vreinterpretq_s8_u8(vshrq_n_u8(own[0], 4)), rest = vreinterpretq_s8_u8(vshrq_n_u8(own[1], 4));
-        for (int row = 0; row < count; row++) {
-            sums[row] = plus_products(sums[row], first, last, quad(numbers[row] + i * 4));
-            sums[row] = plus_products(sums[row], others, rest, quad(numbers[row] + SHARE / 2 + i * 4));
+        for (int part = 0; part < 4; part++) {
+            low[part] = vreinterpretq_s8_u8(vandq_u8(own[part], vdupq_n_u8(15)));
+            high[part] = vreinterpretq_s8_u8(vshrq_n_u8(own[part], 4));
         }
+        plus_eight(count, low, low + 2, numbers, i * 4, sum);
+        plus_eight(count, high, high + 2, numbers, SHARE / 2 + i * 4, sum);
     }
+    put_sums(count, sum, sums);
 }
 #else
 static inline void sums_of_8(int count, const int8_t *weights, const int8_t *const *numbers, across_ints *sums) {
@@ -254,7 +317,7 @@ static inline void sums_of_4(int count, const int8_t *weights, const int8_t *con
 #endif
 
 static inline __attribute__((always_inline)) void sums_of(int count, int bits, const int8_t *weights,
-                                                          const struct rounded_row *rows, long block,
+                                                          const struct rounded_row *rows, int64_t block,
                                                           across_ints *sums) {
     const int8_t *numbers[TOGETHER];
     for (int row = 0; row < count; row++) numbers[row] = rows[row].numbers + block * SHARE;
@@ -265,20 +328,20 @@ static inline __attribute__((always_inline)) void sums_of(int count, int bits, c
 
 /* Products of ``count`` rows, at most TOGETHER, with a panel: [count, ACROSS]. */
 static inline __attribute__((always_inline)) void panel_of_blocks(int count, int bits, const char *weights,
-                                                                  long blocks, const struct rounded_row *rows,
+                                                                  int64_t blocks, const struct rounded_row *rows,
                                                                   across *out) {
-    const long head = bits == 8 ? 2 * ACROSS : 4 * ACROSS, size = head + SHARE * ACROSS * bits / 8;
+    const int64_t head = bits == 8 ? 2 * ACROSS : 4 * ACROSS, size = head + SHARE * ACROSS * bits / 8;
     const across none = {0};
     across sums[TOGETHER];
     for (int row = 0; row < count; row++) sums[row] = none;
-    for (long block = 0; block < blocks; block++) {
+    for (int64_t block = 0; block < blocks; block++) {
         const char *own = weights + block * size;
         across_ints whole[TOGETHER];
-        for (long at = 0; at < size; at += LINE) __builtin_prefetch(own + DISTANCE / 2 + at, 0, 3);
+        for (int64_t at = 0; at < size; at += LINE) __builtin_prefetch(own + DISTANCE / 2 + at, 0, 3);
         sums_of(count, bits, (const int8_t *)own + head, rows, block, whole);
         const across scale = scales_of(own);
         for (int row = 0; row < count; row++) {
-            const across exact = __builtin_convertvector(whole[row], across);
+            const across exact = floats_of_wholes(whole[row]);
             sums[row] = fused_across(exact, scale * rows[row].scales[block], sums[row]);
             if (bits == 4)
                 sums[row] = fused_across(scales_of(own + 2 * ACROSS), rows[row].sums[block] - none, sums[row]);
@@ -287,10 +350,10 @@ static inline __attribute__((always_inline)) void panel_of_blocks(int count, int
     for (int row = 0; row < count; row++) out[row] = sums[row];
 }
 
-typedef void panel_form(const char *, long, const struct rounded_row *, across *);
+typedef void panel_form(const char *, int64_t, const struct rounded_row *, across *);
 #define PANEL_FORM(bits, count)                                                                              \
     static __attribute__((noinline)) void blocks_##bits##_##count(                                           \
-        const char *weights, long blocks, const struct rounded_row *rows, across *out) {                     \
+        const char *weights, int64_t blocks, const struct rounded_row *rows, across *out) {                     \
         panel_of_blocks(count, bits, weights, blocks, rows, out);                                            \
     }
 PANEL_FORM(8, 1) PANEL_FORM(8, 2) PANEL_FORM(8, 3) PANEL_FORM(8, 4)
@@ -305,12 +368,12 @@ PANEL_FORM(4, 5) PANEL_FORM(4, 6) PANEL_FORM(4, 7) PANEL_FORM(4, 8)
 static panel_form *const forms_of_8[] = ALL_FORMS(blocks_8_), *const forms_of_4[] = ALL_FORMS(blocks_4_);
 
 /* Add the biases of outputs from ``first`` on to a row's sums, and round them. */
-static inline void finish(const struct product *product, long first, long count, const across *sums, real *out) {
+static inline void finish(const struct product *product, int64_t first, int64_t count, const across *sums, real *out) {
 #if ACROSS < LANES
     const lanes numbers[1] = {(lanes)_mm512_zextps256_ps512((__m256)*sums)}; /* waits for no store */
-    const long room = LANES;
+    const int64_t room = LANES;
 #else
-    const long room = ACROSS;
+    const int64_t room = ACROSS;
     const float *const numbers = (const float *)sums;
 #endif
     real biases[ACROSS > LANES ? ACROSS : LANES] = {0}, line[ACROSS > LANES ? ACROSS : LANES];
@@ -318,6 +381,6 @@ static inline void finish(const struct product *product, long first, long count,
     if (product->bias && !whole) memcpy(biases, product->bias + first, count * sizeof(real));
     const real *const bias = product->bias && whole ? product->bias + first : biases;
     real *const to = whole ? out + first : line;
-    for (long i = 0; i < ACROSS; i += LANES) store(to + i, *(const lanes *)((const float *)numbers + i) + load(bias + i));
+    for (int64_t i = 0; i < ACROSS; i += LANES) store(to + i, *(const lanes *)((const float *)numbers + i) + load(bias + i));
     if (!whole) memcpy(out + first, line, count * sizeof(real));
 }

@@ -43,6 +43,18 @@ static inline __attribute__((always_inline)) void open_block(const char *weights
     }
 }
 
+/* Add a block's sums of integers, [rows, ACROSS], each scaled: with ``least`` by its rows' sums too. */
+static inline __attribute__((always_inline)) void add_scaled(int rows, int least, const int32_t *whole,
+                                                             const float *by, across scale, across lower,
+                                                             across *sums) {
+#pragma GCC unroll 16
+    for (int row = 0; row < rows; row++) {
+        const across exact = __builtin_convertvector(*(const across_ints *)(whole + row * ACROSS), across);
+        sums[row] = fused_across(exact, scale * by[row], sums[row]);
+        if (least) sums[row] = fused_across(lower, by[SIDE + row] - (across){0}, sums[row]);
+    }
+}
+
 /* Products of a group of rows, at most ``room``, whose numbers are ``stride`` bytes apart, with a panel: [room, ACROSS].
    ``measures``: [blocks, MEASURES]. */
 static inline __attribute__((always_inline)) void squares_of_blocks(int room, int bits, const char *weights,
@@ -74,15 +86,9 @@ static inline __attribute__((always_inline)) void squares_of_blocks(int room, in
         }
         if (scaled >= 0) {
             const char *const own = weights + scaled * size;
+            const across zero = bits == 4 ? scales_of(own + 2 * ACROSS) : none;
             const float *const by = measures + scaled * MEASURES;
-            const across scale = scales_of(own), zero = bits == 4 ? scales_of(own + 2 * ACROSS) : none;
-#pragma GCC unroll 16
-            for (int row = 0; row < room; row++) {
-                const across exact =
-                    __builtin_convertvector(*(const across_ints *)(whole[scaled % RING] + row * ACROSS), across);
-                sums[row] = fused_across(exact, scale * by[row], sums[row]);
-                if (bits == 4) sums[row] = fused_across(zero, by[SIDE + row] - none, sums[row]);
-            }
+            add_scaled(room, bits == 4, whole[scaled % RING], by, scales_of(own), zero, sums);
         }
     }
 #pragma GCC unroll 16

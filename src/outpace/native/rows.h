@@ -44,12 +44,12 @@ static inline struct held held_of(const struct heads *heads, int sequence) {
     return (struct held){heads->keys + at, heads->values + at, heads->head_stride};
 }
 
-static inline int64_t angles_of(const struct rows *rows, long row) {
+static inline int64_t angles_of(const struct rows *rows, int64_t row) {
     return (int64_t)(rows->angle ? rows->angle[row] : row) * rows->rotary;
 }
 
 /* Rotate a head's query or key. To float32, scaled, or to ``real``. */
-static inline void rotate(const struct rows *rows, long row, const real *head, float factor, float *wide, real *out) {
+static inline void rotate(const struct rows *rows, int64_t row, const real *head, float factor, float *wide, real *out) {
     const int half = rows->size / 2;
     const real *cosine = rows->cosine + angles_of(rows, row), *sine = rows->sine + angles_of(rows, row);
     for (int i = 0; i < half; i += LANES) {
@@ -67,7 +67,7 @@ static inline void rotate(const struct rows *rows, long row, const real *head, f
 }
 
 /* ``rotate`` for heads of which a part is rotated, or neighbours together. */
-static void rotate_part(const struct rows *rows, long row, const real *head, float factor, float *wide, real *out) {
+static void rotate_part(const struct rows *rows, int64_t row, const real *head, float factor, float *wide, real *out) {
     const int rotary = rows->rotary, half = rotary / 2, next = rows->interleaved ? 1 : half;
     float line[rows->size], cosine[rotary + 1], sine[rotary + 1];
     widen(head, rows->size, line);
@@ -85,7 +85,7 @@ static void rotate_part(const struct rows *rows, long row, const real *head, flo
 }
 
 /* A head's query or key after its norm, in ``room`` if it has one. */
-static inline const real *own_norm(const struct norm *norm, long size, const real *head, real *room) {
+static inline const real *own_norm(const struct norm *norm, int64_t size, const real *head, real *room) {
     if (!norm || !norm->kind) return head;
     norm_row(norm, size, head, room);
     return room;
@@ -98,7 +98,7 @@ static inline void take(const struct rows *rows, const real *head, float factor,
         else store(out + i, load(head + i));
 }
 
-static void enter(const struct rows *rows, const struct heads *heads, long row) {
+static void enter(const struct rows *rows, const struct heads *heads, int64_t row) {
     const int size = rows->size;
     const int part = rows->cosine && (rows->rotary < size || rows->interleaved);
     real room[size];

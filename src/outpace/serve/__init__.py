@@ -18,10 +18,10 @@ A request passes five stages, whatever its API:
 4. Run. ``service`` gives each choice to the engine, with its drafter (``engine``). ``run`` reads what the
    engine emits as ``Event`` objects, and counts it (``metrics``); ``trace`` records the steps on request.
 5. Format. ``answers`` takes the text apart: reasoning, text, calls (``json_calls``, ``values``). The API's
-   module writes them as one response or as chunks. ``formats`` has what these share. A failure at any stage
-   is a ``Refused`` (``errors``), written in the API's format.
+   module writes them as one response or as chunks; ``writers`` and ``formats`` have what these share. A
+   failure at any stage is a ``Refused`` (``errors``), written in the API's format.
 
-So a wrong field in a chunk of a chat is in ``chat`` or ``formats``, and a wrong event in ``run``.
+So a wrong field in a chunk of a chat is in ``chat`` or ``writers``, and a wrong event in ``run``.
 
 Before stage 3 the model's service is found: ``host`` is what the routes need of one model (``service``) or of
 several (``router``, with their states in ``models`` and their memory in ``room``).

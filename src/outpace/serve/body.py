@@ -73,11 +73,7 @@ class StrictRequest(Request):
         return self._body
 
     def _count(self, size: int) -> None:
-        """Count what has arrived of a long body among all that are read.
-
-        Raises:
-            Refused: there is too much.
-        """
+        """Count what has arrived of a long body among all that are read."""
         if size > _SMALL:
             if not self._bodies.take(self._client, size - self._counted):
                 raise later(503, "the server is reading too many long requests; try again", "overloaded", 1)

@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from starlette.responses import Response
 
 from outpace.core import Generation, TokenLogprobs
-from outpace.serve.answers import Answer, Said
+from outpace.serve.answers import Said
 from outpace.serve.constraints import Constrained, constraint_of
 from outpace.serve.continuing import prompt_of
 from outpace.serve.errors import Refused
@@ -33,20 +33,19 @@ from outpace.serve.fields import (
     content_of,
     plain_text,
 )
-from outpace.serve.formats import EventWriter, ending, entries_of, new_id
+from outpace.serve.formats import ending, new_id
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
 from outpace.serve.tools import (
-    Templated,
     Toolbox,
     allowed,
     answer_to,
     check_names,
     chosen,
     reasoning_of_answer,
-    whole,
 )
+from outpace.serve.writers import ChunkWriter, completed, entries_of, said_in
 
 # -- the body ---------------------------------------------------------------------------------------------
 
@@ -194,11 +193,7 @@ async def _parse(service: Service, body: Chat, salt: str | None) -> ParsedReques
 
 
 def _thinking(body: Chat) -> tuple[bool | None, int | None]:
-    """Whether reasoning is asked for, and its budget; None for what the client does not say.
-
-    Raises:
-        Refused: there are two budgets.
-    """
+    """Whether reasoning is asked for, and its budget; None for what the client does not say."""
     given = body.chat_template_kwargs or {}
     flags = [given[name] for name in ("enable_thinking", "thinking") if isinstance(given.get(name), bool)]
     wanted = body.reasoning_effort != "none" if body.reasoning_effort is not None else None
@@ -219,11 +214,7 @@ def _turns(service: Service, body: Chat, box: Toolbox) -> tuple[list[dict[str, A
 
 
 def _template_options(service: Service, body: Chat) -> dict[str, Any]:
-    """The variables that a client gives the model's template: those that it reads, and no option of ours.
-
-    Raises:
-        Refused: there is another one.
-    """
+    """The variables that a client gives the model's template: those that it reads, and no option of ours."""
     options = body.chat_template_kwargs or {}
     known = service.model.template_options if options else frozenset()
     for name in options:
@@ -286,19 +277,14 @@ def toolbox(body: Chat) -> Toolbox:
 # -- formatting ------------------------------------------------------------------------------------------
 
 
-class _ChatWriter(EventWriter):
+class _ChatWriter(ChunkWriter[Chat]):
     """Writer of the events of one run in the format of OpenAI's chat."""
 
     prefix, kind, chunk_kind = "chatcmpl-", "chat.completion", "chat.completion.chunk"
 
     def __init__(self, service: Service, body: Chat, run: Run) -> None:
-        super().__init__(service, body, run)
-        self._service, self._body, self._box = service, body, toolbox(body)
-        self._answers = [self._answer() for _ in range(run.request.n)]
-
-    def _answer(self) -> Answer | Templated:
-        request = self._run.request
-        return answer_to(self._service, self._box, request)
+        super().__init__(service, body, run, toolbox(body))
+        self._answers = [answer_to(service, self._box, run.request) for _ in range(run.request.n)]
 
     def _prompt_ids(self) -> dict[str, Any]:
         """The prompt's token ids, if requested."""
@@ -306,13 +292,13 @@ class _ChatWriter(EventWriter):
 
     # -- in one piece --
 
-    def _whole(self) -> dict[str, Any]:
-        choices = (self._choice(index, end) for index, end in enumerate(self._run.generations))
+    def _complete(self) -> dict[str, Any]:
+        choices = (self._choice(event, one) for event, one in completed(self._run))
         return {"choices": choices, "service_tier": None} | self._prompt_ids()
 
-    def _choice(self, index: int, end: Generation) -> dict[str, Any]:
-        reason, answer = ending(end).chat, self._answer()
-        said = [*answer.push(whole(end)), *answer.end(reason == "stop")]
+    def _choice(self, event: Event, end: Generation) -> dict[str, Any]:
+        answer = self._answers[event.index]
+        said = said_in(answer, event)
         text, reasoning = (
             "".join(one.text for one in said if one.kind == kind) for kind in ("text", "reasoning")
         )
@@ -322,13 +308,12 @@ class _ChatWriter(EventWriter):
         if answer.calls:
             message["content"] = text or None
             message["tool_calls"] = calls_of(said)
-            reason = "tool_calls" if reason == "stop" else reason
-        choice: dict[str, Any] = {"index": index, "message": message, "logprobs": None}
+        choice: dict[str, Any] = {"index": event.index, "message": message, "logprobs": None}
         if self._body.logprobs:
-            choice["logprobs"] = self._written_logprobs(index, entries_of(end))
+            choice["logprobs"] = self._written_logprobs(event.index, entries_of(end))
         if self._body.return_token_ids:
             choice["token_ids"] = end.tokens
-        return choice | {"finish_reason": reason}
+        return choice | {"finish_reason": ending(end, answer.calls).chat}
 
     def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
         wanted = self._body.top_logprobs or 0
@@ -343,17 +328,13 @@ class _ChatWriter(EventWriter):
 
     def _choices(self, event: Event) -> Iterator[dict[str, Any]]:
         answer, end = self._answers[event.index], event.end
-        reason = None if end is None else ending(end).chat
-        said = answer.push(event.tokens)
-        if end is not None:
-            said += answer.end(reason == "stop")
-            reason = "tool_calls" if answer.calls and reason == "stop" else reason
+        said = said_in(answer, event)
         more = self._details(event, self._body.logprobs)
         deltas = [self._written(one) for one in said] or ([{"content": ""}] if more else [])
         for place, delta in enumerate(deltas):
             yield _delta(event.index, delta) | (more if place == len(deltas) - 1 else {})
         if end is not None:
-            yield _delta(event.index, {}) | {"finish_reason": reason}
+            yield _delta(event.index, {}) | {"finish_reason": ending(end, answer.calls).chat}
 
     def _written(self, one: Said) -> dict[str, Any]:
         """A piece of an answer as a delta."""

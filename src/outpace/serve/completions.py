@@ -14,11 +14,12 @@ from outpace.core import TokenLogprobs
 from outpace.serve.constraints import Constrained, constraint_of
 from outpace.serve.errors import Refused, refusal
 from outpace.serve.fields import Int, OpenAI, Tokens
-from outpace.serve.formats import EventWriter, ending, entries_of, finite
+from outpace.serve.formats import ending, finite
 from outpace.serve.request import ParsedRequest, check_stream, openai_params, salted
 from outpace.serve.run import Event, Run
 from outpace.serve.service import Service
 from outpace.serve.totals import CLIENT
+from outpace.serve.writers import ChunkWriter, entries_of
 
 _TEXTS = 1024  # prompts of a request
 _SCORED = 2**20  # log probabilities of prompts that a response has, of about 100 bytes each
@@ -74,11 +75,7 @@ async def _scores(service: Service, body: Completions, run: Run) -> list[list[To
 
 
 def _prompts(service: Service, body: Completions) -> Seq[str | list[int]]:
-    """The prompts, each a text or a list of token ids.
-
-    Raises:
-        Refused: there is none.
-    """
+    """The prompts, each a text or a list of token ids."""
     prompt = body.prompt
     if prompt is None and body.suffix:
         return [""]
@@ -129,11 +126,7 @@ async def _tokens(service: Service, prompt: str | list[int], suffix: str | None)
 
 
 def _check_scored(body: Completions, prompts: Seq[Seq[int]]) -> None:
-    """Refuse to keep the log probabilities of very many tokens, which a few bytes can ask for.
-
-    Raises:
-        Refused: there are too many.
-    """
+    """Refuse to keep the log probabilities of very many tokens, which a few bytes can ask for."""
     if not body.echo or body.logprobs is None:
         return
     count = sum(map(len, prompts)) * (1 + body.logprobs)
@@ -146,7 +139,7 @@ def _check_scored(body: Completions, prompts: Seq[Seq[int]]) -> None:
         )
 
 
-class _CompletionsWriter(EventWriter):
+class _CompletionsWriter(ChunkWriter[Completions]):
     """Writer of the events of one run in the format of OpenAI's completions."""
 
     prefix, kind, chunk_kind = "cmpl-", "text_completion", "text_completion"
@@ -155,7 +148,7 @@ class _CompletionsWriter(EventWriter):
         self, service: Service, body: Completions, run: Run, scores: Seq[Seq[TokenLogprobs]]
     ) -> None:
         super().__init__(service, body, run)
-        self._body, self._scores = body, scores
+        self._scores = scores
         self._prompts = _prompts(service, body)
         self._decode = service.model.tokenizer.decode
         self._offsets = dict[int, int]()
@@ -168,7 +161,7 @@ class _CompletionsWriter(EventWriter):
         prompt = self._prompts[index // self._run.request.n]
         return prompt if isinstance(prompt, str) else str(self._decode(prompt))
 
-    def _whole(self) -> dict[str, Any]:
+    def _complete(self) -> dict[str, Any]:
         return {"choices": self._wholes()}
 
     def _wholes(self) -> Iterator[dict[str, Any]]:

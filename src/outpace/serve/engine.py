@@ -52,9 +52,9 @@ def ready_drafters(default: Drafter[Any], target: TargetModel) -> dict[str, Draf
         if cls.needs or cls is NoDraft or name == default.name:
             continue
         known = {own.name for own in fields(cls)}
-        options = {**_FORGETFUL, **(_CHAINS if target.chains_only else {})}
+        options = {**_FORGETFUL, **(_CHAINS if target.why_chains_only else {})}
         one = cls(**{option: value for option, value in options.items() if option in known})
-        if not (one.trees and target.chains_only):
+        if not (one.trees and target.why_chains_only):
             with suppress(OutpaceError):
                 one.prepare(target)
                 found[name] = one

@@ -1,16 +1,14 @@
-"""What responses of several APIs share: events, usage, log probabilities, the frame of the older two."""
+"""Parts of responses that several APIs share: events, JSON in pieces, usage, log probabilities, endings."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import secrets
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from collections.abc import Sequence as Seq
-from itertools import chain
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic_core import to_json
 from sse_starlette import EventSourceResponse
@@ -20,8 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from outpace.core import Generation, StopKind, TokenLogprobs
 from outpace.serve.errors import Refused
-from outpace.serve.fields import OpenAI
-from outpace.serve.run import Event, Run
+from outpace.serve.run import Run
 from outpace.serve.service import Service
 
 
@@ -35,6 +32,7 @@ class Ending(NamedTuple):
 
 
 _OF_ITSELF = Ending("stop", "end_turn", "completed", "eos")
+_CALLED = Ending("tool_calls", "tool_use", "completed", "eos")  # it has calls, and was not cut
 # Texts that end in another way have no answer but an error.
 ENDINGS: Mapping[StopKind, Ending] = MappingProxyType(
     {
@@ -45,8 +43,7 @@ ENDINGS: Mapping[StopKind, Ending] = MappingProxyType(
         "limit": Ending("length", "max_tokens", "incomplete", "limit"),
     }
 )
-_PIECE = 2**18  # bytes of a longer response that are sent at once
-_AT_ONCE = 256  # tokens whose log probabilities are written at once, while other threads wait
+PIECE = 2**18  # bytes of a longer response that are sent at once
 _log = logging.getLogger("outpace.serve")
 _HEADERS = {"Cache-Control": "no-cache"}
 
@@ -86,18 +83,18 @@ def written(value: Any) -> Iterator[bytes]:
 
 
 def joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
-    """Pieces of at least ``_PIECE`` bytes; the last one is shorter."""
+    """Pieces of at least ``PIECE`` bytes; the last one is shorter."""
     held, size = [], 0
     for piece in pieces:
         held.append(piece)
         size += len(piece)
-        if size >= _PIECE:
+        if size >= PIECE:
             yield b"".join(held)
             held, size = [], 0
     yield b"".join(held)
 
 
-class _Long(StreamingResponse):
+class LongResponse(StreamingResponse):
     """A JSON response that is written while it is sent, by threads: whole it may take gigabytes.
 
     Args:
@@ -129,12 +126,7 @@ class EventStream(EventSourceResponse):
         error: writes the event of an error.
     """
 
-    def __init__(
-        self,
-        run: Run,
-        chunks: AsyncIterator[bytes],
-        error: Callable[[Refused], bytes] = lambda refused: sse(refused.openai()),
-    ) -> None:
+    def __init__(self, run: Run, chunks: AsyncIterator[bytes], error: Callable[[Refused], bytes]) -> None:
         limits = run.admission.limits
         self._run = run
         super().__init__(
@@ -158,13 +150,13 @@ async def _guarded(chunks: AsyncIterator[bytes], error: Callable[[Refused], byte
         yield error(refused)
 
 
-def usage(run: Run, generations: Seq[Generation], emitted: int | None = None) -> dict[str, Any]:
+def usage(run: Run, emitted: int | None = None) -> dict[str, Any]:
     """OpenAI's usage object.
 
     Args:
         emitted: number of tokens so far, if not all choices have ended.
     """
-    request = run.request
+    request, generations = run.request, run.generations
     prompt = sum(len(tokens) for tokens in request.prompts)
     completion = sum(len(one.tokens) for one in generations) if emitted is None else emitted
     # A prompt's tokens are counted once for all of its choices.
@@ -187,25 +179,14 @@ def usage(run: Run, generations: Seq[Generation], emitted: int | None = None) ->
             "rejected_prediction_tokens": drafted - accepted,
         }
     if request.reasoning is not None:
-        details["reasoning_tokens"] = reasoned(run, generations)
+        details["reasoning_tokens"] = reasoned(run)
     return found | ({"completion_tokens_details": details} if details else {})
 
 
-def reasoned(run: Run, generations: Seq[Generation]) -> int:
+def reasoned(run: Run) -> int:
     """The number of tokens of reasoning in answers."""
     reasoning = run.request.reasoning
-    return 0 if reasoning is None else sum(reasoning.count(run.model, one.tokens) for one in generations)
-
-
-def extras(run: Run, generations: Seq[Generation], asked_metrics: bool, asked: Any) -> dict[str, Any]:
-    """Fields that outpace adds to a response on request: the drafter and its counts."""
-    found: dict[str, Any] = {}
-    if asked is not None:
-        most = run.request.params.drafts.num_speculative_tokens
-        found["speculation"] = {"drafter": run.used, "num_speculative_tokens": most}
-    if asked_metrics:
-        found["metrics"] = {"speculative_decoding": speculative(generations)}
-    return found
+    return 0 if reasoning is None else sum(reasoning.count(run.model, one.tokens) for one in run.generations)
 
 
 def speculative(generations: Seq[Generation]) -> dict[str, Any]:
@@ -265,146 +246,12 @@ class TokenTexts:
         return {"token": self.text(token), "logprob": finite(logprob), "bytes": self.bytes(token)}
 
 
-def _list_of(parts: Seq[bytes]) -> Iterator[bytes]:
-    """A list of JSON values from parts of it."""
-    for place, part in enumerate(parts):
-        yield b"," if place else b"["
-        yield part
-    yield b"]"
-
-
-def ending(one: Generation) -> Ending:
-    """What ended an output."""
-    return ENDINGS[one.stopped_by.kind]
+def ending(one: Generation, calls: int = 0) -> Ending:
+    """What ended an output with this number of calls."""
+    kind = one.stopped_by.kind
+    return _CALLED if calls and kind != "limit" else ENDINGS[kind]
 
 
 def finite(logprob: float) -> float:
     """A log probability as JSON can write it."""
     return max(logprob, -9999.0)
-
-
-def entries_of(one: Generation) -> list[tuple[int, TokenLogprobs]]:
-    """The log probabilities of a whole output."""
-    return list(zip(one.tokens, one.logprobs or (), strict=False))
-
-
-class EventWriter(ABC):
-    """Writer of the events of one run in the format of chat and completions; subclasses write the choices.
-
-    Attributes:
-        prefix, kind, chunk_kind: of its id, and the name of its objects.
-    """
-
-    prefix: ClassVar[str]
-    kind: ClassVar[str]
-    chunk_kind: ClassVar[str]
-
-    def __init__(self, service: Service, body: OpenAI, run: Run) -> None:
-        self._run, self._asked = run, body
-        self._texts = TokenTexts(service)
-        self._emitted = 0
-        self._head = {
-            "id": new_id(self.prefix),
-            "object": self.kind,
-            "created": int(service.now()),
-            "model": body.model or service.name,
-            "system_fingerprint": service.fingerprint,
-            **service.exactness,
-        }
-
-    async def response(self) -> Response:
-        """The response, complete or as a stream, as requested."""
-        if self._asked.stream:
-            return EventStream(self._run, self._chunks())
-        sent = asyncio.get_running_loop().create_future()
-        self._run.ticket.hold(sent)  # what a slow client has not read takes room
-        try:
-            await self._run.finish()
-            pieces = self._complete()
-            first = await asyncio.to_thread(next, pieces)
-        except BaseException:
-            sent.set_result(None)
-            raise
-        if len(first) >= _PIECE:
-            return _Long(chain([first], pieces), sent)
-        sent.set_result(None)
-        return Response(first, media_type="application/json")
-
-    def _complete(self) -> Iterator[bytes]:
-        counts = usage(self._run, self._run.generations)
-        return joined(written(self._head | self._whole() | {"usage": counts} | self._extras()))
-
-    @abstractmethod
-    def _whole(self) -> dict[str, Any]:
-        """The fields of a complete response, except head, usage and extras."""
-
-    @abstractmethod
-    def _first(self) -> Iterable[dict[str, Any]]:
-        """Fields of the chunks before the first token."""
-
-    @abstractmethod
-    def _choices(self, event: Event) -> Iterable[dict[str, Any]]:
-        """The choices of an event's chunks: its text, and the finish reason."""
-
-    @abstractmethod
-    def _logprobs(self, index: int, entries: Seq[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
-        """Log probabilities of tokens of a choice."""
-
-    def _written_logprobs(self, index: int, entries: Seq[tuple[int, Any]]) -> dict[str, Any]:
-        """``_logprobs`` of any number of tokens, written a few at a time: as objects all take gigabytes."""
-        parts: dict[str, list[bytes]] = {}
-        found: dict[str, Any] = {}
-        for start in range(0, len(entries) or 1, _AT_ONCE):
-            found = self._logprobs(index, entries[start : start + _AT_ONCE])
-            for name, values in found.items():
-                if isinstance(values, list) and values:
-                    parts.setdefault(name, []).append(to_json(values)[1:-1])
-        return found | {name: Written(_list_of(part)) for name, part in parts.items()}
-
-    def _extras(self) -> dict[str, Any]:
-        body = self._asked
-        return extras(self._run, self._run.generations, body.speculation_metrics, body.speculation)
-
-    async def _chunks(self) -> AsyncIterator[bytes]:
-        """The response as server-sent events: the first chunks, each event, the end of the stream."""
-        first = iter(self._first())
-        while (fields := await asyncio.to_thread(next, first, None)) is not None:
-            yield self._chunk(**fields)
-        async for event in self._run.events():
-            self._emitted += len(event.tokens)
-            told = any(token.logprobs is not None for token in event.tokens)
-            for chunk in await asyncio.to_thread(self._event, event) if told else self._event(event):
-                yield chunk
-        last, options = self._extras(), self._asked.stream_options
-        if options is not None and options.include_usage:
-            last["usage"] = usage(self._run, self._run.generations)
-        if last:
-            yield self._chunk(choices=[], **last)
-        yield sse(b"[DONE]")
-
-    def _event(self, event: Event) -> list[bytes]:
-        """The chunks of an event; a thread writes those with log probabilities, which may be many."""
-        return [self._chunk(choices=[choice]) for choice in self._choices(event)]
-
-    def _details(self, event: Event, logprobs: bool) -> dict[str, Any]:
-        """Further fields of a chunk's choice: log probabilities, token ids, the trace of its steps."""
-        details: dict[str, Any] = {}
-        if not event.tokens:
-            return details
-        if logprobs:
-            entries = [(token.token, token.logprobs) for token in event.tokens if token.logprobs is not None]
-            details["logprobs"] = self._written_logprobs(event.index, entries)
-        if self._asked.return_token_ids:
-            details["token_ids"] = [token.token for token in event.tokens]
-        trace = self._run.choices[event.index].trace
-        if trace is not None:
-            details["trace"] = trace.take(event.tokens, self._texts.text)
-        return details
-
-    def _chunk(self, **fields: Any) -> bytes:
-        options = self._asked.stream_options
-        chunk = self._head | {"object": self.chunk_kind}
-        if options is not None and options.include_usage:
-            so_far = options.continuous_usage_stats
-            chunk["usage"] = usage(self._run, self._run.generations, self._emitted) if so_far else None
-        return sse(b"".join(written(chunk | fields)))

@@ -10,10 +10,10 @@ from starlette.responses import Response
 
 from outpace.core import Generation
 from outpace.serve.fields import INERT, Int, Sampled, Seed, Stop, Stops, Wire
-from outpace.serve.formats import EventStream, ending, extras, json_response, sse
+from outpace.serve.formats import ending, sse
 from outpace.serve.request import SEEDS, ParsedRequest
-from outpace.serve.run import Run
 from outpace.serve.service import Service
+from outpace.serve.writers import Writer
 
 
 class Extra(Wire):
@@ -55,52 +55,39 @@ async def infill(service: Service, body: Infill, salt: str | None) -> Response:
         )
         return ParsedRequest([tokens], params, salt=salt)
 
-    run = await service.start(1, parse)
-    writer = _InfillWriter(service, body, run)
-    if body.stream:
-        return EventStream(run, writer.events())
-    (one,) = await run.finish()
-    return json_response(writer.whole(one))
+    return await _InfillWriter(service, body, await service.start(1, parse)).response()
 
 
-class _InfillWriter:
+class _InfillWriter(Writer[Infill]):
     """Writer of the events of one run in llama-server's format."""
 
-    def __init__(self, service: Service, body: Infill, run: Run) -> None:
-        self._service, self._body, self._run = service, body, run
-
-    def _piece(self, text: str, count: int) -> dict[str, Any]:
-        return {
+    def _piece(self, text: str, count: int, end: Generation | None) -> dict[str, Any]:
+        piece = {
             "index": 0,
             "content": text,
-            "stop": False,
+            "stop": end is not None,
             "tokens_predicted": count,
             "tokens_evaluated": len(self._run.request.prompts[0]),
         }
-
-    def whole(self, one: Generation) -> dict[str, Any]:
-        """The complete answer."""
-        return self._piece(one.text or "", len(one.tokens)) | self._end(one)
-
-    def _end(self, one: Generation) -> dict[str, Any]:
-        more = extras(self._run, [one], self._body.speculation_metrics, self._body.speculation)
-        return {
-            "stop": True,
-            "model": self._body.model or self._service.name,
-            "tokens_cached": one.stats.cached_tokens,
+        if end is None:
+            return piece
+        return piece | {
+            "model": self._model,
+            "tokens_cached": end.stats.cached_tokens,
             "truncated": False,
-            "stop_type": ending(one).infill,
-            "stopping_word": one.stopped_by.string or "",
+            "stop_type": ending(end).infill,
+            "stopping_word": end.stopped_by.string or "",
             **self._service.exactness,
-            **more,
+            **self._extras(),
         }
 
-    async def events(self) -> AsyncIterator[bytes]:
-        """The answer as server-sent events."""
+    def _whole(self) -> dict[str, Any]:
+        (one,) = self._run.generations
+        return self._piece(one.text or "", len(one.tokens), one)
+
+    async def _events(self) -> AsyncIterator[bytes]:
         count = 0
         async for one in self._run.events():
             count += len(one.tokens)
-            if one.end is not None:
-                yield sse(self._piece(one.text, count) | self._end(one.end))
-            elif one.text:
-                yield sse(self._piece(one.text, count))
+            if one.text or one.end is not None:
+                yield sse(self._piece(one.text, count, one.end))

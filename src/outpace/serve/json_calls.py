@@ -115,11 +115,7 @@ def values_of(text: str) -> Iterator[Any]:
 
 
 def _mended(text: str) -> Any:
-    """The value of a text that lacks braces at its end, or has one too many, or is one of Python's.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    """The value of a text that lacks braces at its end, or has one too many, or is one of Python's."""
     if not {'"', "'"} & {*text}:  # an object that has only begun
         raise ValueError("nothing is said")
     for whole in (f"{text}}}", f"{text}}}}}", text.removesuffix("}")):

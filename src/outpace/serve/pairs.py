@@ -133,11 +133,7 @@ class Pairs(CallFormat):
 
     @abstractmethod
     def _name(self, text: str) -> tuple[str, str]:
-        """The name of the call that a text begins with, and what follows.
-
-        Raises:
-            ValueError: there is none.
-        """
+        """The name of the call that a text begins with, and what follows."""
 
     @abstractmethod
     def _heads(self, text: bool) -> str:
@@ -157,11 +153,7 @@ class Pairs(CallFormat):
 
 
 def _documents(function: Signature) -> Callable[[str, Any], Schema]:
-    """What makes the schema of a property a document, in which references mean what they mean in its own.
-
-    Raises:
-        Refused: these would be too long, since each repeats what is referred to.
-    """
+    """What makes the schema of a property a document, in which references mean what they mean in its own."""
     root = effective(function.parameters)
     root = root if isinstance(root, dict) else {}
     inner = refers(root, ("#/$defs/", "#/definitions/"))

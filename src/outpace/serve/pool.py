@@ -129,11 +129,7 @@ class WorkerPool:
                 await self._end(worker)
 
     async def _within(self, worker: _Worker, job: bytes) -> Any:
-        """The answer of a worker to a job.
-
-        Raises:
-            TimeoutError: it takes more than its share of time.
-        """
+        """The answer of a worker to a job."""
         work = asyncio.ensure_future(worker.work(job))
         seconds, before = self.share.seconds, worker.seconds
         try:

@@ -217,11 +217,7 @@ class Ingress:
         return b"".join(pieces)
 
     def _model(self, path: str, named: str | None) -> str | None:
-        """The model that a request is for; None for the list of all.
-
-        Raises:
-            Refused: there is no such model.
-        """
+        """The model that a request is for; None for the list of all."""
         if len(self._names) == 1:  # its app checks the name
             return self._names[0]
         if path == "/v1/models":
@@ -306,7 +302,8 @@ class Replica:
         config = self._config
         trust = config.trust_remote_code
         with self._steps:
-            loaded = load(model, config.dtype, trust_remote_code=trust, seq2seq="images", release="auto")
+            loaded = load(model, config.dtype, trust_remote_code=trust, seq2seq="images")
+            loaded.target.release()
             drafter = config.drafter or usual_drafter(loaded.target)
             room = rooms(config.memory, config.prefix_cache)
             return loaded, make_engine(loaded, drafter, config.limits, ready=True, **room)

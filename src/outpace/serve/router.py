@@ -133,11 +133,7 @@ class Router:
         return model.service
 
     async def _waiting(self, model: Model, event: asyncio.Future[None]) -> None:
-        """Wait for a model, with a place in the queue; what is waited for goes on if this one leaves.
-
-        Raises:
-            Refused: the queue is full.
-        """
+        """Wait for a model, with a place in the queue; what is waited for goes on if this one leaves."""
         client = CLIENT.get()
         if not self._total.take(client, 1):
             model.metrics.refused("overload")
@@ -209,11 +205,7 @@ class Router:
         return service
 
     async def _make_room(self, model: Model) -> None:
-        """Unload others, the longest idle first, until a model fits.
-
-        Raises:
-            Refused: it cannot fit, or the others are busy for too long.
-        """
+        """Unload others, the longest idle first, until a model fits."""
         self.room.check(model.known)
         until = self._clock() + self.limits.wait
         try:

@@ -354,5 +354,8 @@ def exactness(engine: Engine) -> dict[str, Any]:
     if not verifier.lossy and target.promise != "not exact":
         return {}
     return {
-        "exactness": {"promise": "not exact", "reason": str(verifier) if verifier.lossy else target.inexact}
+        "exactness": {
+            "promise": "not exact",
+            "reason": str(verifier) if verifier.lossy else target.why_inexact,
+        }
     }

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from starlette.responses import Response
 
-from outpace.core import Generation, StreamedToken
+from outpace.core import StreamedToken
 from outpace.grammars.effects import lists_keys
 from outpace.serve.answers import Answer, Manner, Said
 from outpace.serve.calls import THOUGHT, JsonCalls, arguments_of, literal
@@ -89,11 +89,7 @@ class Toolbox:
 
 
 def _check_schema(name: str, schema: dict[str, Any]) -> None:
-    """Refuse a schema of arguments that are no object.
-
-    Raises:
-        Refused: it is one.
-    """
+    """Refuse a schema of arguments that are no object."""
     if schema.get("type", "object") != "object":
         raise Refused(400, f"the parameters of {name!r} must have the type object", "tools")
     for key in ("properties", "$defs", "definitions"):
@@ -194,15 +190,6 @@ def answer_to(service: Service, box: Toolbox, request: ParsedRequest) -> Answer 
     return (HarmonyAnswer if channels else Answer)(
         manner, lambda tokens: str(tokenizer.decode(tokens, skip_special_tokens=True))
     )
-
-
-def whole(one: Generation) -> list[StreamedToken]:
-    """A complete output as if it had come in one piece."""
-    last = len(one.tokens) - 1
-    return [
-        StreamedToken(token, 0, (one.text or "") if place == last else "")
-        for place, token in enumerate(one.tokens)
-    ]
 
 
 @dataclass

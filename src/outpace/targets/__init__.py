@@ -68,7 +68,8 @@ def Target(model: Any, **options: Any) -> TargetModel:  # noqa: N802 - reads as 
         raise UnsupportedModel(f"a {type(model).__name__} is not a transformers model; pass a loaded model")
     if getattr(config, "is_encoder_decoder", False):
         asked = TargetOptions.of(options, "Target()")
-        if names := [name for name in asked.named if name != "check"]:
+        stock = asked.of_step["plan"] in (None, "stock")  # as they all run
+        if names := [name for name in asked.named if name != "check" and not (name == "plan" and stock)]:
             raise OutpaceError(f"{names[0]} is for decoder-only models: leave it out")
         return Seq2SeqTarget(model, asked.check)
     if is_multimodal(config):

@@ -27,7 +27,7 @@ class WrappedTarget(TargetModel):
         self.inner = inner
         self.vocabulary, self.context = inner.vocabulary, inner.context
         self.eos_token_ids, self.start = inner.eos_token_ids, inner.start
-        self.max_leaves, self.chains_only = inner.max_leaves, inner.chains_only
+        self.max_leaves, self.why_chains_only = inner.max_leaves, inner.why_chains_only
         self.plan, self.quantised, self.stock = inner.plan, inner.quantised, inner.stock
         self.prompts_differ = inner.prompts_differ
 

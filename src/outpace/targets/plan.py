@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 NATIVE = "native"
+FIXED = "its shapes are fixed"  # why steps are not native
 
 
 class PassedOver(NamedTuple):
@@ -34,12 +35,12 @@ class StepPlan:
         name: of the step: "invariant", "native", "exact", "packed" or "stock" (``step/plans.py``); what runs
             it, for a target that is not a transformers model's.
         exact: its logits have the same bits among any rows; see ``TargetModel.bit_exact``.
-        inexact: reason why not; empty if they have.
+        why_inexact: reason why not; None if they have.
         passed_over: the plans before it in the list, with the reasons.
         packed: kernel -> number of linear layers whose weights are packed for it.
         row_step: the rows of a forward are padded to a multiple of this.
-        layouts: layout of a forward -> number of those that ran: "flat" (native), "fixed" (shapes), "mixed
-            line" (the rows of several windows in a line), "line" (of one) and "padded" (a window).
+        layouts: layout of a forward -> number of those that ran: "flat" (native), "fixed" (shapes) and
+            "padded" (a window of the cache).
         no_graphs: why forwards on a GPU are not captured as graphs, under static="auto"; empty if they are.
         no_trees: why forwards with branches on a GPU run on the model's own attention, not on the kernel for
             trees; empty if they run on it.
@@ -49,7 +50,7 @@ class StepPlan:
 
     name: str = "stock"
     exact: bool = False
-    inexact: str = "not tested"
+    why_inexact: str | None = "not tested"
     passed_over: tuple[PassedOver, ...] = ()
     packed: Mapping[str, int] = field(default_factory=dict)
     row_step: int = 1
@@ -70,7 +71,7 @@ class StepPlan:
         return None if name == self.name or not reasons else reasons[-1]
 
     def __str__(self) -> str:
-        bits = "bit-exact" if self.exact else f"not bit-exact: {self.inexact}"
+        bits = "bit-exact" if self.exact else f"not bit-exact: {self.why_inexact}"
         layers = (f"{count} layers packed by {kernel}" for kernel, count in self.packed.items())
         rows = [
             *((passed.name, f"no: {passed.reason}") for passed in self.passed_over),

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from outpace.cache import Slot
 from outpace.core import Draft, OutpaceError
-from outpace.draws.logits import Told
+from outpace.draws.logits import DrawnTokens
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class Output:
     logits: Tensor | None
     spans: Mapping[Slot, slice]
     hidden: Mapping[Slot, Mapping[int, Tensor]] = field(default_factory=dict)
-    told: Mapping[Slot, Told] = field(default_factory=dict)
+    told: Mapping[Slot, DrawnTokens] = field(default_factory=dict)
     pair: tuple[Tensor, NDArray[np.float32]] | None = None
 
     @property

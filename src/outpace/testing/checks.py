@@ -268,11 +268,7 @@ class _Check:
 
 
 def _compare(tokens: Seq[int], expected: Tensor, what: str) -> None:
-    """A chi-squared test of tokens against expected counts, shape [vocabulary].
-
-    Raises:
-        AssertionError: they differ by more than chance explains.
-    """
+    """A chi-squared test of tokens against expected counts, shape [vocabulary]."""
     counts = torch.bincount(torch.tensor(tokens), minlength=len(expected)).double()
     order = expected.argsort(descending=True)
     cells: list[list[float]] = []  # observed and expected, at least 5 expected in each

@@ -342,7 +342,7 @@ def test_a_model_that_is_not_exact_is_named_with_every_output(run: Run, folder: 
     one = run(*args, "-p", PROMPT)
     assert one.exit_code == 0 and told(one)
     found = json.loads(run(*args, "-p", PROMPT, "--json").stdout)["stats"]
-    assert found["promise"] == "not exact" and found["inexact"].startswith("stock=True runs")
+    assert found["promise"] == "not exact" and found["why_inexact"].startswith("stock=True runs")
     file = tmp_path / "prompts.jsonl"
     file.write_text('"aba"\n"bab"\n', "utf-8")
     assert told(run(*args, "-f", file))
@@ -355,7 +355,7 @@ def test_a_model_that_is_not_exact_is_named_with_every_output(run: Run, folder: 
     exact = ("generate", "-m", folder, "-n", 8, "-p", PROMPT, "--dtype", "float32", "--stock")
     assert "near-ties" not in run(*exact).stderr  # so rare that a field of the statistics suffices
     stats = json.loads(run(*exact, "--json").stdout)["stats"]
-    assert stats["promise"] == "same tokens but for near-ties" and stats["inexact"]
+    assert stats["promise"] == "same tokens but for near-ties" and stats["why_inexact"]
 
 
 def test_compare_does_not_fail_under_a_lossy_verifier(run: Run, folder: Path) -> None:

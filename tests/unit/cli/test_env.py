@@ -10,7 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from folders import byte_tokenizer
+from mtp_folders import write
 from outpace.core import DEFAULT_DRAFTER, EXTRAS, install
+from parts import since
 from without_torch import check_beginnings
 
 Run = Callable[..., Any]
@@ -53,3 +56,21 @@ def test_a_model_that_is_not_served(run: Run) -> None:
         "reason": "no such folder: ./no/such/folder",
     }
     assert "served no" in " ".join(run("env", "--model", "./no/such/folder").stdout.split())
+
+
+@since("5.24")
+def test_what_the_model_brings_is_said_and_taken(run: Run, tmp_path: Path) -> None:
+    folder = write(tmp_path / "model", "glm4_moe")
+    byte_tokenizer().save_pretrained(folder)
+    found = json.loads(run("env", "--model", folder, "--json").stdout)["model"]
+    assert found["drafter"] == f"combined:({DEFAULT_DRAFTER})+(mtp)"
+    assert found["drafter_because"] == "prediction layers in its checkpoint"
+
+    def drafters(*more: str) -> set[str]:
+        decoded = run(
+            "generate", "-m", folder, "-p", "ABABAB", "--raw", "-n", 12, "--no-adaptive", "--json", *more
+        )
+        return set(json.loads(decoded.stdout)["stats"]["extra"])
+
+    assert "mtp_drafted" in drafters()
+    assert not drafters("--drafter", "suffix")

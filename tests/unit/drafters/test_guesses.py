@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from outpace.core import Draft, OutpaceError, SamplingParams
-from outpace.drafters.copying.guesses import Guesses
+from outpace.drafters.copying.guesses import NextGuesses
 from outpace.drafters.copying.suffix import Suffix, SuffixState
 from outpace.draws.logits import Logits
 from outpace.draws.noise import Key
@@ -49,7 +49,7 @@ def test_the_token_that_was_emitted_is_no_guess_and_others_keep_their_order() ->
 
 
 def test_chances_follow_from_how_often_a_rank_was_right() -> None:
-    guesses = Guesses([3, 4])
+    guesses = NextGuesses([3, 4])
     before = [guesses.chance(rank) for rank in range(3)]
     assert before == sorted(before, reverse=True)
     for _ in range(50):

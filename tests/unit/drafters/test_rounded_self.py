@@ -22,6 +22,7 @@ from outpace.drafters.models import rounded_self
 from outpace.drafters.models.rounded_self import RoundedSelf
 from outpace.drafters.support.worth import DraftSpeed, Lately, Missed, Rates
 from outpace.engine.engine import Engine
+from outpace.learned import frequent
 from outpace.native.layers import functions
 from outpace.targets import Target
 from outpace.targets.batch import Batch
@@ -148,7 +149,7 @@ def test_rare_tokens_are_left_out_of_a_draft_and_not_of_the_text(
     plain = [generation.tokens for generation in Engine(target).generate(PROMPTS, params)]
     few = max(map(max, plain)) // 2
     drafter = RoundedSelf(bits=8, branches=1)
-    monkeypatch.setattr(rounded_self, "_COMMON", few)
+    monkeypatch.setattr(frequent, "_COMMON", few)
     monkeypatch.setattr(rounded_self, "_cuts", lambda active: True)
     engine = Engine(target, drafter, adaptive=False)
     found = engine.generate(PROMPTS, params)
@@ -181,8 +182,8 @@ def test_weights_that_change_are_rounded_anew(dtype: torch.dtype, write: Callabl
 
 
 def test_it_reads_packed_weights_where_the_models_own_were_freed() -> None:
-    released = Target(embedded(torch.float32), check=False, release="auto")
-    if not released.released:  # type: ignore[attr-defined]
+    released = Target(embedded(torch.float32), check=False)
+    if not released.release():
         pytest.skip("its layers are not packed here")
     assert steps(drafting(released)) == steps(drafting(Target(embedded(torch.float32), check=False)))
 

@@ -17,7 +17,7 @@ from parts import in_turn
 
 PROMPT = [3, 6, 7, 11] * 20  # two blocks of the prefix cache
 GREEDY = SamplingParams(8, ignore_eos=True)
-STEPS = {"as it is": {"pack": False}, "rounded": {"quantise": "int8", "fuse": False}}
+STEPS = {"as it is": {"plan": "stock"}, "rounded": {"quantise": "int8", "plan": "exact"}}
 NAME = "model.layers.0.mlp.down_proj.weight"
 
 

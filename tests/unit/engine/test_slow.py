@@ -26,11 +26,11 @@ NO_COMPILER = "there is no C compiler; install gcc or clang, or set CC"
 FAST = StepPlan("native", True, "")
 
 
-def target(plan: StepPlan = FAST, device: str = "cpu", **options: Any) -> Any:
+def target(taken: StepPlan = FAST, device: str = "cpu", **options: Any) -> Any:
     """What the reasons are derived from."""
     asked = TargetOptions(**options)
     return SimpleNamespace(
-        plan=plan, device=torch.device(device), options=asked, quantised="", dtype=torch.float32
+        plan=taken, device=torch.device(device), options=asked, quantised="", dtype=torch.float32
     )
 
 
@@ -54,8 +54,7 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (target(stock=True), "leave stock out"),
         (target(StepPlan("native", True, "", own_dtype="bfloat16")), "weights are float32, as asked for"),
-        (target(not_native("fuse is off")), "leave fuse out"),
-        (target(not_native("pack is off")), "leave pack out"),
+        (target(not_native("plan='exact' asks for another"), plan="exact"), "leave plan out"),
         (target(not_native("its shapes are fixed")), "leave static out"),
         (target(not_native("there are no compiled steps for a Mine")), "models.md names the families"),
         (target(device="cuda", static=False), "one kernel at a time: static is off"),

@@ -38,7 +38,7 @@ def test_every_verifier_takes_it(verifier: str) -> None:
 
 def test_a_target_of_chains_gets_chains() -> None:
     target = ToyTarget()
-    target.chains_only = "its positions cannot be set"
+    target.why_chains_only = "its positions cannot be set"
     drafter = Engine(target, usual_drafter(target)).drafter
     assert not drafter.trees and outpace.load_drafter(f"{DEFAULT_DRAFTER},branches=1") == drafter
 

@@ -127,7 +127,7 @@ def test_processors_that_return_something_else(kind: str, engine: Engine) -> Non
 
 
 def test_a_processor_of_an_accelerated_model_is_named_too() -> None:
-    model = outpace.accelerate(tiny_llama().double(), "lookahead", pack=False)
+    model = outpace.accelerate(tiny_llama().double(), "lookahead", plan="stock")
     with pytest.raises(OutpaceError, match=r"logits processor .*lambda.* returned NoneType"):
         model.generate(
             torch.tensor([PROMPT]),

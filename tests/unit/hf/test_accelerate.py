@@ -64,12 +64,12 @@ def test_other_options_are_tested_anew(monkeypatch: pytest.MonkeyPatch) -> None:
         return "sums in any order"
 
     model = make("llama").to(torch.bfloat16)
-    with pytest.warns(UserWarning, match="exact is off"):
-        outpace.accelerate(model, "suffix", exact=False, fuse=False, pack=False)
+    with pytest.warns(UserWarning, match="'stock' is not bit-exact"):
+        outpace.accelerate(model, "suffix", plan="stock")
     passed = causal.tested
     monkeypatch.setattr(causal, "tested", lambda *given: (asked.append("steps"), passed(*given))[1])
-    with pytest.warns(UserWarning, match="exact is off"):
-        outpace.accelerate(model, "suffix", exact=False, fuse=False, pack=False)
+    with pytest.warns(UserWarning, match="'stock' is not bit-exact"):
+        outpace.accelerate(model, "suffix", plan="stock")
     assert asked == []
     monkeypatch.setattr(causal, "why_bits_differ", disproves)
     with pytest.warns(UserWarning, match="not exact here.*sums in any order"):

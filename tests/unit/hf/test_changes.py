@@ -11,17 +11,16 @@ from transformers import Qwen3ForCausalLM
 
 import outpace
 from changing import WRITES, by_adding, by_new_parameter, made
-from outpace.targets.cpu.kernels import KERNELS, Compiled
-from outpace.targets.cpu.trials import why_unavailable
+from outpace.native.layers import functions
 
 CALL = {"input_ids": torch.tensor([[3, 6, 7, 11, 6, 7]]), "max_new_tokens": 12}
 
 
-@pytest.fixture(params=[k for k in KERNELS if isinstance(k, Compiled)], ids=lambda k: k.name)
-def kernel(request: pytest.FixtureRequest) -> str:
-    if why := why_unavailable(request.param, torch.float32):
-        pytest.skip(f"{request.param.name} is not available here: {why}")
-    name: str = request.param.name
+@pytest.fixture(params=["native", "packed"])
+def plan(request: pytest.FixtureRequest) -> str:
+    name: str = request.param
+    if isinstance(why := functions(torch.float32), str):
+        pytest.skip(why)
     return name
 
 
@@ -35,12 +34,12 @@ def stock(model: Any) -> list[int]:
     return found
 
 
-def test_tokens_after_a_write_of_any_kind_are_those_of_stock(kernel: str) -> None:
-    check_writes("lookahead", kernel)
+def test_tokens_after_a_write_of_any_kind_are_those_of_stock(plan: str) -> None:
+    check_writes("lookahead", plan)
 
 
-def check_writes(drafter: str, kernel: str) -> None:
-    model = outpace.accelerate(made(torch.float32, layers=2), drafter, pack=kernel)
+def check_writes(drafter: str, plan: str) -> None:
+    model = outpace.accelerate(made(torch.float32, layers=2), drafter, plan=plan)
     seen = {tuple(tokens(model))}
     for write in WRITES:
         for name in ("model.layers.1.mlp.down_proj.weight", "lm_head.weight"):
@@ -51,12 +50,12 @@ def check_writes(drafter: str, kernel: str) -> None:
     assert len(seen) > len(WRITES)
 
 
-def test_an_engine_that_was_lent_before_a_write_is_not_used_after_it(kernel: str) -> None:
-    check_lent_engines("lookahead", kernel)
+def test_an_engine_that_was_lent_before_a_write_is_not_used_after_it(plan: str) -> None:
+    check_lent_engines("lookahead", plan)
 
 
-def check_lent_engines(drafter: str, kernel: str) -> None:
-    model = outpace.accelerate(made(torch.float32, layers=2), drafter, adaptive=False, pack=kernel)
+def check_lent_engines(drafter: str, plan: str) -> None:
+    model = outpace.accelerate(made(torch.float32, layers=2), drafter, adaptive=False, plan=plan)
     inner: list[Any] = []
 
     def write(input_ids: torch.Tensor, scores: Any) -> bool:
@@ -83,8 +82,8 @@ def add_a_hook(model: Any) -> None:
 
 
 @pytest.mark.parametrize("change", [replace_a_module, add_a_hook])
-def test_tokens_after_a_change_of_modules_are_those_of_stock(change: Any, kernel: str) -> None:
-    model = outpace.accelerate(made(torch.float32, layers=2), "lookahead", pack=kernel)
+def test_tokens_after_a_change_of_modules_are_those_of_stock(change: Any) -> None:
+    model = outpace.accelerate(made(torch.float32, layers=2), "lookahead")
     before = tokens(model)
     change(model)
     assert tokens(model) == stock(model) != before

@@ -15,17 +15,17 @@ struct counting {
     atomic_int runs[MOST_CHUNKS];
 };
 
-static void count(void *given, long chunk) {
+static void count(void *given, int64_t chunk) {
     struct counting *job = given;
     MUST(job->valid == 42);
     atomic_fetch_add(&job->runs[chunk], 1);
 }
 
-static void check_job(long chunks) {
+static void check_job(int64_t chunks) {
     struct counting job = {.valid = 42};
     pool_share(chunks, count, &job);
     job.valid = 0;
-    for (long chunk = 0; chunk < MOST_CHUNKS; chunk++) MUST(atomic_load(&job.runs[chunk]) == (chunk < chunks));
+    for (int64_t chunk = 0; chunk < MOST_CHUNKS; chunk++) MUST(atomic_load(&job.runs[chunk]) == (chunk < chunks));
 }
 
 static void check_jobs(int times) {
@@ -40,7 +40,7 @@ static void every_chunk_once(void) {
     }
 }
 
-static void nest(void *given, long chunk) {
+static void nest(void *given, int64_t chunk) {
     (void)chunk;
     atomic_fetch_add((atomic_int *)given, 1);
     check_job(7);
@@ -118,7 +118,7 @@ static void interrupted(int number) {
     atomic_fetch_add(&interrupts, 1);
 }
 
-static void interrupt(void *given, long chunk) {
+static void interrupt(void *given, int64_t chunk) {
     kill(getpid(), SIGINT);
     count(given, chunk);
 }
@@ -129,7 +129,7 @@ static void interrupts_are_the_callers(void) {
     for (int i = 0; i < 100; i++) {
         struct counting job = {.valid = 42};
         pool_share(9, interrupt, &job);
-        for (long chunk = 0; chunk < 9; chunk++) MUST(atomic_load(&job.runs[chunk]) == 1);
+        for (int64_t chunk = 0; chunk < 9; chunk++) MUST(atomic_load(&job.runs[chunk]) == 1);
     }
     MUST(atomic_load(&interrupts) > 0);
 }
@@ -140,7 +140,7 @@ struct holding {
     atomic_int held, done;
 };
 
-static void hold(void *given, long chunk) {
+static void hold(void *given, int64_t chunk) {
     struct holding *job = given;
     (void)chunk;
     if (pthread_equal(pthread_self(), job->caller)) {

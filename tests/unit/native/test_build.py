@@ -5,21 +5,25 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+import platform
 import shutil
 import stat
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from outpace import embedded
-from outpace.native import build, layers, packaged
+from outpace import embedded, files
+from outpace.native import build, instructions, layers, packaged, systems
+from outpace.native.systems import SYSTEMS
 
 NOBODY = 65534
+MACHINES = {"x86_64": "amd64", "aarch64": "arm64"}  # Windows' names
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or shutil.which("cc") is None, reason="nothing is compiled here"
 )
@@ -58,7 +62,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Place:
 
     def load(path: str) -> ctypes.CDLL:
         data = Path(path).read_bytes()
-        assert data[: -packaged.DIGEST] in found.made
+        assert data in found.made
         # A copy: the process would die of what the tests do to a file that it has loaded.
         copy = tmp_path / f"loaded {len(list(tmp_path.iterdir()))}"
         copy.write_bytes(data)
@@ -87,15 +91,19 @@ def replaced(path: Path) -> None:
     path.write_bytes(library_of_another(path.parents[2], 13).read_bytes())
 
 
-def replaced_with_digest(path: Path) -> None:
-    build._write(path, library_of_another(path.parents[2], 13).read_bytes())
+def replaced_with_digest(path: Path, data: bytes = b"") -> Path:
+    """Put another library in a file's place, under a name with its digest."""
+    library = data or library_of_another(path.parents[2], 13).read_bytes()
+    other = path.with_name(packaged.sealed(path.stem.rpartition("-")[0], library, path.suffix))
+    path.unlink()
+    build._write(other, library)
+    return other
 
 
 def owned_by_another(path: Path) -> None:
     if os.geteuid():
         pytest.skip("only root gives files away")
-    replaced_with_digest(path)
-    os.chown(path, NOBODY, NOBODY)
+    os.chown(replaced_with_digest(path), NOBODY, NOBODY)
 
 
 def zeroed(path: Path) -> None:
@@ -104,9 +112,8 @@ def zeroed(path: Path) -> None:
 
 
 def linked(path: Path) -> None:
-    replaced_with_digest(path)
-    path.rename(path.parents[1] / "elsewhere.so")
-    path.symlink_to(path.parents[1] / "elsewhere.so")
+    other = replaced_with_digest(path)
+    other.symlink_to(other.rename(path.parents[1] / "elsewhere.so"))
 
 
 def a_pipe(path: Path) -> None:
@@ -117,8 +124,8 @@ def a_pipe(path: Path) -> None:
 HARMS: dict[str, Callable[[Path], Any]] = {
     "replaced": replaced,
     "owned by another user": owned_by_another,
-    "open to the group": lambda path: (replaced_with_digest(path), path.chmod(0o660)),
-    "open to all": lambda path: (replaced_with_digest(path), path.chmod(0o606)),
+    "open to the group": lambda path: replaced_with_digest(path).chmod(0o660),
+    "open to all": lambda path: replaced_with_digest(path).chmod(0o606),
     "a page of zeros": zeroed,
     "zeros": lambda path: path.write_bytes(bytes(4096)),
     "truncated": lambda path: path.write_bytes(path.read_bytes()[:-5000]),
@@ -141,9 +148,10 @@ def test_a_file_that_is_not_as_it_was_written_is_made_again(
 ) -> None:
     assert place.load().seven() == 7 and not warnings(caplog)
     harm(place.library)
+    harmed = place.library.name
     assert place.load().seven() == 7
     [warning] = warnings(caplog)
-    assert f"the library {place.library.name} is compiled again: " in warning
+    assert f"the library {harmed} is compiled again: " in warning
     assert stat.S_IMODE(place.library.stat().st_mode) == 0o600 and place.library.stat().st_uid == os.geteuid()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(build._Compiler, "library", lambda *_: pytest.fail("it was compiled again"))
@@ -190,7 +198,7 @@ def test_a_library_that_cannot_be_loaded_is_made_again_once(
     assert place.load().seven() == 7
     for whole in (True, False):
         place.made[1:] = [b"no library"]
-        build._write(place.library, b"no library")
+        replaced_with_digest(place.library, b"no library")
         if not whole:
             monkeypatch.setattr(
                 build._Compiler, "library", lambda *_: place.made.append(b"") or b"no library"
@@ -303,12 +311,124 @@ def test_a_user_without_a_home_folder_has_compiled_functions(
         embedded.smollm2_path()
 
 
-def test_without_proc_nothing_is_compiled(
+LACKING = {"O_DIRECTORY", "O_NOFOLLOW", "O_NONBLOCK", "O_CLOEXEC", "killpg", "geteuid"}  # on Windows
+WINDOWS = SimpleNamespace(**{name: value for name, value in vars(os).items() if name not in LACKING})
+
+
+def elsewhere(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Take from the modules what a system lacks; on Linux /proc alone."""
+    monkeypatch.setattr(build, "_PROC", tmp_path / "proc")
+    monkeypatch.setenv("CC", "cc -fPIC")  # which Windows' libraries do without
+    for module in (build, systems, instructions):
+        monkeypatch.setattr(module, "sys", SimpleNamespace(platform=name, executable=sys.executable))
+    if name == "win32":
+        for module in (build, files):
+            monkeypatch.setattr(module, "os", WINDOWS)
+        monkeypatch.setattr("sysconfig.get_platform", lambda: f"win-{MACHINES[platform.machine()]}")
+    for asked in ("sysctl", "feature"):
+        monkeypatch.setattr(instructions, asked, lambda _: False)
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_other_systems_have_compiled_functions(
+    name: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere(name, tmp_path, monkeypatch)
+    assert place.load().seven() == 7 and place.library.suffix == SYSTEMS[name].ending
+    replaced(place.library)
+    assert place.load().seven() == 7
+    assert "it is damaged" in warnings(caplog)[0]
+    monkeypatch.setattr(build._Compiler, "library", lambda *_: pytest.fail("it was compiled again"))
+    assert place.load().seven() == 7 and not warnings(caplog)
+
+
+def test_a_library_in_use_is_not_written_again(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows replaces none; another process may have made it while this one compiled."""
+    library = build._Compiler.library
+
+    def late(self: Any, options: Any) -> bytes:
+        monkeypatch.setattr(build._Compiler, "library", library)
+        assert place.load().seven() == 7
+        monkeypatch.setattr(build, "_write", lambda *_: pytest.fail("it was written again"))
+        return library(self, options)
+
+    monkeypatch.setattr(build._Compiler, "library", late)
+    assert place.load().seven() == 7
+
+
+@pytest.mark.parametrize("name", ["linux", "darwin"])
+def test_without_descriptors_folders_above_may_be_nobody_elses_either(
+    name: str, place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere(name, tmp_path, monkeypatch)
+    above = place.folder.parent
+    for mode in (0o755, 0o1777, 0o777, 0o775):
+        above.mkdir(exist_ok=True)
+        above.chmod(mode)
+        build._warned.cache_clear()
+        if mode in (0o755, 0o1777):  # where everybody removes only what is theirs
+            assert place.load().seven() == 7
+        else:
+            assert f"is not loaded, since of {above} above it: others may write to it" in place.load()
+
+
+def test_a_library_that_shows_no_functions_is_refused(place: Place) -> None:
+    place.source.write_text("static int seven(void) { return 7; }\nint (*other)(void) = seven;\n")
+    assert "the library of seven.c shows no function seven; install gcc or clang, or zig" in place.load()
+
+
+@pytest.mark.parametrize(
+    ("name", "programs", "zig", "expected"),
+    [
+        ("linux", {"cc"}, True, ["/bin/cc"]),
+        ("linux", set(), True, [sys.executable, "-m", "ziglang", "cc"]),
+        ("darwin", {"cc"}, False, ["/bin/cc"]),
+        ("win32", {"clang", "cc"}, True, [sys.executable, "-m", "ziglang", "cc"]),
+        ("win32", {"clang", "cc"}, False, ["/bin/clang"]),
+        (
+            "win32",
+            {"cc"},
+            False,
+            "there is no C compiler; install gcc or clang, or zig (pip install ziglang), or set CC",
+        ),
+    ],
+)
+def test_the_compiler_that_is_used_without_a_name(
+    name: str, programs: set[str], zig: bool, expected: list[str] | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CC", raising=False)
+    monkeypatch.setattr(build, "sys", SimpleNamespace(platform=name, executable=sys.executable))
+    monkeypatch.setattr(shutil, "which", lambda word: f"/bin/{word}" if word in programs else None)
+    monkeypatch.setattr(build, "find_spec", lambda package: package if zig else None)
+    assert build.compiler_command() == expected
+
+
+def test_paths_of_windows_name_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "sys", SimpleNamespace(platform="win32"))
+    monkeypatch.setattr(shutil, "which", lambda word: word)
+    monkeypatch.setenv("CC", r'"C:\Program Files\LLVM\bin\clang.exe" -v')
+    assert build.compiler_command() == [r"C:\Program Files\LLVM\bin\clang.exe", "-v"]
+
+
+def test_a_compiler_that_hangs_is_ended_by_a_program_of_windows(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "_PROC", tmp_path / "proc")
-    assert place.load() == f"{tmp_path / 'proc'} is not mounted, by which the cache folder is read; mount it"
-    assert not place.folder.exists()
+    elsewhere("win32", tmp_path, monkeypatch)
+    monkeypatch.setenv("CC", "cat")
+    run: list[list[str]] = []
+    wait = subprocess.Popen.wait
+
+    def waited(process: Any, timeout: float | None = None) -> int:
+        if timeout is None:
+            return wait(process)
+        run.append([str(process.pid)])
+        raise subprocess.TimeoutExpired("cat", timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "wait", waited)
+    monkeypatch.setattr(subprocess, "run", lambda command, check: run.append(command))
+    assert "did not end within" in place.load()
+    [[process], ended] = run
+    assert ended == ["taskkill", "/T", "/F", "/PID", process]
 
 
 class Pair(ctypes.Structure):

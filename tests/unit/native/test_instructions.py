@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-import platform
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 
 from outpace.core import OutpaceError
-from outpace.native import build
+from outpace.native import build, packaged
+from outpace.native import instructions as module
 from outpace.native.instructions import LIMITS, VARIABLE, instructions, limit_of, limits
+from outpace.native.systems import machine
 
-HERE = limits(platform.machine(), instructions())
+HERE = limits(machine(), instructions())
 NAMES = {name for one in LIMITS.values() for name in one.variables}
 SHOW = "import torch; print(torch.backends.cpu.get_cpu_capability())"
 
@@ -37,11 +39,50 @@ def test_unknown_and_missing_sets_are_refused() -> None:
         limit_of("avx2", "aarch64", ())
     with pytest.raises(OutpaceError, match="is for 64-bit ARM, and this processor is x86_64; leave it out"):
         limit_of("armv8-dot", "x86_64", ())
-    with pytest.raises(OutpaceError, match="must be armv8, armv8-dot, armv8-bf16 or native, not 'avx'"):
+    with pytest.raises(
+        OutpaceError, match="must be armv8, armv8-dot, armv8-bf16, armv8-i8mm or native, not 'avx'"
+    ):
         limit_of("avx", "aarch64", ())
     assert limits("aarch64", ("asimddp",)) == ["armv8", "armv8-dot"]
     assert limit_of("native", "aarch64", ()) is None is limit_of("", "x86_64", ())
     assert limit_of("avx2", "x86_64", LIMITS["avx512"].needs) == LIMITS["avx2"]
+
+
+# What each system is asked of a processor, and the answers of one that has the first of them, in order.
+QUESTIONS = {
+    ("linux", "aarch64"): (
+        "_auxv",
+        [{16: 0, 26: 0}, {16: 1 << 20, 26: 0}, {16: 1 << 20, 26: 1 << 14}, {16: 1 << 20, 26: 3 << 13}],
+    ),
+    ("darwin", "aarch64"): (
+        "sysctl",
+        [
+            {f"hw.optional.arm.FEAT_{name}": 1 for name in ("DotProd", "BF16", "I8MM")[:count]}
+            for count in range(4)
+        ],
+    ),
+    ("win32", "aarch64"): ("feature", [dict.fromkeys((43, 68, 66)[:count], 1) for count in range(4)]),
+    ("darwin", "x86_64"): (
+        "sysctl",
+        [{}, {"hw.optional.avx2_0": 1}, {"hw.optional.avx2_0": 1, "hw.optional.avx512vl": 1}],
+    ),
+    ("win32", "x86_64"): ("feature", [{}, {40: 1}, {40: 1, 41: 1}]),
+}
+
+
+@pytest.mark.parametrize(("system", "kind"), QUESTIONS)
+def test_each_system_tells_of_the_instructions_in_its_own_way(
+    system: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    question, processors = QUESTIONS[system, kind]
+    monkeypatch.setattr(module, "sys", SimpleNamespace(platform=system))
+    monkeypatch.setattr(module, "machine", lambda: kind)
+    for answers, known in zip(processors, range(1, 5), strict=False):
+        monkeypatch.setattr(module, question, lambda asked, answers=answers: answers.get(asked, 0))
+        names = [name for name, limit in LIMITS.items() if limit.machine == kind]
+        assert limits(kind, instructions()) == names[:known]
+        best = packaged.fitting(kind, instructions(), None)
+        assert best is (LIMITS[names[known - 1]] if names[known - 1] != "x86-64" else None)
 
 
 def test_an_unknown_set_is_refused_when_outpace_is_imported() -> None:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from outpace.learned.layers import FeedForward, LayerConfig
 from outpace.native import build, layers
 from outpace.targets.cpu import kernels, linear, trials
-from outpace.targets.cpu.kernels import Blocks, Compiled, Int4, Int8, Rounded
+from outpace.targets.cpu.kernels import Compiled, Int4, Int8, Rounded
+from outpace.targets.cpu.layouts import Blocks
 from outpace.targets.cpu.trials import row_step
 from outpace.targets.kernel import StockKernel
 from parts import first

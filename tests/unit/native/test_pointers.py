@@ -21,7 +21,7 @@ from outpace.native import draw, layers, move
 from outpace.native.pointers import address, pointer, pointer_or_null, rows_pointer
 from outpace.targets import CausalTarget, Rows
 from outpace.targets.batch import Batch
-from outpace.targets.cpu import kernels, linear
+from outpace.targets.cpu import kernels, layouts, linear
 from outpace.targets.cpu.compiled_attention import AttendedRows, Sizes
 
 HERE = layers.functions(torch.float32)
@@ -110,7 +110,7 @@ def test_no_best_logits_and_more_than_there_are_are_refused(count: int, dtype: t
     "kernel", [kernels.Compiled(), kernels.Int8(), kernels.Int4()], ids=lambda kernel: kernel.name
 )
 def test_rows_and_biases_that_a_product_does_not_take_are_refused(kernel: kernels.Kernel) -> None:
-    weights, multiply = kernel.pack(torch.zeros(6, 64, dtype=torch.bfloat16)), kernels.multiply
+    weights, multiply = kernel.pack(torch.zeros(6, 64, dtype=torch.bfloat16)), layouts.multiply
     rows, bias = torch.zeros(3, 64, dtype=torch.bfloat16), torch.zeros(6, dtype=torch.bfloat16)
     assert multiply(rows, weights, bias).shape == (3, 6)
     assert multiply(rows.expand(2, 3, 64)[0].T.contiguous().T, weights, None).shape == (3, 6)

@@ -14,8 +14,9 @@ import torch
 
 from outpace.native import draw, layers
 from outpace.native.build import compiler_command
-from outpace.native.packaged import FOLDER, FORMS, LIBRARIES_OF_C, text_of
+from outpace.native.packaged import FOLDER, FORMS, text_of
 from outpace.native.pool import follow_torch, pool
+from outpace.native.systems import SYSTEMS
 from outpace.targets.cpu.trials import using_threads
 
 CHECKS = Path(__file__).with_name("pool_check.c")
@@ -35,7 +36,7 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     """The checks as a program; a race that the sanitiser sees ends it with an error."""
     made = tmp_path_factory.mktemp("pool") / "check"
     flags = ["-fsanitize=thread", "-g", "-O1"] if request.param == "thread sanitiser" else ["-O3"]
-    options = ["-std=gnu11", *flags, f"-I{FOLDER}", str(CHECKS), "-o", str(made), *LIBRARIES_OF_C]
+    options = ["-std=gnu11", *flags, f"-I{FOLDER}", str(CHECKS), "-o", str(made), *SYSTEMS["linux"].libraries]
     done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False)
     if done.returncode and request.param != "plain":
         pytest.skip(f"{shlex.join(COMMAND)} has no thread sanitiser")

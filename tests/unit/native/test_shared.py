@@ -16,7 +16,7 @@ from outpace.targets.cpu.compiled_attention import compiled_attention
 from outpace.targets.cpu.kernels import COMPILED, Compiled, Int4, Int8
 from outpace.targets.cpu.linear import CompiledNorm
 from outpace.targets.cpu.trials import using_threads
-from outpace.targets.inputs.shared import Shared
+from outpace.targets.inputs.context import ForwardContext
 from outpace.targets.kernel import Kernel
 from parts import described
 
@@ -88,13 +88,13 @@ def test_attention(dtype: torch.dtype, threads: int) -> None:
         for at in range(sequences)
         for row in range(width)
     ]
-    with using_threads(threads), Shared().running():
+    with using_threads(threads), ForwardContext().running():
         found = compiled_attention(query, key, value, mask, 0.125)
     assert torch.equal(found.flatten(0, 1), torch.cat(alone).flatten(0, 1))
 
 
 def one_row(*parts: Tensor) -> Tensor:
-    with Shared().running():
+    with ForwardContext().running():
         return compiled_attention(*parts, 0.125)
 
 

@@ -68,7 +68,7 @@ def main() -> None:
         mode = FakeTensorMode(allow_non_fake_inputs=True)  # numbers from the host
         with mode, torch.no_grad():
             pretend(model, mode, places_of(model, devices))
-            target = CausalTarget(spread(model, devices), check=False, exact=False, pack=False)
+            target = CausalTarget(spread(model, devices), check=False, plan="stock")
             found = devices_of(target)
         print(json.dumps([devices, found]))
 

@@ -76,7 +76,7 @@ class Faulty(CausalTarget):
 
 def main(mode: str, rank: int, size: int, store: str, timeout: float, fault: str = "") -> dict[str, Any]:
     ranks = Ranks(FileStore(store, size), rank, size, timeout)
-    inner: Any = Faulty(whole(mode, size), exact=False, pack=False)
+    inner: Any = Faulty(whole(mode, size), plan="stock")
     inner.fault, inner.count = fault, 0
     if mode == "draft":
         inner = ParallelTarget(inner, ranks)

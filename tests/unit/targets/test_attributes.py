@@ -153,7 +153,7 @@ def stock(model: Any) -> Tensor | None:
     return found
 
 
-@pytest.mark.parametrize("options", [{}, {"pack": False, "exact": False}], ids=["fused", "stock"])
+@pytest.mark.parametrize("options", [{}, {"plan": "stock"}], ids=["fused", "stock"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_target_follows_or_refuses_every_change(family: str, options: Any) -> None:
     model = made(family)

@@ -102,7 +102,7 @@ def test_states_alone_take_no_row_of_the_head() -> None:
     cache = target.new_cache(2)
     slots = [cache.allocate(), cache.allocate()]
     seen: list[int] = []
-    models = [target._modules.step, target._modules.line]
+    models = [target._modules.step]
     for head in {model.get_output_embeddings() for model in models if model is not None}:
         head.register_forward_pre_hook(lambda module, given: seen.append(given[0][..., 0].numel()))
     target.keep_modules()  # or hooks of the model make a new line

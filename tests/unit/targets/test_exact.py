@@ -63,14 +63,25 @@ def states(
     return query, keys, values, mask, paths
 
 
+@pytest.fixture(params=["in C", "in torch"])
+def form(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the compiled function, where there is one, and without it."""
+    if request.param == "in torch":
+        monkeypatch.setattr(attention, "compiled_takes", lambda *_: False)
+
+
+FORMS = pytest.mark.usefixtures("form")
+
+
 def attend(*arguments: Any) -> Tensor:
     with torch.inference_mode():
         return exact_attention(nn.Identity(), *arguments)[0]
 
 
-@pytest.mark.parametrize("head", [16, 64, 128])
+@FORMS
+@pytest.mark.parametrize("head", [16, 64])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("context", [3, 61, 187, 200, 440, 1100])
+@pytest.mark.parametrize("context", [3, 187, 1100])
 def test_a_row_of_a_tree_has_the_bits_of_plain_decoding(context: int, dtype: torch.dtype, head: int) -> None:
     """With three threads those of one."""
     query, keys, values, mask, paths = states(context, 13, dtype, head)
@@ -82,31 +93,8 @@ def test_a_row_of_a_tree_has_the_bits_of_plain_decoding(context: int, dtype: tor
         assert torch.equal(alone[:, 0], found[:, node])
 
 
-def uneven(rows: Tensor, key: Tensor, value: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    """A flash kernel whose rows see their number."""
-    scores = rows.float() @ key.float().transpose(2, 3) * scale
-    result = scores.softmax(dim=-1) @ value.float() * (1 + 1e-4 * rows.shape[2])
-    return result.to(rows.dtype), scores.logsumexp(dim=-1)
-
-
-@pytest.mark.parametrize("exact", [True, False])
-def test_a_flash_kernel_that_is_not_exact_is_found_out(
-    exact: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """All columns are then near ones."""
-    monkeypatch.setattr(attention, "flash_is_exact", attention.flash_is_exact.__wrapped__)
-    monkeypatch.setattr(attention, "_flash", uneven)
-    assert not attention.flash_is_exact(torch.float32, 16)
-    assert "bit-exact steps compute it in float64" in caplog.text
-    if exact:
-        test_a_row_of_a_tree_has_the_bits_of_plain_decoding(440, torch.float32, 16)
-        return
-    monkeypatch.setattr(attention, "flash_is_exact", lambda *_: True)
-    with pytest.raises(AssertionError):
-        test_a_row_of_a_tree_has_the_bits_of_plain_decoding(440, torch.float32, 16)
-
-
 def test_scores_that_need_much_room_are_computed_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(attention, "compiled_takes", lambda *_: False)
     for context in (61, 440):
         arguments = states(context, 13, torch.float32)[:4]
         whole = attend(*arguments)
@@ -115,10 +103,10 @@ def test_scores_that_need_much_room_are_computed_in_parts(monkeypatch: pytest.Mo
             assert torch.equal(attend(*arguments), whole)
 
 
-# Heads of which torch computes attention, and, where they are compiled, functions in C.
-HEADS = pytest.mark.parametrize("head", [16, 64])
+HEADS = pytest.mark.parametrize("head", [16, 64])  # the function in C takes the first with zeros behind it
 
 
+@FORMS
 @HEADS
 @pytest.mark.parametrize("context", [3, 200, 440])
 def test_attention_is_that_of_scaled_dot_products(context: int, head: int) -> None:
@@ -128,6 +116,7 @@ def test_attention_is_that_of_scaled_dot_products(context: int, head: int) -> No
     assert (attend(query, keys, values, mask) - expected.transpose(1, 2)).abs().max() < 1e-5
 
 
+@FORMS
 @HEADS
 def test_sequences_of_several_lengths_do_not_see_each_other(head: int) -> None:
     """Padded rows, which attend to column 0 alone, and columns beyond a sequence's own change nothing."""
@@ -148,6 +137,7 @@ def test_sequences_of_several_lengths_do_not_see_each_other(head: int) -> None:
     assert found.isfinite().all()
 
 
+@FORMS
 @HEADS
 def test_a_prompt_in_chunks_has_the_bits_of_a_whole_one(head: int) -> None:
     query, keys, values, _, _ = states(0, 330, torch.float32, head)
@@ -156,6 +146,24 @@ def test_a_prompt_in_chunks_has_the_bits_of_a_whole_one(head: int) -> None:
         mask = torch.ones(stop - start, stop, dtype=torch.bool).tril(start)[None, None]
         part = attend(query[:, :, start:stop], keys[:, :, :stop], values[:, :, :stop], mask)
         assert torch.equal(part, whole[:, start:stop])
+
+
+@FORMS
+@HEADS
+def test_rows_of_padding_change_nothing_where_they_are_more_than_the_columns(head: int) -> None:
+    query, keys, values, mask, _ = states(3, 5, torch.float32, head)
+    padded = nn.functional.pad(query, (0, 0, 0, 11))
+    rows = torch.cat([mask, mask[:, :, :1].expand(-1, -1, 11, -1)], dim=2)
+    found = attend(padded, keys, values, rows)
+    assert torch.equal(found[:, :5], attend(query, keys, values, mask))
+
+
+@FORMS
+def test_values_of_another_size_than_keys() -> None:
+    """As those of multi-head latent attention."""
+    query, keys, values, mask, _ = states(61, 5, torch.float32, 48)
+    found = attend(query, keys, values[..., :20], mask)
+    assert torch.equal(found, attend(query, keys, values, mask)[..., :20])
 
 
 def test_keys_and_values_that_are_laid_out_in_another_way_give_the_same_bits() -> None:
@@ -426,6 +434,16 @@ def test_int8_takes_any_number_of_inputs(inputs: int) -> None:
     assert torch.equal(found, (rows.float() @ weight.float().T).bfloat16())
 
 
+@pytest.mark.usefixtures("products")
+@pytest.mark.parametrize("name", QUANTISED)
+def test_rounded_weights_take_rows_that_have_gaps(name: str) -> None:
+    """As a head's rows have that are picked from a forward's."""
+    weight, rows = torch.randn(48, 64).bfloat16(), torch.randn(64, 3).bfloat16().T
+    kernel = QUANTISED[name]
+    packed = kernel.pack(weight)
+    assert torch.equal(kernel.multiply(rows, packed, None), kernel.multiply(rows.contiguous(), packed, None))
+
+
 # -- activations ------------------------------------------------------------------------
 
 _HALVES = list(product(sorted(ACT2FN), (torch.float32, torch.bfloat16)))
@@ -491,7 +509,7 @@ PROMPTS = [[*range(7, 30)], [*range(100, 230)], [500, 501]]
 
 def test_drafts_do_not_change_a_token_in_any_dtype(target: CausalTarget) -> None:
     """Beside other sequences, in chunks and from the prefix cache; bits of logits, not only tokens."""
-    assert target.bit_exact and not target.inexact
+    assert target.bit_exact and not target.why_inexact
     params = [SamplingParams(max_new_tokens=16, temperature=t, seed=3, ignore_eos=True) for t in (0, 1, 0)]
     plain = [
         Engine(target, "none").generate([prompt], one)[0].tokens
@@ -528,7 +546,7 @@ def test_bits_do_not_depend_on_the_number_of_threads(family: str) -> None:
     config = getattr(transformers, f"{family}Config")(**sizes, pad_token_id=0, max_position_embeddings=512)
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).eval()
-    of, tokens = CausalTarget(model, exact=True, fuse=False), torch.arange(400).remainder(64).tolist()
+    of, tokens = CausalTarget(model, plan="exact"), torch.arange(400).remainder(64).tolist()
     parents, _ = random_tree(40, 400)
     found = []
     for threads in (1, 2, 3, 4, 7):
@@ -570,7 +588,7 @@ def test_a_model_that_is_not_bit_exact_says_which_operation() -> None:
     half = tiny_llama(dtype=torch.bfloat16)
     half.model.layers[0].mlp.act_fn = Sees()
     found = Target(half)
-    assert not found.bit_exact and "act_fn" in found.inexact
+    assert not found.bit_exact and "act_fn" in found.why_inexact
 
 
 class Threaded(nn.Module):
@@ -605,7 +623,7 @@ def test_experts_sinks_and_soft_caps_are_said_not_to_be_bit_exact(
     model = getattr(transformers, f"{family}ForCausalLM")(config).to(torch.bfloat16).eval()
     target = Target(model)
     assert not target.bit_exact
-    assert re.search(culprit, target.inexact), target.inexact
+    assert re.search(culprit, target.why_inexact), target.why_inexact
     with pytest.raises(UnsupportedModel, match=culprit):
         Target(model, exact=True)
 
@@ -613,64 +631,67 @@ def test_experts_sinks_and_soft_caps_are_said_not_to_be_bit_exact(
 def test_layers_that_could_not_be_exchanged_are_said_not_to_be_bit_exact() -> None:
     model = tiny_llama(dtype=torch.bfloat16)
     model.model.layers[1].mlp.up_proj.register_forward_hook(lambda module, given, output: output)
-    assert "layers.1.mlp.up_proj (Linear)" in Target(model).inexact
+    assert "layers.1.mlp.up_proj (Linear)" in Target(model).why_inexact
 
 
 def test_what_cannot_be_had_is_refused_with_the_reason() -> None:
-    with pytest.raises(UnsupportedModel, match="too small to gain"):
-        Target(tiny_llama(dtype=torch.float32), pack=True)
+    with pytest.raises(UnsupportedModel, match=r"no packed steps: it has no plain linear .*; leave plan out"):
+        Target(tiny_llama(), plan="packed")
     with pytest.raises(UnsupportedModel, match="float64 would need a wider type"):
         Target(tiny_llama(), exact=True)
     adapted = tiny_llama(dtype=torch.float32)
     adapted.model.layers[0].mlp.up_proj.base_layer = nn.Identity()
     with pytest.raises(UnsupportedModel, match="adapters"):
         Target(adapted, exact=True)
-    assert Target(tiny_llama()).inexact
-    assert Target(tiny_llama(dtype=torch.bfloat16), exact=False).inexact == "exact is off"
+    assert Target(tiny_llama()).why_inexact
+    assert Target(tiny_llama(dtype=torch.bfloat16), exact=False).why_inexact == "exact is off"
 
 
-def packed_kernels(dtype: torch.dtype) -> list[str]:
-    """Names of the kernels with packed weights that this machine has for a dtype."""
-    return [kernel.name for kernel in available(dtype) if kernel.copies]
+PACKS = pytest.mark.skipif(
+    not chosen_kernel(torch.bfloat16).copies, reason="no kernel of packed weights is available here"
+)
 
 
-@pytest.mark.parametrize("name", packed_kernels(torch.float32))
-def test_layers_with_hooks_are_not_packed(name: str) -> None:
+@PACKS
+def test_layers_with_hooks_are_not_packed() -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.float32).eval()
-    found = CausalTarget(model, check=False, pack=name, exact=False, fuse=False)
+    found = CausalTarget(model, check=False, plan="packed")
     assert model.lm_head in found._modules._packer.packed
-    assert found.plan.packed == {name: 43}
+    assert list(found.plan.packed.values()) == [43]
     model.lm_head.register_forward_hook(lambda module, given, output: output)
-    other = CausalTarget(model, check=False, pack=name, exact=False, fuse=False)
+    other = CausalTarget(model, check=False, plan="packed")
     assert model.lm_head not in other._modules._packer.packed
 
 
-def test_kernels_that_are_named_are_taken_or_refused() -> None:
+def test_plans_that_are_named_are_taken_or_refused() -> None:
     model = tiny_llama(dtype=torch.float32)
-    with pytest.raises(OutpaceError, match="pack must be True, False, 'auto' or the name of a kernel, comp"):
-        Target(model, pack="fastest")
-    with pytest.raises(UnsupportedModel, match=r"packed by FBGEMM float16: .* in bfloat16 or float16; leave"):
-        Target(model, pack="FBGEMM float16")
-    with pytest.raises(OutpaceError, match="quantise='int8' has kernels of its own; leave pack='compiled'"):
-        Target(tiny_llama(dtype=torch.bfloat16), pack="compiled", quantise="int8")
-    for name in ("exact", "fuse", "release"):
-        with pytest.raises(OutpaceError, match=f"{name} must be True, False or 'auto', not 'yes'"):
-            Target(model, **{name: "yes"})
-    with pytest.raises(UnsupportedModel, match="its shapes are fixed; leave fuse or static out"):
-        Target(model, static=True, fuse=True)
+    with pytest.raises(OutpaceError, match=r"plan must be invariant or .*, not 'fastest'"):
+        Target(model, plan="fastest")
+    with pytest.raises(UnsupportedModel, match="no stock steps: quantise rounds its weights; leave plan out"):
+        Target(tiny_llama(dtype=torch.bfloat16), plan="stock", quantise="int8")
+    with pytest.raises(UnsupportedModel, match="no native steps: its shapes are fixed; leave plan out"):
+        Target(model, static=True, plan="native")
+    with pytest.raises(UnsupportedModel, match="no packed steps: exact=True asks for another"):
+        Target(model, exact=True, plan="packed")
 
 
-def test_a_kernel_that_this_machine_lacks_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_steps_that_this_machine_lacks_are_refused_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(kernels, "functions", lambda _: "there is no C compiler")
-    with pytest.raises(UnsupportedModel, match="by compiled: there is no C compiler; leave pack out"):
-        Target(tiny_llama(dtype=torch.float32), pack="compiled")
+    chosen_kernel.cache_clear()
+    try:
+        with pytest.raises(UnsupportedModel, match="compiled is not available here: there is no C compiler"):
+            Target(tiny_llama(dtype=torch.float32), plan="packed")
+    finally:
+        chosen_kernel.cache_clear()
 
 
-@pytest.mark.parametrize("name", packed_kernels(torch.bfloat16))
-def test_weights_that_are_written_to_are_laid_out_again(name: str) -> None:
+@PACKS
+def test_weights_that_are_written_to_are_laid_out_again() -> None:
     model = AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=torch.bfloat16).eval()
-    target = CausalTarget(model, check=False, exact=False, pack=name)
-    assert target.plan.packed == {name: 43}
+    target = CausalTarget(model, check=False, plan="packed")
+    assert list(target.plan.packed.values()) == [43]
 
     def logits(of: CausalTarget) -> Tensor:
         cache = of.new_cache()
@@ -681,8 +702,8 @@ def test_weights_that_are_written_to_are_laid_out_again(name: str) -> None:
         model.model.layers[0].mlp.up_proj.weight.mul_(2)
     after = logits(target)
     assert not torch.equal(before, after)
-    assert torch.equal(after, logits(CausalTarget(model, check=False, exact=False, pack=name)))
-    assert target.plan.packed == {name: 43}
+    assert torch.equal(after, logits(CausalTarget(model, check=False, plan="packed")))
+    assert list(target.plan.packed.values()) == [43]
 
 
 class Wider(nn.Linear):
@@ -718,7 +739,7 @@ def test_rounded_weights_are_a_copy_that_follows_the_models() -> None:
     model = tiny_llama(dtype=torch.bfloat16).requires_grad_(False)
     target = CausalTarget(model, quantise="int8")
     assert target.quantised == "int8" and "int8 weights" in target.identity
-    stock = CausalTarget(model, exact=False, pack=False)
+    stock = CausalTarget(model, plan="stock")
 
     def logits(one: CausalTarget) -> Tensor:
         cache = one.new_cache(1, 16)
@@ -737,9 +758,9 @@ def test_released_weights_are_freed_and_change_no_token() -> None:
     kept, given = (tiny_llama(dtype=torch.bfloat16) for _ in range(2))
     layer, head = given.model.layers[0].mlp.gate_proj, given.get_output_embeddings()
     data = weakref.ref(layer.weight)
-    target = Target(given, quantise="int8", release=True, check=False)
+    target = Target(given, quantise="int8", check=False)
     whole = Target(kept, quantise="int8")
-    assert isinstance(target, CausalTarget) and target.released
+    assert isinstance(target, CausalTarget) and target.release() and target.released
     gc.collect()
     assert data() is None and layer.weight.is_meta and not head.weight.is_meta
     assert target.identity == whole.identity  # measured costs hold for both
@@ -748,18 +769,16 @@ def test_released_weights_are_freed_and_change_no_token() -> None:
     for drafter in ("none", "lookahead", "early_exit:layers=1", "self_speculative:skip=1"):
         engine = Engine(target, drafter, adaptive=False)
         assert engine.generate([[5, 6, 7]], params)[0].tokens == plain
-    cache = target.new_cache(2)
-    target.forward(cache, Batch.of({cache.allocate(): [5] * 64, cache.allocate(): [6]}))
-    assert target._modules.line is not None  # rows in a line, as without release
 
 
 def test_a_model_whose_weights_were_released_is_refused_elsewhere() -> None:
     model = tiny_llama(dtype=torch.bfloat16)
-    target = Target(model, quantise="int8", release=True)
+    target = Target(model, quantise="int8")
+    assert target.release()
     token, seen = torch.zeros(1, 1, dtype=torch.long), torch.ones(1, 1, 1, dtype=torch.bool)
-    with pytest.raises(OutpaceError, match="load it again without release"):
+    with pytest.raises(OutpaceError, match="weights were released; load it again"):
         target.read(token, token, seen)
-    with pytest.raises(OutpaceError, match="load it again without release"):
+    with pytest.raises(OutpaceError, match="weights were released; load it again"):
         target.through(target.embed(token), token, seen)
     with pytest.raises(UnsupportedModel, match="has released weights to another target; load it again"):
         Target(model)
@@ -767,8 +786,6 @@ def test_a_model_whose_weights_were_released_is_refused_elsewhere() -> None:
 
 def test_nothing_is_released_without_a_copy() -> None:
     model = nano(torch.float32)
-    with pytest.raises(UnsupportedModel, match=r"no layer's weights have a .* copy; leave release out"):
-        Target(model, pack=False, release=True)
-    target = Target(model, pack=False, release="auto")
-    assert isinstance(target, CausalTarget) and not target.released
+    target = Target(model, plan="stock")
+    assert isinstance(target, CausalTarget) and not target.release() and not target.released
     assert not any(weight.is_meta for weight in model.parameters())

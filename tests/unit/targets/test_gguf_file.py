@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import CONFIG_MAPPING, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoModelForCausalLM, AutoModelForSeq2SeqLM
 
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.native.layers import functions
@@ -33,6 +33,42 @@ SIZES = {
     "eos_token_id": None,
 }
 WIDE = {"head_dim": 64}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+DELTA = {
+    **WIDE,
+    "layer_types": ["linear_attention", "linear_attention", "full_attention"],
+    "linear_num_value_heads": 4,
+    "linear_num_key_heads": 2,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 16,
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": 0.25,
+        "mrope_section": [3, 3, 2],
+        "mrope_interleaved": True,
+    },
+}
+HYBRID = {
+    "context_length": 256,
+    "embedding_length": 128,
+    "block_count": 3,
+    "feed_forward_length": 96,
+    "attention.head_count": 4,
+    "attention.head_count_kv": 2,
+    "attention.key_length": 64,
+    "attention.value_length": 64,
+    "attention.layer_norm_rms_epsilon": 1e-6,
+    "rope.freq_base": 10000.0,
+    "rope.dimension_count": 16,
+    "rope.dimension_sections": [3, 3, 2, 0],
+    "full_attention_interval": 3,
+    "ssm.conv_kernel": 4,
+    "ssm.state_size": 16,
+    "ssm.group_count": 2,
+    "ssm.time_step_rank": 4,
+    "ssm.inner_size": 64,
+}
 # Family -> entries of its config, and values in the file that transformers' mapping does not read.
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "llama": ({}, {"rope.dimension_count": 32}),
@@ -64,7 +100,39 @@ STOCK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"partial_rotary_factor": 0.5},
         {"rope.dimension_count": 16, "attention.layer_norm_epsilon": 1e-5},
     ),
+    "gpt2": ({}, {}),
+    "bloom": ({}, {"attention.head_count_kv": 4, "context_length": 256, "feed_forward_length": 512}),
+    "falcon": ({}, {"attention.head_count_kv": 1, "attention.layer_norm_epsilon": 1e-5}),
+    "mamba": (
+        {"intermediate_size": 256, "state_size": 8},
+        {"attention.head_count": 0, "feed_forward_length": 0, "ssm.dt_b_c_rms": False},
+    ),
+    "mixtral": ({"num_local_experts": 4}, {"expert_count": 4, "expert_used_count": 2}),
+    "qwen2_moe": (
+        {**EXPERTS, "shared_expert_intermediate_size": 96},
+        {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 96},
+    ),
+    "qwen3_moe": (
+        {**EXPERTS, **WIDE, "norm_topk_prob": True},
+        {"expert_feed_forward_length": 64, "attention.value_length": 64},
+    ),
+    "qwen3_5_text": (DELTA, HYBRID),
+    "qwen3_5_moe_text": (
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 96},
+        {
+            **HYBRID,
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 64,
+            "expert_shared_feed_forward_length": 96,
+        },
+    ),
 }
+
+# Those whose attention, too, gives a row the same bits in any forward.
+EXACT = ("lfm2", "nemotron", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_text")
+# Of the logits' size: rounding sends a row to other experts, and a state keeps its errors.
+LIMITS = {"mixtral": 0.3, "nemotron": 0.2, "qwen3_5_text": 0.3, "qwen3_5_moe_text": 0.3}
 
 
 @cache
@@ -103,11 +171,21 @@ def test_a_file_is_the_model_that_it_was_written_from(family: str, tmp_path: Pat
 @pytest.mark.parametrize("family", STOCK)
 def test_other_families_run_on_transformers_steps_with_the_files_weights(family: str, tmp_path: Path) -> None:
     path = write_file(model(family), tmp_path / "model.gguf", more=STOCK[family][1])
-    target = of_file(path, others=False, check=True, exact=True)
-    assert not target.plan.native and target.bit_exact
+    target = of_file(path, others=False, check=True, **({"exact": True} if family in EXACT else {}))
+    assert not target.plan.native
     with torch.inference_mode():
         right = model(family)(torch.tensor([TEXT])).logits[0]
     assert (logits(target, TEXT) - right).abs().max() < 1e-3 * right.abs().max()
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, *STOCK])
+def test_blocks_are_in_the_order_of_the_models_rows(family: str, tmp_path: Path) -> None:
+    more = (FAMILIES | STOCK)[family][1]
+    path = write_file(model(family), tmp_path / "model.gguf", lambda name: "q8_0", more=more)
+    target = of_file(path, "float32", others=False, check=False)
+    with torch.inference_mode():
+        right = model(family)(torch.tensor([TEXT])).logits[0]
+    assert (logits(target, TEXT) - right).abs().mean() < LIMITS.get(family, 0.05) * right.abs().mean()
 
 
 @pytest.mark.parametrize("tensors", [1, 9])
@@ -171,9 +249,20 @@ def test_both_reasons_are_told_where_nothing_runs_a_file(tmp_path: Path) -> None
 
 
 def test_a_family_whose_files_no_test_compares_is_refused(tmp_path: Path) -> None:
-    config = CONFIG_MAPPING["falcon"](**SIZES)
-    path = write_file(AutoModelForCausalLM.from_config(config), tmp_path / "model.gguf")
-    with pytest.raises(UnsupportedModel, match="files of falcon are not among those"):
+    config = CONFIG_MAPPING["t5"](d_model=64, d_kv=16, num_layers=1, vocab_size=97)
+    path = write_file(AutoModelForSeq2SeqLM.from_config(config), tmp_path / "model.gguf")
+    with pytest.raises(UnsupportedModel, match="files of t5 are not among those"):
+        of_file(path, others=False)
+
+
+def test_a_mixture_without_a_tensor_of_its_experts_is_refused(tmp_path: Path) -> None:
+    path = write_file(
+        model("mixtral"),
+        tmp_path / "model.gguf",
+        more=STOCK["mixtral"][1],
+        without="blk.1.ffn_up_exps.weight",
+    )
+    with pytest.raises(UnsupportedModel, match="a layer with experts has no tensor ffn_up_exps"):
         of_file(path, others=False)
 
 

@@ -316,7 +316,7 @@ def llama(device: str, dtype: torch.dtype, layers: int = 1) -> Any:
     return LlamaForCausalLM(LlamaConfig(**{**SHAPE, "num_hidden_layers": layers})).to(device, dtype).eval()
 
 
-UNTESTED: dict[str, Any] = {"fuse": False, "pack": False, "check": False}
+UNTESTED: dict[str, Any] = {"plan": "invariant", "check": False}
 
 
 def exact(device: str, dtype: torch.dtype = torch.float32, **options: Any) -> CausalTarget:
@@ -327,8 +327,8 @@ def exact(device: str, dtype: torch.dtype = torch.float32, **options: Any) -> Ca
 @pytest.mark.parametrize("device", TRITON_MODELS)
 def test_a_target_passes_the_bit_test(device: str) -> None:
     """And the self-test: its logits are the model's own, but for rounding."""
-    target = CausalTarget(llama(device, torch.float32, 2), exact=True, fuse=False, pack=False)
-    assert target.bit_exact and not target.inexact
+    target = CausalTarget(llama(device, torch.float32, 2), exact=True, plan="invariant")
+    assert target.bit_exact and not target.why_inexact
     layers = list(target._modules.step.modules())
     assert sum(isinstance(one, Linear) for one in layers) == 2 * 7 + 1
     assert sum(isinstance(one, InvariantNorm) for one in layers) == 2 * 2 + 1
@@ -410,7 +410,7 @@ class Off(Eager):
 @pytest.mark.parametrize("device", TRITON_MODELS)
 def test_fixed_shapes_are_tested_too(device: str) -> None:
     model = tiny_llama(dtype=torch.float32, layers=1).to(device)
-    options: dict[str, Any] = {"exact": True, "fuse": False, "pack": False, "static": True}
+    options: dict[str, Any] = {"exact": True, "plan": "invariant", "static": True}
     assert CausalTarget(model, runner=Eager(), **options).bit_exact
     with pytest.raises(UnsupportedModel, match="is not bit-exact"):
         CausalTarget(model, runner=Off(), **options)
@@ -432,7 +432,7 @@ def test_soft_caps_windows_and_other_norms(device: str) -> None:
     options = {"sliding_window": 12, "query_pre_attn_scalar": 16, "attn_logit_softcapping": 20.0}
     torch.manual_seed(0)
     model = Gemma2ForCausalLM(Gemma2Config(**{**SHAPE, "num_hidden_layers": 2}, **options))
-    assert CausalTarget(model.to(device).eval(), exact=True, fuse=False, pack=False).bit_exact
+    assert CausalTarget(model.to(device).eval(), exact=True, plan="invariant").bit_exact
 
 
 @pytest.mark.parametrize("device", TRITON_DEVICES)
@@ -440,7 +440,7 @@ def test_what_cannot_be_exact_on_a_gpu_is_refused_with_the_reason(
     device: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = tiny_llama(dtype=torch.bfloat16).to(device)
-    assert "not measured" in CausalTarget(model, **UNTESTED).inexact
+    assert "not measured" in CausalTarget(model, check=False).why_inexact
 
     class OtherNorm(nn.Module):
         def forward(self, states: Tensor) -> Tensor:

@@ -75,10 +75,9 @@ def test_a_model_in_training_mode() -> None:
 
 def test_its_weights_are_not_released() -> None:
     model = build("llava")
-    with pytest.raises(UnsupportedModel, match="it reads images with its own weights; leave release out"):
-        Target(model, release=True)
-    own = Target(model.to(torch.bfloat16), release="auto", exact=True)
-    assert isinstance(own, MultimodalTarget) and own.plan.packed and not own.released
+    own = Target(model.to(torch.bfloat16), exact=True)
+    assert isinstance(own, MultimodalTarget) and own.plan.packed
+    assert not own.release() and not own.released
     assert not any(weight.is_meta for weight in model.parameters())
 
 

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from outpace.core import OutpaceError
 from outpace.native.layers import SHARE, functions
 from outpace.targets import CausalTarget
-from outpace.targets.cpu.kernels import Blocks, Panels
+from outpace.targets.cpu.layouts import Blocks, Panels
 from outpace.targets.inputs.changes import WatchedWeights as Watched
 from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.native.runner import NativeRunner
@@ -118,7 +118,7 @@ def test_a_mistake_in_a_layer_between_is_seen(
 ) -> None:
     model = deep(12, dtype)
     assert 5 not in shown(model) and len(shown(model)) == 3
-    CausalTarget(model, check=True, fuse=True)
+    CausalTarget(model, check=True, plan="native")
     right = Weights.layer
 
     def wrong(weights: Weights, number: int, view: int) -> Any:
@@ -133,7 +133,7 @@ def test_a_mistake_in_a_layer_between_is_seen(
         torch.nn.init.uniform_(module.weight, 0.5, 2.0)
     monkeypatch.setattr(Weights, "layer", wrong)
     with pytest.raises(Imprecise, match="own layer 5: what it adds"):
-        CausalTarget(model, check=True, fuse=True)
+        CausalTarget(model, check=True, plan="native")
 
 
 def test_a_self_test_runs_as_many_layers_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -146,7 +146,7 @@ def test_a_self_test_runs_as_many_layers_for_more(monkeypatch: pytest.MonkeyPatc
         return runs(runner, *args)
 
     monkeypatch.setattr(NativeRunner, "run", counted)
-    target = CausalTarget(deep(16), check=True, fuse=True)
+    target = CausalTarget(deep(16), check=True, plan="native")
     assert counts[16] == 1 and max(counts) == 16 and sum(counts.values()) > 20
     assert target.bit_exact and target.layers == 16 and len(target._modules.shapes) == 16
 
@@ -183,7 +183,7 @@ def test_dropped_pages_come_back_and_written_ones_stay(saved: Any) -> None:
 
 
 def test_a_target_follows_a_write_to_a_page_of_a_file(saved: Any) -> None:
-    target = CausalTarget(saved, check=False, fuse=True)
+    target = CausalTarget(saved, check=False, plan="native")
     before = target.revision()
     assert target.revision() == before
     saved.model.layers[1].mlp.down_proj.weight.data[13, 7] = 3.0

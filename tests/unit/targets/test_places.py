@@ -25,12 +25,9 @@ VALUES: dict[str, dict[str, Any]] = {
     "static": {"static": True},
     "check": {"check": False},
     "runner": {"runner": Eager(), "static": True},
-    "compiled": {"compiled": {"backend": "eager"}, "static": True},
     "exact": {"exact": False},
-    "pack": {"pack": False},
-    "fuse": {"fuse": False},
+    "plan": {"plan": "stock"},
     "quantise": {"quantise": "int8"},
-    "release": {"release": "auto"},
     "stock": {"stock": True},
 }
 
@@ -41,8 +38,8 @@ def test_the_table_has_every_option() -> None:
 
 
 TOGETHER = (
-    ("static", "check", "runner", "compiled", "exact", "pack", "fuse"),
-    ("quantise", "release"),
+    ("static", "check", "runner", "exact", "plan"),
+    ("quantise",),
     ("stock",),
 )
 

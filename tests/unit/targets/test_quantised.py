@@ -168,9 +168,9 @@ def test_neither_packed_nor_called_exact(kind: str) -> None:
     model = made(kind, torch.bfloat16)
     if kind == "weights":  # the head too
         with pytest.raises(UnsupportedModel, match="no plain linear layers"):
-            Target(model, pack=True)
+            Target(model, plan="packed")
     target = Target(model)
-    assert not target.bit_exact and "multiplies rows in another way" in target.inexact
+    assert not target.bit_exact and "multiplies rows in another way" in target.why_inexact
 
 
 def test_activations_per_row_by_torchao_are_refused_in_float32() -> None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +13,7 @@ from torch import Tensor, nn
 
 from outpace.core import OutpaceError
 from outpace.native.layers import functions
-from outpace.targets.cpu.kernels import multiply
+from outpace.targets.cpu.layouts import multiply
 from outpace.targets.cpu.quants import TYPES, QuantEmbedding, QuantPart, Quants, row_bytes
 from outpace.targets.cpu.trials import using_threads
 
@@ -125,9 +123,3 @@ def test_rows_that_are_no_whole_blocks_are_refused() -> None:
             INPUTS,
             torch.full((ROWS,), ROWS, dtype=torch.int32),
         )
-
-
-def test_the_guide_names_the_types() -> None:
-    guide = (Path(__file__).parents[3] / "docs" / "guides" / "gguf.md").read_text("utf-8")
-    [row] = [line for line in guide.splitlines() if line.startswith("| types |")]
-    assert [name for name in re.findall(r"[a-z0-9_]+", row) if name in TYPES] == sorted(TYPES, key=row.find)

@@ -18,7 +18,7 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.drafters import load_drafter
 from outpace.loading import Loaded, load
 from outpace.native.layers import functions
-from outpace.targets.cpu.kernels import Blocks, rounded_panel
+from outpace.targets.cpu.layouts import Blocks, rounded_panel
 from outpace.targets.cpu.linear import rounded_of
 from outpace.targets.weights import rounded
 from rounded_folders import AWQ, CONFIGS, GPTQ, packed_config, save_rounded, set_config

@@ -18,7 +18,6 @@ from outpace import Target
 from outpace.core import UnsupportedModel
 from outpace.targets.cpu import exact_attention
 from outpace.targets.inputs import forward, masks
-from outpace.targets.inputs.shared import shared_here
 from outpace.targets.native.fitting import why_not_native
 from outpace.targets.native.weights import Weights
 from outpace.targets.step.agreement import difference
@@ -67,8 +66,7 @@ def erring(model: Any, mistake: str) -> Any:
             mask = kwargs.get("attention_mask")
             near = mask.get("sliding_attention") if isinstance(mask, dict) else mask
             if mistake.startswith("window") and near is not None:
-                for one in [part.mask for part in shared_here().get(near, ())] or [near]:
-                    shift_window(one, mistake == "window+")
+                shift_window(near, mistake == "window+")
             with other_scale(self) if mistake == "scale" else nullcontext():
                 return super().forward(*args, **kwargs)
 
@@ -253,7 +251,7 @@ def test_a_wrong_scale_in_compiled_layers(
     """Attention with sharper scores than the model's; the error names what loads."""
     if why := why_not_native(wide_llama(dtype, scale)):
         pytest.skip(why)
-    Target(wide_llama(dtype, scale), check=True, fuse=True)
+    Target(wide_llama(dtype, scale), check=True, plan="native")
     right = Weights.layer
 
     def wrong(*args: Any) -> Any:
@@ -262,8 +260,8 @@ def test_a_wrong_scale_in_compiled_layers(
         return layer
 
     monkeypatch.setattr(Weights, "layer", wrong)
-    with pytest.raises(Imprecise, match=r"layer 0.*rounding.*it loads with .*fuse=False$"):
-        Target(wide_llama(dtype, scale), check=True, fuse=True)
+    with pytest.raises(Imprecise, match=r"layer 0.*rounding.*it loads with .*plan='\w+'$"):
+        Target(wide_llama(dtype, scale), check=True, plan="native")
 
 
 @pytest.mark.parametrize("dtype", first(1, [torch.bfloat16, torch.float16]))
@@ -276,10 +274,10 @@ def test_a_wrong_scale_in_exact_attention(dtype: torch.dtype, monkeypatch: pytes
         return inner(*args, **kwargs)
 
     model = wide_llama(dtype, 1.0)
-    options: Any = {"exact": True, "fuse": False, "pack": False}
+    options: Any = {"plan": "exact"}
     Target(model, check=True, **options)
     monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS._global_mapping, exact_attention.EXACT, wrong)
-    with pytest.raises(Imprecise, match=r"it loads with exact=False$"):
+    with pytest.raises(Imprecise, match=r"it loads with plan='\w+'$"):
         Target(model, check=True, **options)
     assert torch.nn.functional.scaled_dot_product_attention is right
 

@@ -156,7 +156,6 @@ def _its_own_code(made: Any) -> Any:
     [
         (lambda made: made.double(), {}, "takes no torch.float64"),
         (lambda made: made, {"stock": True}, "as transformers runs them"),
-        (lambda made: made, {"static": True, "compiled": {}}, "compiled"),
         (_attending_by(TREE), {}, "all steps run on the kernel"),
         (_its_own_code, {}, "code of its own"),
     ],

@@ -19,7 +19,7 @@ from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.parallel.lookahead import Lookahead
-from outpace.draws.logits import Told
+from outpace.draws.logits import DrawnTokens
 from outpace.draws.noise import Key
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
@@ -136,7 +136,7 @@ class Drafts:
             for token in tokens:
                 sequence.append(token)
             rows = told[: len(draft) + 1].astype(np.int32)
-            table = Told(np.concatenate([rows[:, :1], rows], axis=1), plain=True)
+            table = DrawnTokens(np.concatenate([rows[:, :1], rows], axis=1), plain=True)
             states.append(request.state)
             steps.append(
                 Step(

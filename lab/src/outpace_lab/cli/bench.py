@@ -14,7 +14,7 @@ from outpace.cli import options as o
 from outpace.cli import screen
 from outpace.cli.app import benchmarks, finish, guarded
 from outpace.cli.given import taking
-from outpace.cli.parts import numbers, profiled
+from outpace.cli.parts import numbers
 from outpace.cli.place import spread_of
 from outpace.names import is_gguf
 from outpace_lab.cli.options import Html, Like
@@ -89,7 +89,7 @@ def bench_lab(given: LabOptions) -> None:
     Ends with exit code 1 if a method fails or its tokens differ from plain decoding's.
     """
     given.check()
-    place, step = spread_of(given.device, given.device_map), given.steps(online=True)
+    place, step = spread_of(given.device, given.device_map), given.steps()
     how = given.dtype, given.trust_remote_code, given.llamacpp, True, step, given.backend
     source = source_of(given.like, given.model, place, *how)
     source.check_names(verifier=given.verifier)
@@ -100,16 +100,8 @@ def bench_lab(given: LabOptions) -> None:
         peers = "llama.cpp" if is_gguf(given.model or "") else b.TRANSFORMERS
         chosen = runner.plan(given, peers, batches)
         extras = runner.extras_of(chosen, given.gguf, given.grade, given.run_code)
-    notes: list[str] = []
-    loaded, spec = profiled(
-        source,
-        "" if given.profile else "none",
-        given.profile,
-        given.verifier,
-        at_once=chosen.batches,
-        remark=notes.append,
-    )
-    found = runner.run(chosen.with_drafter(spec, notes), extras, loaded, given.json_to, given.html)
+    loaded, chosen = b.loaded_for(chosen, source, given)
+    found = runner.run(chosen, extras, loaded, given.json_to, given.html)
     finish(not found.interrupted, equal=found.equal)
 
 

@@ -61,8 +61,8 @@ def drift_of(
     params = sampling(max_new_tokens=max_new_tokens, temperature=temperature, seed=seed)
     found = prompts.read(prompt, file)
     source = ModelSource(model, device, dtype, trust_remote_code, seq2seq=True)
-    loaded, spec = profiled(source, drafter, None, verifier)
-    engine = engine_of(loaded, spec, verifier, 1, None)
+    loaded, chosen = profiled(source, drafter, None, verifier)
+    engine = engine_of(loaded, chosen.drafter, verifier, 1, None)
     drifts, whole = measure(loaded, (loaded.engine(), engine), prepare(found, loaded, chat), params)
     if drifts:
         show(as_dict(drifts, str(engine.verifier)), as_json, table)

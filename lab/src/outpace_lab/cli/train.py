@@ -140,7 +140,7 @@ def train_drafter(
     as_json: o.AsJson = False,
 ) -> None:
     """Train a drafter for a model: `blockwise`, `dflash`, `draft_model`, `eagle`,
-    `early_exit`, `hydra`, `medusa`, `parallel_tokens`, `spec_drafter`.
+    `early_exit`, `hydra`, `medusa`, `mtp`, `parallel_tokens`, `spec_drafter`.
 
     The data are .jsonl files of texts, prompts with or without answers, or
     chats. Prompts without an answer are answered by the model itself, with

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafters.combined.parts import OfParts
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 
@@ -72,7 +73,7 @@ class RoutedState:
 
 
 @dataclass(frozen=True)
-class Routed(Drafter[RoutedState]):
+class Routed(OfParts[RoutedState]):
     """Drafters of which each sequence uses one.
 
     Attributes:
@@ -80,7 +81,6 @@ class Routed(Drafter[RoutedState]):
         router: picks a sequence's part from its prompt, as ``TopicRouter`` does.
     """
 
-    parts: tuple[Drafter[Any], ...]
     router: Router = field(repr=False)
 
     paper: ClassVar[str] = "Liu et al. 2023, Online Speculative Decoding (OSD, arXiv 2310.07177), section 4"
@@ -92,32 +92,8 @@ class Routed(Drafter[RoutedState]):
             )
 
     @property
-    def probabilities(self) -> bool:
-        return any(part.probabilities for part in self.parts)
-
-    @property
-    def samples(self) -> bool:
-        return any(part.samples for part in self.parts)
-
-    @property
-    def drops_distributions(self) -> bool:
-        return any(part.drops_distributions for part in self.parts)
-
-    @property
-    def trees(self) -> bool:
-        return any(part.trees for part in self.parts)
-
-    @property
-    def ramp(self) -> int:
-        return max(part.ramp for part in self.parts)
-
-    @property
     def reads_references(self) -> bool:
         return all(part.reads_references for part in self.parts)
-
-    @property
-    def reads_top(self) -> int:
-        return max(part.reads_top for part in self.parts)
 
     def prepare(self, target: TargetModel) -> RoutedShared:
         prepared = [part.prepare(target) for part in self.parts]

@@ -32,7 +32,7 @@ from outpace.core import Draft
 from outpace.drafters.base import SequenceDrafter
 from outpace.drafters.support.best_first import best_first
 from outpace.drafters.support.memories import Memories
-from outpace.draws.logits import Told
+from outpace.draws.logits import DrawnTokens
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import depths
@@ -145,7 +145,7 @@ class TokenRecycling(SequenceDrafter[TokenRecyclingState]):
 
     def learn(self, state: TokenRecyclingState, step: Step) -> None:
         candidates, root = state.candidates, state.sequence.tokens[-len(step.tokens) - 1]
-        if not step.draft.tokens and not isinstance(step.logits, Told):
+        if not step.draft.tokens and not isinstance(step.logits, DrawnTokens):
             candidates.wait(root, step.logits.copied(-1))
             return
         # Of nodes with the same token the later entry is used: the one on the accepted path, if any.

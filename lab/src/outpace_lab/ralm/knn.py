@@ -115,7 +115,7 @@ class KnnTarget(AroundTarget):
         if not 0 < temperature < math.inf:
             raise OutpaceError(f"temperature must be above 0 and finite, not {temperature}")
         self.wrap(inner)
-        self.plan = replace(inner.plan, exact=False, inexact="several rows are searched together")
+        self.plan = replace(inner.plan, exact=False, why_inexact="several rows are searched together")
         self.store, self.neighbours, self.weight, self.temperature = store, neighbours, weight, temperature
 
     @property

@@ -141,7 +141,7 @@ class RalmPipeline(Generic[Query]):
         verifier, target = self._engine.verifier, self._engine.target
         stats = RalmStats(lossy=verifier.lossy)
         if verifier.keeps_tokens(params.greedy):
-            stats.promise, stats.inexact = target.promise, target.inexact
+            stats.promise, stats.why_inexact = target.promise, target.why_inexact
         answer = Answer(self._engine, self._documents, token_ids(prefix), params, self._stride, stats)
         how = self._how
         run = _Run(answer, LocalCache(self._retriever), Pace(how.max_stride, how.asynchronous), stats)

@@ -25,7 +25,7 @@ class RalmStats:
         seconds_wait: seconds of those in which nothing was decoded.
         seconds_decode: seconds in the engine.
         lossy: whether the engine's verifier changes the output's distribution.
-        promise, inexact: as in ``Stats``.
+        promise, why_inexact: as in ``Stats``.
     """
 
     batches: int = 0
@@ -42,7 +42,7 @@ class RalmStats:
     seconds_decode: float = 0.0
     lossy: bool = False
     promise: Promise | None = None
-    inexact: str = ""
+    why_inexact: str | None = None
 
     @property
     def seconds(self) -> float:

@@ -163,11 +163,11 @@ class ContrastiveTarget(AroundTarget):
         self.context = min(contexts, default=None)
         leaves = [model.max_leaves for model in (expert, amateur) if model.max_leaves is not None]
         self.max_leaves = min(leaves, default=None)
-        inexact = expert.inexact or (f"the amateur: {amateur.inexact}" if amateur.inexact else "")
+        why = expert.why_inexact or (amateur.why_inexact and f"the amateur: {amateur.why_inexact}")
         exact = expert.bit_exact and amateur.bit_exact
-        self.plan = replace(expert.plan, exact=exact, inexact=inexact)
+        self.plan = replace(expert.plan, exact=exact, why_inexact=why)
         self.prompts_differ = expert.prompts_differ or amateur.prompts_differ
-        self.chains_only = expert.chains_only or amateur.chains_only
+        self.why_chains_only = expert.why_chains_only or amateur.why_chains_only
 
     @property
     def promise(self) -> Promise:

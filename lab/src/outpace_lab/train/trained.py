@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
+from outpace.learned.frequent import most_frequent
 from outpace.learned.learned import Learned, PartialHead
 from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.targets.base import TargetModel
@@ -165,11 +166,6 @@ class TrainedPart(DraftsPart, Trained):
         if self._chooses and self.drafted.reduced:
             self.drafted.choose(most_frequent(counts, len(self.drafted.ids)))
         self._chooses = False
-
-
-def most_frequent(counts: Tensor, size: int) -> Tensor:
-    """The ids of the greatest counts, ascending; of equally frequent ones the first."""
-    return counts.argsort(descending=True, stable=True)[:size].sort().values
 
 
 def number(drafted: DraftVocabulary, tokens: Tensor) -> Tensor:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from outpace.outline import outline_of
+from outpace.catalogue import described, entry_of, outline
 from outpace.plugins import installed
-from outpace.spec import _hints, _needed
+from outpace.spec import hints_of
 from outpace.testing import gguf
 from outpace_lab import names
 from outpace_lab.cli.train_run import way_of
@@ -23,8 +23,6 @@ MISTAKES = {
     "datastore info nope": "no such file: nope",
     "train medsa --data x --out y": "Did you mean 'medusa'?",
     'train {"method":"medsa"} --data x --out y': "Did you mean 'medusa'?",
-    "train mtp --data x --out y": "mtp is not trained: its layers are the family's own modules",
-    "train mtp:num_speculative_tokens=2 --data x --out y": "train eagle, which reads the same states",
     "train assistant --data x --out y": "assistant is not trained: it is published with its target",
     "train self_speculative --data x --out y": "`outpace search` finds the layers to skip",
     "train medusa --objective forward --data x --out y": "Did you mean 'forward_kl'?",
@@ -72,14 +70,12 @@ def test_answers_that_need_no_torch(tmp_path: Path) -> None:
     check_answers({f"datastore info {tmp_path / 'store'}": "300 in 1 documents"})
 
 
-@pytest.mark.parametrize(
-    ("group", "base"), [("drafters", "Drafter"), ("verifiers", "Verifier"), ("observers", "Attachment")]
-)
-def test_outlines_are_those_of_the_classes(group: str, base: str) -> None:
-    for entry in installed(group).values():
-        cls, outline = entry.load(), outline_of(entry.module, entry.attr, base)
-        assert outline is not None, entry
-        assert list(_hints(outline)) == list(_hints(cls)) and _needed(outline) == _needed(cls)
+@pytest.mark.parametrize("kind", ["drafter", "verifier", "observer"])
+def test_the_table_is_that_of_the_classes(kind: str) -> None:
+    for point in installed(f"{kind}s").values():
+        cls, entry = point.load(), entry_of(kind, point)
+        assert entry == described(point.name, cls), "run: python tools/reference.py"
+        assert list(hints_of(outline(entry))) == list(hints_of(cls))
 
 
 def test_names_are_those_of_the_tables() -> None:

@@ -7,9 +7,12 @@ that were decoded with many rejections.
 from __future__ import annotations
 
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import cycle
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +20,7 @@ import torch
 from torch import Tensor
 
 from models import tiny_llama
+from mtp_folders import load, write
 from outpace.core import SamplingParams
 from outpace.drafters.base import Drafter
 from outpace.drafters.blocks.dflash import DFlash
@@ -25,9 +29,10 @@ from outpace.drafters.eagle.eagle import Eagle
 from outpace.drafters.eagle.eagle_module import EagleConfig
 from outpace.drafters.heads.hydra import Hydra, HydraConfig
 from outpace.drafters.heads.medusa import Medusa, MedusaConfig
+from outpace.drafters.mtp.mtp import Mtp
 from outpace.engine.engine import Engine
 from outpace.policy.plan import DraftPlan, Outcome
-from outpace.targets import Target
+from outpace.targets import Target, TargetModel
 from outpace_lab.drafters.blockwise import Blockwise, BlockwiseConfig, BlockwiseHeads
 from outpace_lab.drafters.layers.early_exit import EarlyExit
 from outpace_lab.drafters.layers.exit_adapter import Adapter, AdapterConfig
@@ -37,6 +42,7 @@ from outpace_lab.train.data import Document
 from outpace_lab.train.modules.blocks import TrainedDFlash
 from outpace_lab.train.modules.eagle import TrainedEagle
 from outpace_lab.train.modules.heads import TrainedHydra, TrainedMedusa
+from outpace_lab.train.modules.mtp import MtpConfig, TrainedMtp
 from outpace_lab.train.reading import read_batch
 from outpace_lab.train.trained import Trained, TrainingBatch
 from watching import Watch
@@ -54,6 +60,7 @@ class Kind:
     alone: what it says of a depth does not depend on the tokens drafted before it.
     once: it looks ahead from roots only, and what a step accepts is missing from the next draft.
     anywhere: what it says behind a place is the same wherever the draft began, and is learnt once.
+    family: of the target that brings prediction layers, and their number.
     """
 
     module: type[Trained]
@@ -62,6 +69,21 @@ class Kind:
     alone: bool = True
     once: bool = False
     anywhere: bool = False
+    family: tuple[str, int] | None = None
+
+    @property
+    def target(self) -> TargetModel:
+        return TARGET if self.family is None else _bringing(*self.family)
+
+
+@lru_cache
+def _bringing(family: str, layers: int) -> TargetModel:
+    """A target whose checkpoint has prediction layers."""
+    return Target(load(write(Path(tempfile.mkdtemp()), family, layers)).double())
+
+
+def _layers(*family: Any) -> Kind:
+    return Kind(TrainedMtp, MtpConfig(), lambda made: Mtp(made.drafting_part), alone=False, family=family)
 
 
 EXIT: dict[str, Any] = {"num_speculative_tokens": 3, "min_confidence": 0.0}
@@ -77,6 +99,10 @@ KINDS = {
     ),
     "spec_drafter": Kind(SpecDrafterModule, SpecDrafterConfig(tokens=4, hidden_size=24), SpecDrafter),
     "dflash": Kind(TrainedDFlash, DFlashConfig(tokens=4, layers=(2, 1)), DFlash),
+    "mtp": _layers("qwen3_5_text", 1),
+    "mtp, a window": _layers("step3p7", 1),
+    "mtp, several layers": _layers("step3p7", 2),
+    "mtp, layers that read the target's state": _layers("mimo_v2_flash", 2),
     "parallel_tokens": Kind(
         LookAhead, LookAheadConfig(3, places=64), lambda made: ParallelTokens(made, 3, "all")
     ),
@@ -90,9 +116,9 @@ def module(kind: Kind) -> Trained:
     """A module with weights large enough to affect its predictions."""
     with torch.random.fork_rng():
         torch.manual_seed(2)
-        made = kind.module.new(kind.config, TARGET).double()
+        made = kind.module.new(kind.config, kind.target).double()
         with torch.no_grad():
-            for weight in made.parameters():
+            for weight in made.parameters() if kind.family is None else ():
                 weight.add_(torch.randn_like(weight) / 4)
     return made
 
@@ -108,7 +134,7 @@ def learnt_from(made: Trained, batch: TrainingBatch) -> list[dict[int, tuple[Ten
 
     rows, width = batch.tokens.shape
     numbers = ROW * torch.arange(rows)[:, None] + torch.arange(width)
-    logits = numbers[..., None].double().expand(-1, -1, TARGET.vocabulary)
+    logits = numbers[..., None].double().expand(-1, -1, made.target.vocabulary)
     with torch.random.fork_rng():
         made.loss(replace(batch, scores=logits), record)
     return found
@@ -131,14 +157,16 @@ def compare(kind: Kind, policy: bool | Now = False) -> list[int]:
     """Decode, and compare each draft with what is learnt at its root; how many distributions, by depth."""
     made = module(kind)
     watch = Watch()
-    engine = Engine(TARGET, kind.drafter(made), "rejection", observer=watch, adaptive=policy)
+    engine = Engine(kind.target, kind.drafter(made), "rejection", observer=watch, adaptive=policy)
     sequences = [engine.add(prompt, PARAMS) for prompt in PROMPTS]
     while engine.sequences:
         engine.step()
     # The texts lie behind others, of other lengths, and there is padding behind one of them.
     before = [Document(tuple(range(1, 9))), Document((4, 4)), Document((8, 3, 1))]
     texts = [Document(tuple(s.tokens), s.prompt_length) for s in sequences]
-    batch = read_batch(TARGET, [list(pair) for pair in zip(before, texts, strict=True)], made.hidden_layers)
+    batch = read_batch(
+        kind.target, [list(pair) for pair in zip(before, texts, strict=True)], made.hidden_layers
+    )
     learnt = learnt_from(made, batch)
     compared = [0] * (made.config.num_speculative_tokens if kind.anywhere else len(learnt))
     missing = [0] * len(sequences)

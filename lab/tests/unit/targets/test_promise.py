@@ -15,16 +15,16 @@ from outpace_lab.targets import ContrastiveTarget, SplitTarget
 
 
 def off(dtype: torch.dtype) -> CausalTarget:
-    return CausalTarget(tiny_llama(dtype=dtype, heads=8), exact=False, pack=False, fuse=False)
+    return CausalTarget(tiny_llama(dtype=dtype, heads=8), plan="stock")
 
 
 def test_a_target_of_several_promises_what_the_weakest_does() -> None:
     strong, weak = off(torch.float64), off(torch.bfloat16)
     for pair in (ContrastiveTarget(strong, weak), ContrastiveTarget(weak, strong)):
-        assert pair.promise == "not exact" and weak.inexact in pair.inexact and not pair.bit_exact
-    strong.plan = StepPlan(exact=True, inexact="")
+        assert pair.promise == "not exact" and weak.why_inexact in pair.why_inexact and not pair.bit_exact
+    strong.plan = StepPlan(exact=True, why_inexact=None)
     assert ContrastiveTarget(strong, strong).promise == "same bits"
-    assert "amateur" in ContrastiveTarget(strong, weak).inexact
+    assert "amateur" in ContrastiveTarget(strong, weak).why_inexact
     store: Any = SimpleNamespace(keys=torch.zeros(4, 64), tokens=torch.zeros(4))
     assert KnnTarget(strong, store, neighbours=1).promise == "same tokens"
 
@@ -32,5 +32,5 @@ def test_a_target_of_several_promises_what_the_weakest_does() -> None:
 def test_a_target_in_parts_promises_what_its_model_does() -> None:
     weak = off(torch.bfloat16)
     split = SplitTarget(weak, 1)
-    assert split.promise == "not exact" and split.inexact == weak.inexact
+    assert split.promise == "not exact" and split.why_inexact == weak.why_inexact
     assert not split.stock and SplitTarget(CausalTarget(tiny_llama(), stock=True), 1).stock

@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, Gemma3TextConfig, GPT2Config, LlamaForCausalLM, MistralConfig
 
+from learning import METHODS, new
 from models import tiny_llama
 from outpace import nano_draft_path, nano_path
 from outpace.core import OutpaceError, SamplingParams
@@ -28,7 +29,6 @@ from outpace_lab.train.data import Document
 from outpace_lab.train.distil import answer
 from outpace_lab.train.feed import Feed
 from outpace_lab.train.loop import Training, train
-from outpace_lab.train.methods import LEARNED
 from outpace_lab.train.metric import evaluate
 from outpace_lab.train.modules.draft_model import CheckpointConfig, DraftConfig, TrainedDraft
 from outpace_lab.train.objectives import OBJECTIVES, objective
@@ -425,9 +425,8 @@ def test_an_interrupted_run_on_policy_ends_with_the_same_weights(
 
 def test_drafters_without_text_of_their_own_are_refused(documents: list[Document], tmp_path: Path) -> None:
     rows = data.pack(documents, 40)
-    for method in LEARNED.keys() - {"draft_model"}:
-        cls = LEARNED[method]
-        module = cls.new(cls.config_type(), Target(tiny_llama(vocabulary=41, layers=3)))
+    for method in {*METHODS} - {"draft_model"}:
+        module = new(method, Target(tiny_llama(vocabulary=41, layers=3)))
         with pytest.raises(OutpaceError, match=f"{method} drafts from the target's states"):
             train(module, rows, rows, replace(SETTINGS, on_policy=0.5), tmp_path)
     with pytest.raises(OutpaceError, match="on_policy must be a fraction from 0 to 1"):
@@ -456,7 +455,7 @@ class Sealed(StockKernel):
 def test_a_copy_of_a_packed_draft_model_decodes_by_its_own_weights(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("outpace.targets.cpu.linear.COMPILED", Sealed())
     model = AutoModelForCausalLM.from_pretrained(nano_path(), dtype=torch.bfloat16).eval()
-    module = TrainedDraft.load(nano_draft_path(), Target(model, pack=False))
+    module = TrainedDraft.load(nano_draft_path(), Target(model, plan="stock"))
     assert module.writer.model is module.model and module.writer.plan.packed
     copied = copy.deepcopy(module, {id(module.target): module.target})
     assert copied.model is not module.model and copied.writer.model is copied.model

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from learning import METHODS, new
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
 from outpace.drafters import DRAFTERS
@@ -63,10 +64,9 @@ def plain(params: SamplingParams) -> list[list[int]]:
 
 def module(method: str, target: TargetModel | None = None) -> Trained:
     """A module with random weights."""
-    cls = LEARNED[method]
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        made = cls.new(cls.config_type(**SMALL.get(method, {})), target or llama())
+        made = new(method, target or llama(), **SMALL.get(method, {}))
     return made.double() if target is None else made
 
 
@@ -112,7 +112,7 @@ def scramble(learner: Online, seed: int) -> None:
 @pytest.mark.parametrize(
     ("method", "options", "params"),
     in_turn(
-        [*((method, {}) for method in LEARNED), *((m, own) for m, own in TREES.items() if m in LEARNED)],
+        [*((method, {}) for method in METHODS), *TREES.items()],
         [GREEDY, SAMPLED],
     ),
 )
@@ -150,7 +150,7 @@ def test_rounds_in_the_middle_change_no_token(method: str) -> None:
     assert len(learner.rounds) > 5
 
 
-@pytest.mark.parametrize("method", LEARNED)
+@pytest.mark.parametrize("method", METHODS)
 def test_weights_change_between_steps_only(method: str) -> None:
     """Weights that arrive while a draft is made, or a step runs, wait for the step's end."""
     learner = online(method)

@@ -13,7 +13,7 @@ import accelerate
 import pytest
 import torch
 
-from learning import Letters
+from learning import METHODS, Letters, new
 from learning import train as learn
 from models import tiny_llama
 from outpace.core import OutpaceError, SamplingParams
@@ -175,16 +175,15 @@ def test_heads_are_measured_on_neither_learnt_nor_held_out_text(
         train(heads(), rows[6:8], rows[-2:], settings, tmp_path / "none")
 
 
-@pytest.mark.parametrize("method", LEARNED)
+@pytest.mark.parametrize("method", METHODS)
 def test_every_method_is_trained_and_goes_on_where_it_was(method: str, tmp_path: Path) -> None:
     target = Target(tiny_llama(dtype=torch.float32, layers=3))
     rows = [[Document(tuple((7 * place + row) % 90 + 1 for place in range(20)), 3)] for row in range(7)]
     settings = Training(steps=3, rows=2, evaluate_every=1, learning_rate=0.01)
-    cls = LEARNED[method]
 
     def weights(out: Path, stop: int | None = None) -> dict[str, torch.Tensor]:
         torch.manual_seed(0)
-        module = cls.new(cls.config_type(), target)
+        module = new(method, target)
 
         def report(entry: Mapping[str, Any]) -> None:
             if entry["step"] == stop:
@@ -195,14 +194,14 @@ def test_every_method_is_trained_and_goes_on_where_it_was(method: str, tmp_path:
         return dict(module.state_dict())
 
     torch.manual_seed(0)
-    before = dict(cls.new(cls.config_type(), target).state_dict())
+    before = dict(new(method, target).state_dict())
     whole = weights(tmp_path / "whole")
     with pytest.raises(KeyboardInterrupt):
         weights(tmp_path / "parts", stop=2)
     parts = weights(tmp_path / "parts")
     assert all(torch.equal(whole[name], parts[name]) for name in whole)
     assert any(not torch.equal(whole[name], before[name]) for name in whole)
-    loaded = cls.load(tmp_path / "whole", target).state_dict()
+    loaded = LEARNED[method].load(tmp_path / "whole", target).state_dict()
     assert {name: weight.shape for name, weight in loaded.items()} == {
         name: weight.shape for name, weight in before.items()
     }

@@ -16,11 +16,13 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from outpace.drafters.assistant.assistant_module import AssistantModule
-from outpace.drafters.support.continuing import Continuing, ContinuingDrafter
+from outpace.drafters.support.continuing import Continuing
 from outpace.drafters.support.layer_cache import Forward, LayerCache
+from outpace.drafters.support.part import PartDrafter
+from outpace.drafters.support.vocabulary import part_of
 from outpace.targets.base import TargetModel
 from outpace.targets.gpu.fixed import shapes_for
 
@@ -30,6 +32,7 @@ class AssistantShared(Continuing):
     """Data that an engine's sequences share; for a row's output see ``AssistantModule``."""
 
     module: AssistantModule
+    head: nn.Module
 
     @property
     def layers_read(self) -> tuple[int, ...]:
@@ -44,11 +47,12 @@ class AssistantShared(Continuing):
         return self.module.read(forward, tokens, read)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        return self.module.logits(outputs)
+        logits: Tensor = self.head(self.module.states(outputs))
+        return logits
 
 
 @dataclass(frozen=True)
-class Assistant(ContinuingDrafter):
+class Assistant(PartDrafter):
     """The assistant that Gemma 4 is published with, which attends to the target's own keys and values.
 
     Attributes:
@@ -61,13 +65,17 @@ class Assistant(ContinuingDrafter):
     needs: ClassVar[str] = "its folder"
     paper: ClassVar[str] = (
         "Google 2026, Gemma 4 assistants (transformers' Gemma4AssistantForCausalLM); drafting from a feature "
-        "and a token: Li et al. 2024, EAGLE (arXiv 2401.15077)"
+        "and a token: Li et al. 2024, EAGLE (arXiv 2401.15077); a part of the vocabulary: Zhao et al. 2025, "
+        "FR-Spec (arXiv 2502.14856)"
     )
 
     def prepare(self, target: TargetModel) -> AssistantShared:
         module = AssistantModule.of(self.path, target)
+        ids = self.drafted(target)
         return AssistantShared(
             **self.growth(module.tokens),
+            vocabulary=part_of(ids, target.vocabulary),
             module=module,
+            head=module.head(ids),
             cache=LayerCache(list(module.shapes.values()), shapes_for(target)),
         )

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from outpace.cache import LayerShape, RowShape
 from outpace.core import OutpaceError
 from outpace.drafters.support.layer_cache import Forward
+from outpace.learned.head import drafting_layer
 from outpace.learned.published import config_of, find
 from outpace.targets.base import TargetModel
 from outpace.targets.cpu.linear import pack_drafter
@@ -127,15 +128,25 @@ class AssistantModule(nn.Module):
         size = self._target.hidden.size
         return self._run(seen, tokens, read[..., :size], forward.positions + 1 - depth)
 
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of the token after rows of these outputs, [n, ...]."""
-        states = outputs[:, -self.stock.hidden_size :]
-        if (embedder := self.stock.masked_embedding) is None:
-            plain: Tensor = self.stock.lm_head(states)
-            return plain
-        chosen: Tensor = embedder(states[:, None], self.stock.lm_head.weight)[:, 0]
-        # Tokens of other clusters have one number below all others, which depends on the batch.
-        return chosen.masked_fill(chosen == chosen.min(), -torch.inf)
+    def states(self, outputs: Tensor) -> Tensor:
+        """What the head reads of rows of these outputs, [n, ...]."""
+        return outputs[:, -self.stock.hidden_size :]
+
+    def head(self, ids: Tensor | None) -> nn.Module:
+        """The head: its inputs [n, hidden size] -> logits of the ids, [n, ids]; None for all of them.
+
+        Raises:
+            OutpaceError: it scores a few clusters of the vocabulary already.
+        """
+        whole: nn.Module = self.stock.lm_head
+        if ids is None:
+            return whole if self.stock.masked_embedding is None else _Clusters(self.stock)
+        if self.stock.masked_embedding is not None:
+            raise OutpaceError(
+                "assistant: the head of this one scores a few clusters of the vocabulary already; leave "
+                "draft_vocabulary and draft_text out"
+            )
+        return drafting_layer(self.stock.lm_head.weight.detach()[ids])
 
     def _run(
         self, seen: Mapping[str, tuple[Tensor, Tensor]], tokens: Tensor, before: Tensor, roots: Tensor
@@ -184,6 +195,23 @@ class AssistantModule(nn.Module):
         return keys.transpose(1, 2), attention.v_norm(values).transpose(1, 2)
 
 
+class _Clusters(nn.Module):
+    """A head that scores the tokens of a few clusters of the vocabulary.
+
+    Args:
+        stock: transformers' assistant.
+    """
+
+    def __init__(self, stock: Any) -> None:
+        super().__init__()
+        self._embedder, self._head = stock.masked_embedding, stock.lm_head
+
+    def forward(self, states: Tensor) -> Tensor:
+        chosen: Tensor = self._embedder(states[:, None], self._head.weight)[:, 0]
+        # Tokens of other clusters have one number below all others, which depends on the batch.
+        return chosen.masked_fill(chosen == chosen.min(), -torch.inf)
+
+
 def _loaded(path: str | Path, target: TargetModel) -> Any:
     """transformers' assistant from a folder or the hub, in the target's dtype."""
     place = find(path, "assistant")
@@ -219,7 +247,7 @@ def _producers(target: TargetModel, stock: Any) -> dict[str, tuple[int, Any]]:
         if layer.self_attn.k_proj.weight.is_meta:
             raise OutpaceError(
                 f"assistant: it needs the weights of {target.name}'s attention, which were released; load "
-                "the target with release=False"
+                "the model again, and do not release them"
             )
     return found
 

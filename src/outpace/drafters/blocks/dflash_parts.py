@@ -103,7 +103,7 @@ class GroupedConvolution(nn.Module):
     def coefficients(self, states: Tensor) -> Tensor:
         """What rows [B, width, size] add to the kernels, [2, taps, B, width, size]."""
         added: Tensor = self.kernel_projection(states)
-        every = added.unflatten(-1, (2, self._taps, -1)).repeat_interleave(self._group, dim=-1)
+        every: Tensor = added.unflatten(-1, (2, self._taps, -1)).repeat_interleave(self._group, dim=-1)
         return every.permute(2, 3, 0, 1, 4)
 
     def forward(self, states: Tensor, added: Tensor, side: int) -> Tensor:

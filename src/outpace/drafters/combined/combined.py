@@ -24,6 +24,7 @@ from torch import Tensor
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.combined.ledger import Guesses, Ledger
+from outpace.drafters.combined.parts import OfParts
 from outpace.drafters.combined.share import PartStep
 from outpace.drafters.support.memories import Memories
 from outpace.sequence import Sequence, Step
@@ -75,7 +76,7 @@ class CombinedState:
 
 
 @dataclass(frozen=True)
-class Combined(Drafter[CombinedState]):
+class Combined(OfParts[CombinedState]):
     """Several drafters at once: their trees are merged, and the likeliest nodes are drafted.
 
     Parts draft in their order, so give the cheapest first. Those after one that is sure do not draft, nor,
@@ -98,7 +99,6 @@ class Combined(Drafter[CombinedState]):
             draft; with more than 1, no part is sure enough.
     """
 
-    parts: tuple[Drafter[Any], ...]
     max_nodes: int = 64
     row_cost: float | None = None
     minimum: int = 4
@@ -138,6 +138,10 @@ class Combined(Drafter[CombinedState]):
         return len(self.parts) == 1 and self.parts[0].probabilities
 
     @property
+    def samples(self) -> bool:
+        return self.probabilities
+
+    @property
     def drops_distributions(self) -> bool:
         several = len(self.parts) > 1 and any(part.samples for part in self.parts)
         return several or any(part.drops_distributions for part in self.parts)
@@ -153,18 +157,6 @@ class Combined(Drafter[CombinedState]):
     @property
     def narrow_widths(self) -> tuple[int, ...]:
         return self.parts[0].narrow_widths if len(self.parts) == 1 else ()
-
-    @property
-    def ramp(self) -> int:
-        return max(part.ramp for part in self.parts)
-
-    @property
-    def reads_references(self) -> bool:
-        return any(part.reads_references for part in self.parts)
-
-    @property
-    def reads_top(self) -> int:
-        return max(part.reads_top for part in self.parts)
 
     def prepare(self, target: TargetModel) -> CombinedShared:
         prepared = [part.prepare(target) for part in self.parts]

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
+from outpace.drafters.combined.parts import OfParts
 from outpace.drafters.combined.share import PartStep
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
@@ -69,14 +70,12 @@ class EitherState:
 
 
 @dataclass(frozen=True)
-class Either(Drafter[EitherState]):
+class Either(OfParts[EitherState]):
     """One of two drafters in each step: the first where its draft is worth more, otherwise the second.
 
     Attributes:
         parts: the two, as in ``either:(suffix:memory=0)+(self)``. The first is cheap and states chances.
     """
-
-    parts: tuple[Drafter[Any], ...]
 
     when: ClassVar[str] = "to copy where a text repeats, and to draft with a model elsewhere"
     needs: ClassVar[str] = "two drafters, as in either:(suffix:memory=0)+(self)"
@@ -93,38 +92,10 @@ class Either(Drafter[EitherState]):
             raise OutpaceError("either: a part must not replace the target by its own; use it by itself")
 
     @property
-    def probabilities(self) -> bool:
-        return any(part.probabilities for part in self.parts)
-
-    @property
-    def samples(self) -> bool:
-        return any(part.samples for part in self.parts)
-
-    @property
-    def drops_distributions(self) -> bool:
-        return any(part.drops_distributions for part in self.parts)
-
-    @property
-    def trees(self) -> bool:
-        return any(part.trees for part in self.parts)
-
-    @property
     def widths(self) -> tuple[int, ...] | None:
         # Both draft no more than pays; what is left to decide is whether to draft.
         widths = [part.widths for part in self.parts]
         return None if widths[_SECOND] is None else (max(_WIDE, *(own[-1] for own in widths if own)),)
-
-    @property
-    def ramp(self) -> int:
-        return max(part.ramp for part in self.parts)
-
-    @property
-    def reads_references(self) -> bool:
-        return any(part.reads_references for part in self.parts)
-
-    @property
-    def reads_top(self) -> int:
-        return max(part.reads_top for part in self.parts)
 
     def prepare(self, target: TargetModel) -> EitherShared:
         prepared = [part.prepare(target) for part in self.parts]

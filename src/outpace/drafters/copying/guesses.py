@@ -13,7 +13,7 @@ _KEEP = 0.98  # share of earlier steps' weight that a further one leaves
 
 
 @dataclass
-class Guesses:
+class NextGuesses:
     """The guesses, the best first, and how often those of each rank were right."""
 
     tokens: list[int] = field(default_factory=list)

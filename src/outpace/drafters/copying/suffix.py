@@ -26,7 +26,7 @@ from typing import ClassVar, NamedTuple
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import SequenceDrafter
-from outpace.drafters.copying.guesses import Guesses
+from outpace.drafters.copying.guesses import NextGuesses
 from outpace.drafters.copying.suffix_automaton import ROOT, SuffixAutomaton
 from outpace.drafters.copying.suffix_memory import Cursor, SuffixMemory
 from outpace.drafters.support.best_first import best_first, trust
@@ -94,7 +94,7 @@ class SuffixState:
     text: SuffixAutomaton
     after: Trust
     cursors: dict[SuffixAutomaton, Cursor] = field(default_factory=dict)
-    guesses: Guesses = field(default_factory=Guesses)
+    guesses: NextGuesses = field(default_factory=NextGuesses)
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from outpace.drafters.support.vocabulary import part_of
 from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import DraftsPart, DraftVocabulary
 from outpace.sequence import Sequence, Step
+from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 from outpace.targets.gpu.fixed import FixedShapes, shapes_for
 from outpace.targets.gpu.graphs import Made
@@ -79,6 +80,38 @@ class Heads(DraftsPart):
         return best_tree(self.accuracies.tolist(), self.max_nodes if max_nodes is None else max_nodes)
 
 
+@dataclass(frozen=True)
+class HeadConfig:
+    """Options of heads, from which each method's derive.
+
+    Attributes:
+        heads: number of heads, one per token guessed ahead, at least 1.
+        layers: layers per head, at least 1.
+        own_head: whether each head has its own vocabulary projection; otherwise they share the target's.
+        decay: weight of each head in the loss, relative to the one before.
+        max_nodes: nodes of the tree that training measures.
+        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
+            text; 0 is all.
+    """
+
+    heads: int = 4
+    layers: int = 1
+    own_head: bool = False
+    decay: float = 0.8
+    max_nodes: int = 32
+    draft_vocabulary: int = 0
+
+    method: ClassVar[str]
+
+    def __post_init__(self) -> None:
+        check_least(self.method, self, heads=1, layers=1, draft_vocabulary=0)
+        check_nodes(self.method, self.max_nodes)
+        if self.own_head and self.draft_vocabulary:
+            raise OutpaceError(
+                f"{self.method}: draft_vocabulary is of the target's head; leave it out, or own_head"
+            )
+
+
 def check_nodes(method: str, max_nodes: int) -> None:
     """Refuse a configuration whose tree has no node, or more than a forward should have.
 
@@ -87,16 +120,6 @@ def check_nodes(method: str, max_nodes: int) -> None:
     """
     if not 1 <= max_nodes <= MOST_NODES:
         raise OutpaceError(f"{method}: max_nodes must be between 1 and {MOST_NODES:,}, not {max_nodes:,}")
-
-
-def check_shared(method: str, own_head: bool, draft_vocabulary: int) -> None:
-    """Check that heads over a part of the vocabulary share the target's projection.
-
-    Raises:
-        OutpaceError: they have their own.
-    """
-    if own_head and draft_vocabulary:
-        raise OutpaceError(f"{method}: draft_vocabulary is of the target's head; leave it out, or own_head")
 
 
 def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:

@@ -20,43 +20,26 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import Self
 
-from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_nodes, check_shared
+from outpace.drafters.heads.heads import RANKS, HeadConfig, Heads, Residual, TreeHeads
 from outpace.learned import published_hydra
 from outpace.learned.learned import Fit
 from outpace.learned.published import find
-from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 
 
 @dataclass(frozen=True)
-class HydraConfig:
-    """Hydra's heads.
+class HydraConfig(HeadConfig):
+    """Hydra's heads, of whose layers the first reads state and embeddings, and the others are residual.
 
     Attributes:
-        heads: number of heads, one per token guessed ahead, at least 1.
-        layers: layers per head, at least 1: the first reads state and embeddings, the others are residual.
-        own_head: whether each head has its own vocabulary projection, with a bias; otherwise they share the
-            target's.
         own_residual: whether the first layer adds a learned linear map of all that it reads, as published
             heads do, in place of the state.
-        decay: weight of each head in the loss, relative to the one before.
-        max_nodes: nodes of the tree that training measures.
-        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
-            text; 0 is all.
     """
 
-    heads: int = 4
     layers: int = 2
-    own_head: bool = False
     own_residual: bool = False
-    decay: float = 0.8
-    max_nodes: int = 32
-    draft_vocabulary: int = 0
 
-    def __post_init__(self) -> None:
-        check_least("hydra", self, heads=1, layers=1, draft_vocabulary=0)
-        check_nodes("hydra", self.max_nodes)
-        check_shared("hydra", self.own_head, self.draft_vocabulary)
+    method: ClassVar[str] = "hydra"
 
 
 class HydraHeads(Heads):

@@ -23,42 +23,20 @@ from torch import Tensor, nn
 from typing_extensions import Self
 
 from outpace.core import OutpaceError
-from outpace.drafters.heads.heads import RANKS, Heads, Residual, TreeHeads, check_nodes, check_shared
+from outpace.drafters.heads.heads import RANKS, HeadConfig, Heads, Residual, TreeHeads
 from outpace.drafters.support.shapes import Static, TreeShape, branching_parents, numbers
 from outpace.embedded import nano_drafter_path
 from outpace.learned import published_medusa
 from outpace.learned.learned import Fit
 from outpace.learned.published import find
-from outpace.spec import check_least
 from outpace.targets.base import TargetModel
 
 
 @dataclass(frozen=True)
-class MedusaConfig:
-    """Medusa's heads.
+class MedusaConfig(HeadConfig):
+    """Medusa's heads, of ``layers`` residual layers; their own projections begin as the target's."""
 
-    Attributes:
-        heads: number of heads, one per token guessed ahead, at least 1.
-        layers: residual layers per head, at least 1.
-        own_head: whether each head has its own vocabulary projection, initialised from the target's;
-            otherwise they share the target's.
-        decay: weight of each head in the loss, relative to the one before.
-        max_nodes: nodes of the tree that training measures.
-        draft_vocabulary: number of the target's ids that are drafted, those most frequent in the training
-            text; 0 is all.
-    """
-
-    heads: int = 4
-    layers: int = 1
-    own_head: bool = False
-    decay: float = 0.8
-    max_nodes: int = 32
-    draft_vocabulary: int = 0
-
-    def __post_init__(self) -> None:
-        check_least("medusa", self, heads=1, layers=1, draft_vocabulary=0)
-        check_nodes("medusa", self.max_nodes)
-        check_shared("medusa", self.own_head, self.draft_vocabulary)
+    method: ClassVar[str] = "medusa"
 
 
 class StateHeads(Heads):

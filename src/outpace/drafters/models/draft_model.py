@@ -166,9 +166,9 @@ class DraftModel(Drafter[GrowthState]):
         if ids is not None:
             vocabulary = part_of(ids, target.vocabulary)
         shape = self._shape()
-        if shape.branches and model.chains_only:
+        if shape.branches and model.why_chains_only:
             raise OutpaceError(
-                f"draft_model: {model.name} takes chains only, since {model.chains_only}; leave out "
+                f"draft_model: {model.name} takes chains only, since {model.why_chains_only}; leave out "
                 "branching, acceptance and expand"
             )
         weigh = shape.weighs or self.min_confidence > 0

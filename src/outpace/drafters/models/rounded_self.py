@@ -31,6 +31,7 @@ from outpace.drafters.support.shapes import Growing, TreeShape
 from outpace.drafters.support.vocabulary import Current
 from outpace.drafters.support.within import PartShared, Within, layers_of, place_of
 from outpace.drafters.support.worth import DraftSpeed, Lately, Missed, Rates
+from outpace.learned.frequent import common
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.targets.batch import Batch
@@ -40,7 +41,6 @@ _ROW = 0.06  # time of a further row in plain steps that is assumed of second ch
 _MORE = 0.12  # time of a further row of a drafting forward, in such forwards, if not measured
 _COPIED = 8  # guesses of another drafter that are checked in a forward, at most
 _LONGEST = 32  # tokens of a chain with such guesses, at most
-_COMMON, _FEW = 1 << 14, 4  # a cut head has the first tokens: at least this number, and a part of all
 _READ = 1024  # last tokens of a prompt that it has too
 _LISTED = 64  # most probable tokens from which a sampled one is drawn
 _LEAST = 1e-9  # the chance that is stated for one that rounds to 0
@@ -254,7 +254,7 @@ class RoundedSelf(Drafter[SelfState]):
     def prepare(self, target: TargetModel) -> SelfShared:
         shape = Leading(self.num_speculative_tokens, self.branches)
         part: Any = target.rounded(self.bits)
-        first = max(part.vocabulary // _FEW, _COMMON)
+        first = common(part.vocabulary)
         few = part.few(first) if part.head_share and first < part.vocabulary // 2 else None
         draws = Draws(weigh=True, listed=_LISTED)
         return SelfShared(shape=shape, draws=draws, vocabulary=Current(part.vocabulary), part=part, few=few)

@@ -2,7 +2,8 @@
 
 Differences from the papers: drafts are drawn with the target's own noise by default, as with a draft model,
 and trees grow by confidence with ``expand``. A single layer drafts on from its own output; of several, each
-drafts one place, so that a draft has at most as many places as there are layers.
+drafts one place, so that a draft has at most as many places as there are layers. The drafted tokens may be
+a part of the vocabulary (FR-Spec, Zhao et al. 2025; FastMTP, Cai et al. 2025).
 """
 
 from __future__ import annotations
@@ -15,9 +16,12 @@ from torch import Tensor
 
 from outpace.core import OutpaceError
 from outpace.drafters.mtp.mtp_module import MtpModule
-from outpace.drafters.support.continuing import Continuing, ContinuingDrafter
+from outpace.drafters.support.continuing import Continuing
 from outpace.drafters.support.layer_cache import Forward, LayerCache
+from outpace.drafters.support.part import PartDrafter
 from outpace.drafters.support.shapes import Growing
+from outpace.drafters.support.vocabulary import part_of
+from outpace.learned.head import PartialHead
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 from outpace.targets.gpu.fixed import shapes_for
@@ -30,6 +34,10 @@ class MtpShared(Continuing):
     """Data that an engine's sequences share; for a row's output see ``MtpModule.run``."""
 
     module: MtpModule
+    head: PartialHead
+
+    def revision(self) -> int:
+        return self.head.revision()
 
     def begin(self, sequence: Sequence) -> Growing:
         tree = super().begin(sequence)
@@ -48,11 +56,11 @@ class MtpShared(Continuing):
         return self.module.run(forward, tokens, read, depth)
 
     def logits(self, outputs: Tensor) -> Tensor:
-        return self.module.logits(outputs)
+        return self.head(outputs[:, -1])
 
 
 @dataclass(frozen=True)
-class Mtp(ContinuingDrafter):
+class Mtp(PartDrafter):
     """Multi-token prediction by the layers that the target's own checkpoint has for it.
 
     Attributes:
@@ -68,7 +76,9 @@ class Mtp(ContinuingDrafter):
     needs: ClassVar[str] = "a checkpoint with prediction layers"
     paper: ClassVar[str] = (
         "Gloeckle et al. 2024, Better & Faster Large Language Models via Multi-token Prediction (arXiv "
-        "2404.19737); DeepSeek-AI 2024, DeepSeek-V3 Technical Report (arXiv 2412.19437)"
+        "2404.19737); DeepSeek-AI 2024, DeepSeek-V3 Technical Report (arXiv 2412.19437); a part of the "
+        "vocabulary: Zhao et al. 2025, FR-Spec (arXiv 2502.14856), Cai et al. 2025, FastMTP (arXiv "
+        "2509.18362)"
     )
 
     def prepare(self, target: TargetModel) -> MtpShared:
@@ -79,8 +89,17 @@ class Mtp(ContinuingDrafter):
                 f"mtp: num_speculative_tokens is at most {layers}, the number of {target.name}'s prediction "
                 f"layers, each of which drafts one place; not {asked}"
             )
+        ids = self.drafted(target, module.tables)
+        head = PartialHead(target, ids)
+        if ids is not None and not head.is_matrix:
+            raise OutpaceError(
+                f"mtp: a part of the vocabulary is drafted with a part of the head, and {target.name}'s "
+                "is no matrix; leave draft_vocabulary and draft_text out"
+            )
         return MtpShared(
             **self.growth(_TOKENS if layers == 1 else layers),
+            vocabulary=part_of(ids, target.vocabulary),
             module=module,
+            head=head,
             cache=LayerCache(module.shapes, shapes_for(target)),
         )

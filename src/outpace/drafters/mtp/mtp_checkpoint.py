@@ -24,16 +24,20 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torch import nn
+from safetensors import safe_open
+from torch import Tensor, nn
 
 from outpace.core import OutpaceError, UnsupportedModel, first_line
-from outpace.learned.published import find
+from outpace.learned.folder import read_config
+from outpace.learned.published import config_of, find
 from outpace.targets.base import TargetModel
 from outpace.targets.inputs.config import family
 from outpace.targets.inputs.masks import unknown_kinds
 from outpace.targets.weights.checkpoint import FLOATS, INDEX, WEIGHTS, header, weight_files
 
 _FULL, _SLIDING = "full_attention", "sliding_attention"
+_PROJECTION = re.compile(r"\.(?:eh_proj|fc)\.")
+_TABLE = r"(?:.*\.)?(?:d2t|t2d)"  # of drafted ids, as EAGLE-3 has
 _HEAD = ".shared_head.output."  # as Step 3.5 and 3.7 are published
 _SPECULATORS = {
     r"mtp_layers\.0\.input_proj\.": "mtp.fc.",
@@ -66,13 +70,27 @@ class PredictionLayout:
 
 def layouts(layers: int) -> list[PredictionLayout]:
     """The layouts of a model with this many layers."""
-    stem = r"^(?:model\.)?(?:language_model\.)?(?:model\.)?"
+    stem = rf"^(?!{_TABLE}$)(?:model\.)?(?:language_model\.)?(?:model\.)?"
     return [
         PredictionLayout(rf"{stem}layers\.({'|'.join(str(layers + more) for more in range(64))})\."),
         PredictionLayout(r"^mtp\.(?:layers\.(\d+)\.|(?:fc|norm|pre_fc_norm_embedding|pre_fc_norm_hidden)\.)"),
         PredictionLayout(rf"{stem}mtp\.layers\.(\d+)\.", chained=False, kind=_SLIDING, mlp="dense"),
         PredictionLayout(r"^mtp_layers\.(0)\.", renamed=_SPECULATORS),
     ]
+
+
+def has_layers(model: Any, folder: Path) -> bool:
+    """Whether a folder has prediction layers for a model, by the names of its tensors.
+
+    Layers beyond the model's last one are none unless they have a projection of two states.
+    """
+    config = getattr(model, "config", None)
+    layers = getattr(config and config.get_text_config(decoder=True), "num_hidden_layers", None)
+    if not isinstance(layers, int):
+        return False
+    names = [name for file in weight_files(folder) for name in header(file)]
+    patterns = [re.compile(layout.pattern) for layout in layouts(layers)]
+    return any(_PROJECTION.search(name) and any(one.match(name) for one in patterns) for name in names)
 
 
 @dataclass(frozen=True)
@@ -83,15 +101,21 @@ class Found:
         layers: transformers' modules, each with the norms around it.
         config: of these layers.
         chained: see ``PredictionLayout``.
+        tables: of the ids that are drafted, by name; empty for all.
         rotary: the target's position embeddings; None if it has none.
         by_kind: these depend on the kind of layer.
+        stock: transformers' module of all layers.
+        names: of the layers' tensors in the checkpoint.
     """
 
     layers: nn.ModuleList
     config: Any
     chained: bool
+    tables: Mapping[str, Tensor]
     rotary: Any
     by_kind: bool
+    stock: Any
+    names: frozenset[str]
 
 
 def load(target: TargetModel, path: Any) -> Found:
@@ -107,6 +131,8 @@ def load(target: TargetModel, path: Any) -> Found:
     """
     model = _model_of(target)
     folder = _folder(model, path)
+    if "method" in config_of(folder):  # written by training: that both files are whole
+        read_config(folder, "mtp")
     config = model.config.get_text_config(decoder=True)
     kinds = {name: kind for file in weight_files(folder) for name, kind in header(file).items()}
     for layout in layouts(config.num_hidden_layers):
@@ -136,7 +162,38 @@ def load(target: TargetModel, path: Any) -> Found:
     stock = _loaded(model, made, layout, folder)
     layers = stock.layers.requires_grad_(False).eval()
     layers = layers.to(device=target.hidden.device, dtype=target.hidden.dtype)
-    return Found(layers, made, layout.chained, stock.rotary_emb, stock.has_per_layer_rope)
+    tables = _tables(folder)
+    rotary = stock.rotary_emb, stock.has_per_layer_rope
+    return Found(layers, made, layout.chained, tables, *rotary, stock, frozenset(own))
+
+
+def published(found: Found, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors of the layers, by transformers' names, in the form and by the names of their checkpoint.
+
+    Raises:
+        OutpaceError: transformers cannot undo its conversions.
+    """
+    from transformers.core_model_loading import revert_weight_conversion
+
+    reverted = revert_weight_conversion(found.stock, dict(tensors))
+    # transformers leaves the end of a pattern that looks ahead in the names that it undoes.
+    made = {re.sub(r"\.\.[.)]*", ".", name): tensor for name, tensor in reverted.items()}
+    if strange := sorted(made.keys() - found.names):
+        raise OutpaceError(
+            f"mtp: layers of this family cannot be written as they were published: {strange[0]} is not in "
+            "the checkpoint; train eagle, which reads the same states"
+        )
+    return made
+
+
+def _tables(folder: Path) -> dict[str, Tensor]:
+    """The tables of drafted ids in a folder."""
+    found: dict[str, Tensor] = {}
+    for file in weight_files(folder):
+        if names := [name for name in header(file) if re.fullmatch(_TABLE, name)]:
+            with safe_open(file, "pt") as opened:
+                found |= {name: opened.get_tensor(name) for name in names}
+    return found
 
 
 def _model_of(target: TargetModel) -> Any:

@@ -28,17 +28,20 @@ class MtpModule(nn.Module):
 
     Args:
         target: it lends its embeddings and its head.
+        pack: pack the weights for drafting on a CPU (``pack_drafter``), after which they cannot be trained.
 
     Attributes:
+        tables: of the drafted ids, by name; empty for all.
         shapes: of each layer's keys and values.
     """
 
-    def __init__(self, found: Found, target: TargetModel) -> None:
+    def __init__(self, found: Found, target: TargetModel, pack: bool = True) -> None:
         super().__init__()
         self.layers = found.layers
-        self._found = found
+        self.found = found
+        self.tables = found.tables
         self._target = target
-        if target.hidden.device.type == "cpu":
+        if pack and target.hidden.device.type == "cpu":
             pack_drafter(self.layers)
         self.shapes = self._probe()
 
@@ -66,7 +69,8 @@ class MtpModule(nn.Module):
     def run(self, forward: Forward, tokens: Tensor, read: Tensor, depth: int) -> Tensor:
         """Outputs of a forward's rows, [S, width, layers + 1, hidden size].
 
-        The first ones are what the rows after them read in each layer, the last one is the input of the head.
+        The first ones are what the rows after them read in each layer, the last one is the input of the
+        target's head.
 
         Args:
             tokens: [S, width].
@@ -85,17 +89,13 @@ class MtpModule(nn.Module):
                 given = torch.cat([read[:, :1, layer], outputs[:, :-1, layer - 1]], dim=1)
             else:
                 given = read[:, :, 0]
-            made = self._layer(layer, embedded, given, forward.positions + 1, forward.mask, cache)
-            outputs[:, :, layer] = made if self._found.chained or count == 1 else given
+            made = self.apply_layer(layer, embedded, given, forward.positions + 1, forward.mask, cache)
+            outputs[:, :, layer] = made if self.found.chained or count == 1 else given
             if layer == first:
                 outputs[:, :, -1] = made
         return outputs
 
-    def logits(self, outputs: Tensor) -> Tensor:
-        """Logits [n, vocabulary] of the token after rows of these outputs, [n, layers + 1, hidden size]."""
-        return self._target.head(outputs[:, -1])
-
-    def _layer(
+    def apply_layer(
         self, layer: int, embedded: Tensor, given: Tensor, positions: Tensor, mask: Tensor, cache: Any
     ) -> Tensor:
         """Apply a layer to rows [S, width, hidden size].
@@ -105,17 +105,15 @@ class MtpModule(nn.Module):
             positions: of the tokens, [S, width].
             mask: [S, 1, width, columns], true where a row attends to a column.
         """
-        config = self._found.config
-        kind = (getattr(config, "layer_types", None) or [""] * len(self))[layer]
-        sized = config.per_layer_config[layer] if config.is_heterogeneous else config
+        kind, window = self._kind(layer), self.window(layer)
         columns = torch.arange(mask.shape[-1], device=mask.device)
         seen = mask & (columns >= layer)
-        if kind == "sliding_attention":
+        if window is not None:
             # A column of the text is that of the token at the next place; those of a draft are near.
-            seen = seen & (columns + 1 > positions[:, None, :, None] - sized.sliding_window)
+            seen = seen & (columns + 1 > positions[:, None, :, None] - window)
         seen = seen | (~seen.any(-1, keepdim=True) & (columns == 0))  # so that a softmax is defined
-        by_kind = {"layer_type": kind} if self._found.by_kind else {}
-        rotary = self._found.rotary
+        by_kind = {"layer_type": kind} if self.found.by_kind else {}
+        rotary = self.found.rotary
         out: Tensor = self.layers[layer](
             embedded,
             given,
@@ -128,6 +126,19 @@ class MtpModule(nn.Module):
         )
         return out
 
+    def _kind(self, layer: int) -> str:
+        """The kind of a layer's attention; empty if the config names none."""
+        kinds = getattr(self.found.config, "layer_types", None) or [""] * len(self)
+        return str(kinds[layer])
+
+    def window(self, layer: int) -> int | None:
+        """How many places before it a row of a layer attends to; None for all."""
+        config = self.found.config
+        if self._kind(layer) != "sliding_attention":
+            return None
+        sized = config.per_layer_config[layer] if config.is_heterogeneous else config
+        return int(sized.sliding_window)
+
     @torch.inference_mode()
     def _probe(self) -> list[LayerShape]:
         """The shapes of keys and values, by a forward of one row.
@@ -139,7 +150,7 @@ class MtpModule(nn.Module):
         row = torch.zeros(1, 1, hidden.size, dtype=hidden.dtype, device=hidden.device)
         ones = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=hidden.device)
         for layer in range(len(self)):
-            self._layer(layer, row, row, ones[0, 0].long(), ones, probe)
+            self.apply_layer(layer, row, row, ones[0, 0].long(), ones, probe)
         shapes = probe.shapes
         if sorted(shapes) != list(range(len(self))):
             raise UnsupportedModel(

@@ -106,10 +106,10 @@ class Lookahead(SequenceDrafter[LookaheadState]):
         return 2 * (self.ngram - 1) if self.window else 1
 
     def prepare(self, target: TargetModel) -> None:
-        if self.window and target.chains_only:
+        if self.window and target.why_chains_only:
             raise OutpaceError(
                 f"lookahead: its window is a tree, and {target.name} takes chains only, since "
-                f"{target.chains_only}; give window=0, which drafts from its pool alone, or use jacobi, "
+                f"{target.why_chains_only}; give window=0, which drafts from its pool alone, or use jacobi, "
                 "suffix or prompt_lookup"
             )
 

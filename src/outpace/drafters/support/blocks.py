@@ -216,7 +216,7 @@ class BlockDrafter(Drafter[BlockState]):
         asked = self.num_speculative_tokens
         depth = config.tokens if asked is None else min(asked, config.tokens)
         chain = shape_of(depth, method=self.name)
-        shape = chain if target.chains_only else self._shape(module, chain)
+        shape = chain if target.why_chains_only else self._shape(module, chain)
         return BlockShared(
             shape=shape,
             draws=Draws(self.draws, weigh=shape.weighs, independent=not shape.weighs),
@@ -285,7 +285,9 @@ class BlockDrafter(Drafter[BlockState]):
         def rows(growing: Seq[BlockState]) -> Tensor:
             owners, paths = paths_of(growing)
             blocks = [places[id(growing[owner])] for owner in owners]
-            return module.rows(filled, logits, *(upload(each, filled.device) for each in (blocks, paths)))
+            given = (upload(each, filled.device) for each in (blocks, paths))
+            found: Tensor = module.rows(filled, logits, *given)
+            return found
 
         for weighs in (False, True):
             grow_whole([state for state in active if state.shared.draws.weigh == weighs], rows)

@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
-from torch import Tensor
 
 from outpace.cache import Place
-from outpace.core import Draft, OutpaceError
-from outpace.drafters.support.growth import Growth, grow_whole
+from outpace.core import OutpaceError
+from outpace.drafters.support.growth import Growth
 from outpace.drafters.support.shapes import Growing
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
-from outpace.targets.batch import Batch
-from outpace.targets.rows import Rows
 
 
 @dataclass
@@ -66,28 +58,6 @@ def place_of(sequence: Sequence, name: str) -> Place:
     return sequence.place
 
 
-def draft_chains(states: Seq[Within], step: Callable[[list[Any]], Tensor]) -> list[Draft]:
-    """Draft chains for several sequences, one depth at a time.
-
-    Args:
-        step: returns the logits [n, vocabulary] after the last token of each given sequence's chain.
-    """
-    for state in states:
-        state.tree = Growing(layers_of(state), state.shared.shape)
-    grow_whole(states, step)
-    return [state.tree.finish() for state in states]
-
-
-def draft_by_part(states: Seq[Within]) -> list[Draft]:
-    """Draft chains by the form of the target in ``PartShared``, in the target's own cache."""
-    if not states:
-        return []
-    shared = states[0].shared
-    assert isinstance(shared, PartShared)
-    with states[0].place.cache.provisional():
-        return draft_chains(states, lambda active: feed(shared.part, active))
-
-
 def layers_of(state: Within, depth: int | None = None) -> int:
     """Length of the longest chain that may be drafted; 0 before the prompt is in the cache.
 
@@ -104,12 +74,3 @@ def layers_of(state: Within, depth: int | None = None) -> int:
     layers = sequence.within_reach(state.shared.shape.depth if depth is None else depth)
     bounded = place.cache.static or place.cache.capacity is not None
     return min(layers, place.cache.room(place.slot) - length) if bounded else layers
-
-
-def feed(model: TargetModel, states: Seq[Within]) -> Tensor:
-    """Run one forward over the last token of each chain, and commit its rows: the logits [n, vocabulary]."""
-    cache = states[0].place.cache
-    feeds = {state.place.slot: Rows([state.last]) for state in states}
-    output = model.forward(cache, Batch.of(feeds))
-    cache.keep(dict.fromkeys(feeds, (0,)))
-    return torch.cat([output.logits_of(slot) for slot in feeds])

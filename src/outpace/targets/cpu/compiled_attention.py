@@ -16,7 +16,7 @@ from torch import Tensor
 from outpace.core import OutpaceError
 from outpace.native.layers import DTYPES, HeadsStruct, RowsStruct, byref, functions
 from outpace.native.pointers import address, check, pointer, rows_pointer
-from outpace.targets.inputs.shared import shared_here
+from outpace.targets.inputs.context import forward_context
 
 HEAD_SIZE = 32  # the size of heads is a multiple of this
 _INT = np.dtype(np.int32)
@@ -24,20 +24,38 @@ _NO_MASK = torch.empty(0)  # what rows without a mask are found by
 
 
 def compiled_takes(query: Tensor, key: Tensor, value: Tensor) -> bool:
-    """True if the compiled function computes attention of these dtypes and sizes here."""
-    return (
-        query.dtype in DTYPES
-        and query.dtype == key.dtype == value.dtype
-        and key.shape == value.shape
-        and not query.shape[3] % HEAD_SIZE
-        and not isinstance(functions(query.dtype), str)
-    )
+    """True if the compiled function computes attention of these dtypes here."""
+    form = _form(query.dtype)
+    return query.dtype == key.dtype == value.dtype and form in DTYPES and not isinstance(functions(form), str)
+
+
+def _form(dtype: torch.dtype) -> torch.dtype:
+    """The dtype that attention of a dtype is computed in."""
+    return torch.float32 if dtype == torch.float16 else dtype
 
 
 def compiled_attention(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float
 ) -> Tensor:
-    """Attention; arguments and result as those of ``exact_attention``."""
+    """Attention; arguments and result as those of ``exact_attention``.
+
+    Zeros bring heads to a size that the function takes, which adds nothing to their sums. So do keys of
+    another size than their values.
+    """
+    dtype, wide = query.dtype, value.shape[3]
+    size = -(-max(query.shape[3], wide) // HEAD_SIZE) * HEAD_SIZE
+    query, key, value = (_sized(tensor.to(_form(dtype)), size) for tensor in (query, key, value))
+    result = _attention(query, key, value, mask, scale)
+    return result if wide == size and result.dtype == dtype else result[..., :wide].to(dtype).contiguous()
+
+
+def _sized(tensor: Tensor, size: int) -> Tensor:
+    """Heads with zeros up to a size."""
+    missing = size - tensor.shape[3]
+    return torch.nn.functional.pad(tensor, (0, missing)) if missing else tensor
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     batch, heads, width, size = query.shape
     shared, dtype = key.shape[1], query.dtype
     check(not heads % shared and len(key) == batch and key.shape[3] == size, f"keys of {batch} sequences")
@@ -77,7 +95,7 @@ class Sizes(NamedTuple):
 
 def _rows(sizes: Sizes, mask: Tensor | None) -> AttendedRows:
     """The rows of a forward; they are shared by all layers with this mask."""
-    shared, key = shared_here(), _NO_MASK if mask is None else mask
+    shared, key = forward_context(), _NO_MASK if mask is None else mask
     kept: dict[Any, Any] = shared.get(key, {})
     if sizes not in kept:
         if mask is not None:
@@ -100,7 +118,8 @@ class AttendedRows:
     def __init__(self, sizes: Sizes, mask: Tensor | None) -> None:
         batch, width, columns, *heads, dtype = sizes
         count = batch * width
-        place = np.tile(np.arange(columns - width, columns, dtype=np.int32), batch)
+        # Padding may make more rows than columns, and every row attends to what its mask has.
+        place = np.tile(np.maximum(np.arange(columns - width, columns, dtype=np.int32), 0), batch)
         order = np.arange(count, dtype=np.int32)
         sequence, begin = order // width, np.arange(batch + 1, dtype=np.int32) * width
         arrays = [order, sequence, place, *_columns(functions(dtype), mask, order, place)]

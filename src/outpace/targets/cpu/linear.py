@@ -8,8 +8,6 @@ row it does not depend on the number of rows (``row_step``).
 All layers of a bit-exact step use the products of ``layers.c``, where there is a C compiler: they sum
 in the order of the inputs on every processor, and threads share outputs, never a sum. Elsewhere they use a
 kernel that a trial shows to give a row the same bits among any rows and with any number of threads.
-
-``pack="compiled"``, or another kernel's name, takes that one for all layers, in every process alike.
 """
 
 from __future__ import annotations
@@ -65,6 +63,9 @@ class Linear(nn.Module):
 
     def forward(self, states: Tensor) -> Tensor:
         product = self.multiply(states.reshape(-1, self.in_features))
+        if self.out_features < _VECTORS and len(product) > 1:
+            # With room between rows torch computes functions of each by itself, whatever rows are beside it.
+            product = nn.functional.pad(product, (0, 1))[:, :-1]
         return product.view(*states.shape[:-1], self.out_features)
 
     def multiply(self, rows: Tensor) -> Tensor:
@@ -352,7 +353,8 @@ def tail_step(model: Any) -> int:
     wide = torch.backends.cpu.get_cpu_capability() == "AVX2"
     elements = 2 * (32 if wide else 64) // model.dtype.itemsize  # two vectors at a time
     head = model.get_output_embeddings()
-    sizes = {m.out_features for _, m in _stepped(model) if isinstance(m, nn.Linear) and m is not head}
+    layers = [m for _, m in _stepped(model) if isinstance(m, nn.Linear | Linear) and m is not head]
+    sizes = {layer.out_features for layer in layers}
     return max((elements // math.gcd(elements, size) for size in sizes if size >= elements), default=1)
 
 

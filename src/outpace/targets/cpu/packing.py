@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from outpace.core import OutpaceError, UnsupportedModel
+from outpace.core import UnsupportedModel
 from outpace.targets.cpu.kernels import KERNELS, QUANTISED
 from outpace.targets.cpu.linear import has_hooks, linears_of
 from outpace.targets.cpu.trials import chosen_kernel, why_unavailable
@@ -16,50 +16,19 @@ from outpace.targets.inputs.config import family, is_multimodal
 from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.kernel import Kernel
 
-_PACKED = {kernel.name: kernel for kernel in KERNELS if kernel.copies}
 _SHARE = 0.5  # share of the free memory that copies of weights may use by default
 NO_MEMORY = "too little memory is free for copies of its weights"
 
 
-def check_pack(pack: bool | str, quantise: str | None) -> None:
-    """Refuse an unknown way to pack weights.
-
-    Raises:
-        OutpaceError: there is no such kernel, or ``quantise`` chooses another.
-    """
-    if not isinstance(pack, bool) and pack != "auto" and pack not in _PACKED:
-        raise OutpaceError(
-            f"pack must be True, False, 'auto' or the name of a kernel, {', '.join(_PACKED)}; not {pack!r}"
-        )
-    if quantise is not None and pack in _PACKED:
-        raise OutpaceError(f"quantise={quantise!r} has kernels of its own; leave pack={pack!r} out")
-
-
-def why_not_packed(model: Any, pack: bool | str, exact: bool) -> str | None:
+def why_not_packed(model: Any, exact: bool, asked: bool) -> str | None:
     """The reason not to pack a model's weights; None to pack them.
 
     Args:
         exact: for a bit-exact step, whether it is faster or not.
+        asked: packed steps are asked for, however small the layers are, and however little memory is free.
     """
-    if pack is False:
-        return "pack is off"
-    if isinstance(pack, str) and (kernel := _PACKED.get(pack)):
-        return why_untouchable(model) or _why_not_for(kernel, model)
-    why = why_untouchable(model) or _why_none_packed(model, exact)
-    return why or (None if pack is True or copies_fit(model) else NO_MEMORY)
-
-
-def packing_wanted(model: Any, pack: bool | str, exact: bool) -> bool | Kernel:
-    """Decide whether to pack a model, or with which kernel; ``exact`` as for ``why_not_packed``.
-
-    Raises:
-        UnsupportedModel: ``pack`` is True, or a kernel's name, but the model cannot be packed.
-    """
-    why = why_not_packed(model, pack, exact)
-    if why and pack not in (False, "auto"):
-        by = "" if pack is True else f" by {pack}"
-        raise UnsupportedModel(f"{family(model)} cannot be packed{by}: {why}; leave pack out")
-    return _PACKED[str(pack)] if pack in _PACKED else not why
+    why = why_untouchable(model) or _why_none_packed(model, exact, asked)
+    return why or (None if asked or copies_fit(model) else NO_MEMORY)
 
 
 def copies_fit(model: Any) -> bool:
@@ -96,16 +65,7 @@ def _why_not_rounded(model: Any, kernel: Kernel) -> str | None:
     return None
 
 
-def _why_not_for(kernel: Kernel, model: Any) -> str | None:
-    """The reason why a kernel takes none of a model's layers; None if it takes some."""
-    dtypes = {layer.weight.dtype for layer in linears_of(model)} & kernel.dtypes
-    if not dtypes:
-        names = sorted(str(dtype).removeprefix("torch.") for dtype in kernel.dtypes)
-        return f"it has no plain linear layers in {' or '.join(names)}"
-    return next(filter(None, (why_unavailable(kernel, dtype) for dtype in dtypes)), None)
-
-
-def _why_none_packed(model: Any, exact: bool) -> str | None:
+def _why_none_packed(model: Any, exact: bool, asked: bool) -> str | None:
     """The reason why none of a model's layers would be packed; None if some would."""
     layers = linears_of(model)
     if not layers:
@@ -115,6 +75,6 @@ def _why_none_packed(model: Any, exact: bool) -> str | None:
     largest = max((layer.weight for layer in layers), key=Tensor.numel)
     kernel, dtype = chosen_kernel(largest.dtype), largest.dtype
     if kernel.copies:
-        return None if kernel.takes(largest) else "its layers are too small to gain from it"
+        return None if asked or kernel.takes(largest) else "its layers are too small to gain from it"
     others = [one for one in KERNELS if one.copies and dtype in one.dtypes]
     return "; ".join(f"{one.name} is not available here: {why_unavailable(one, dtype)}" for one in others)

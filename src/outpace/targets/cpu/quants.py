@@ -19,7 +19,7 @@ from outpace.native import memory
 from outpace.native.forward import MARKED, ProductStruct, QuantPartStruct, QuantsStruct
 from outpace.native.layers import DTYPES, functions
 from outpace.native.pointers import check, pointer, pointer_or_null, struct_pointer
-from outpace.targets.cpu.kernels import multiply
+from outpace.targets.cpu.layouts import multiply
 from outpace.targets.cpu.linear import RoundedLinear, Table
 from outpace.targets.kernel import Kernel
 

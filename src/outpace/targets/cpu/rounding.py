@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from outpace.core import UnsupportedModel
 from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, functions
-from outpace.targets.cpu.kernels import QUANTISED, STOCK, Blocks, Panels, multiply
+from outpace.targets.cpu.kernels import QUANTISED, STOCK
+from outpace.targets.cpu.layouts import Blocks, Panels, multiply
 from outpace.targets.cpu.linear import Linear, linears_of
 from outpace.targets.cpu.quants import Quantised
 from outpace.targets.inputs.surgery import exchange
@@ -91,7 +92,7 @@ class Rounding:
             if isinstance(layer, Linear) and isinstance(layer.kernel, Quantised):
                 return "its weights are those of a GGUF file, which are rounded on native steps alone"
             if _source_of(layer) is None:
-                return "the weights of its layers were released; leave release out"
+                return "the weights of its layers were released; load it again"
         return None
 
     def made(self) -> Any:

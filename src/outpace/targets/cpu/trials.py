@@ -16,7 +16,8 @@ from outpace.core import UnsupportedModel, first_line
 from outpace.native.layers import SHARE, functions
 from outpace.native.pool import Pool, follow_torch, pool
 from outpace.native.processors import Threads, usual_threads
-from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Blocks, Compiled, Rounded
+from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Compiled, Rounded
+from outpace.targets.cpu.layouts import Blocks
 from outpace.targets.kernel import Kernel
 
 # Outputs of the layers that rows are tried on: of kernels that sum all outputs alike, and of the others.
@@ -145,8 +146,7 @@ def not_slower(seconds: Mapping[int, float]) -> int:
 
 def _seconds_of_threads(shared: Pool, most: int) -> dict[int, float]:
     """Seconds of a few products with some numbers of threads, the best of interleaved rounds."""
-    generator = torch.Generator().manual_seed(0)
-    weights = [torch.randn(*_TRIED, generator=generator) for _ in range(_LAYERS)]
+    weights = [torch.ones(*_TRIED) for _ in range(_LAYERS)]
     run, rows = _call(Compiled(), weights), torch.ones(1, _TRIED[1])
     seconds = dict.fromkeys(sorted({most >> halved for halved in range(most.bit_length())}), math.inf)
     for _ in range(_ROUNDS):

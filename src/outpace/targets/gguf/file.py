@@ -7,6 +7,7 @@ minute for a large vocabulary, so it is given a copy of the header without one.
 from __future__ import annotations
 
 import logging
+import re
 import tempfile
 from bisect import bisect_right
 from collections.abc import Mapping
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers.pytorch_utils import Conv1D
 
 from outpace.core import UnsupportedModel, first_line, load_extra
 from outpace.native.layers import functions
@@ -28,11 +30,18 @@ from outpace.targets.cpu.quants import (
     compiled,
     row_bytes,
 )
-from outpace.targets.gguf.settings import settle
+from outpace.targets.gguf.mapping import TensorMap, order_of, tensor_map
+from outpace.targets.gguf.modules import Expert, Gathered, Mixture
+from outpace.targets.gguf.settings import mixture, settle
 from outpace.targets.llamacpp.header import joined
 from outpace.targets.llamacpp.library import check_file, parts_of
 
 _FREQUENCIES = "rope_freqs.weight"
+_PREDICTING = "mtp."  # transformers' name of layers that it leaves out
+_MIXED = re.compile(r"blk\.\d+\.ffn_(gate_inp|(?:gate|up|down)_exps)\.weight")  # of a mixture
+_STEPS = ".ssm_dt."  # Mamba multiplies this weight itself
+# Small ones, which are in float32 in files of all types: recurrent layers', and a mixture's router.
+_SMALL = (".ssm_", ".shortconv.conv.", ".ffn_gate_inp")
 _ENDS = ("eos", "eot", "eom")
 _NAMES = {number: name for name, number in TYPES.items()}
 
@@ -50,16 +59,25 @@ class _Place(NamedTuple):
 # Whose files the tests compare with the model that they were written from.
 _FAMILIES = frozenset(
     {
+        "bloom",
+        "falcon",
         "gemma2",
         "gemma3",
         "gemma3_text",
+        "gpt2",
         "lfm2",
         "llama",
+        "mamba",
         "mistral",
+        "mixtral",
         "nemotron",
         "phi3",
         "qwen2",
+        "qwen2_moe",
         "qwen3",
+        "qwen3_5_moe_text",
+        "qwen3_5_text",
+        "qwen3_moe",
         "stablelm",
         "starcoder2",
     }
@@ -107,10 +125,13 @@ class GgufFile:
         unknown = {place.type for place in self._places.values()} - set(_NAMES)
         if unknown:
             raise UnsupportedModel(f"tensors of ggml's type {min(unknown)} are not read")
+        self.config.tie_word_embeddings = "output.weight" not in self._places
         table = self._places.get("token_embd.weight")
         if table is None or len(table.shape) != 2:
             raise UnsupportedModel("it has no embeddings")
         self.config.vocab_size = table.shape[0]
+        if (positions := self._places.get("position_embd.weight")) is not None:
+            self.config.max_position_embeddings = positions.shape[0]  # GPT-2's entry has another name
         if (self.config.pad_token_id or 0) >= table.shape[0]:  # the family's default, for another vocabulary
             self.config.pad_token_id = None
 
@@ -118,7 +139,10 @@ class GgufFile:
     def floats(self) -> bool:
         """True if some matrices are in floats that bfloat16 does not hold."""
         wide = (TYPES["f32"], TYPES["f16"])
-        return any(len(place.shape) > 1 and place.type in wide for place in self._places.values())
+        return any(
+            len(place.shape) > 1 and place.type in wide and not any(small in name for small in _SMALL)
+            for name, place in self._places.items()
+        )
 
     def model(self, name: str = "auto") -> Any:
         """The model, with rows in a dtype; "auto" is bfloat16, or float32 if there are ``floats``.
@@ -141,32 +165,20 @@ class GgufFile:
     @torch.inference_mode(False)
     @torch.no_grad()
     def _filled(self, model: Any, dtype: torch.dtype) -> Any:
-        from transformers.modeling_gguf_pytorch_utils import TENSOR_PROCESSORS, TensorProcessor
-
-        made: Any = TENSOR_PROCESSORS.get(self.architecture, TensorProcessor)
-        processor = made(config=self.config.to_dict())
-        names = self._names(model, processor)
-        embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
-        tied = self.config.tie_word_embeddings
-        left = [name for name in self._places if name not in names and name != _FREQUENCIES]
-        if left:
-            raise UnsupportedModel(f"transformers' {self.config.model_type} has no place for {left[0]}")
+        tensors = tensor_map(self.architecture, model, self._places)
+        known, mixtures = model.state_dict(), dict[str, dict[str, _Place]]()
         for name, place in self._places.items():
-            if name not in names:
+            own = tensors.names.get(name, "")
+            if name == _FREQUENCIES or own.startswith(_PREDICTING):
                 continue
-            owner, _, kind = names[name].rpartition(".")
-            module = model.get_submodule(owner)
-            if module is embeddings:
-                found: nn.Module = QuantEmbedding(module, place.type, self._bytes(place), dtype)
-                model.set_submodule(owner, found)
-                if tied:
-                    own = next(name for name, part in model.named_modules() if part is head)
-                    model.set_submodule(own, self._linear(head, name, place, None, dtype))
-            elif type(module) is nn.Linear and kind == "weight":
-                order = _order(processor, name, place)
-                model.set_submodule(owner, self._linear(module, name, place, order, dtype))
+            if own not in known:
+                raise UnsupportedModel(f"transformers' {self.config.model_type} has no place for {name}")
+            if (part := _MIXED.fullmatch(name)) is not None:
+                mixtures.setdefault(own.rsplit(".", 2)[0], {})[part[1]] = place
             else:
-                self._fill(module, kind, name, place, processor, dtype)
+                self._place(model, tensors, name, place, dtype)
+        for owner, places in mixtures.items():
+            model.set_submodule(owner, self._mixture(model.get_submodule(owner), places, dtype))
         if (slow := self._places.get(_FREQUENCIES)) is not None:
             self._slow(model, slow)
         missing = [name for name, weight in model.named_parameters() if weight.is_meta]
@@ -174,37 +186,65 @@ class GgufFile:
             raise UnsupportedModel(f"it has no tensor for {missing[0]}")
         return model
 
-    def _names(self, model: Any, processor: Any) -> dict[str, str]:
-        """llama.cpp's names of a model's tensors -> transformers'.
+    def _place(self, model: Any, tensors: TensorMap, name: str, place: _Place, dtype: torch.dtype) -> None:
+        """Put a tensor into the model."""
+        owner, _, kind = tensors.names[name].rpartition(".")
+        module, head = model.get_submodule(owner), model.get_output_embeddings()
+        if module is model.get_input_embeddings():
+            model.set_submodule(owner, QuantEmbedding(module, place.type, self._bytes(place), dtype))
+            if self.config.tie_word_embeddings:
+                own = next(name for name, part in model.named_modules() if part is head)
+                model.set_submodule(own, self._linear(_linear_of(head), name, place, dtype))
+        elif (linear := _linear_of(module)) is not None and kind == "weight" and _STEPS not in name:
+            if len(place.shape) == 1:  # of a single output
+                place = place._replace(shape=(1, *place.shape))
+            made: nn.Module = self._linear(
+                linear, name, place, dtype, order_of(tensors, name, place.shape[0])
+            )
+            if (inputs := tensors.inputs(name)) is not None:
+                made = Gathered(made, inputs)
+            model.set_submodule(owner, made)
+        else:
+            self._fill(module, kind, name, place, tensors, dtype)
 
-        As its ``get_gguf_hf_weights_map``, which makes the table of names anew for each module.
-        """
-        from gguf import MODEL_ARCH_NAMES, get_tensor_name_map
-
-        kind = next((kind for kind, name in MODEL_ARCH_NAMES.items() if name == self.architecture), None)
-        if kind is None:
-            raise UnsupportedModel(f"this version of gguf has no names for {self.architecture}")
-        known, found = get_tensor_name_map(kind, self.config.num_hidden_layers), dict[str, str]()
-        for name in map(processor.preprocess_name, model.state_dict()):
-            stem, _, end = name.rpartition(".")
-            stem, end = (stem, f".{end}") if end in ("weight", "bias") else (name, "")
-            if (own := known.get_name(stem)) is not None:
-                found[own + end] = name
-        return found
+    def _mixture(self, block: Any, places: Mapping[str, _Place], dtype: torch.dtype) -> Mixture:
+        """A block of experts, by the names of its tensors."""
+        for name in ("gate_inp", "gate_exps", "up_exps", "down_exps"):
+            if name not in places:
+                raise UnsupportedModel(f"a layer with experts has no tensor ffn_{name}")
+        router = places["gate_inp"]
+        experts, hidden = tuple(block.gate.weight.shape)
+        inner = block.experts.down_proj.shape[-1]
+        shapes = {"gate_exps": (inner, hidden), "up_exps": (inner, hidden), "down_exps": (hidden, inner)}
+        if router.shape != (experts, hidden):
+            raise UnsupportedModel(f"its router is {list(router.shape)}, and its layer {[experts, hidden]}")
+        layers: dict[str, list[QuantLinear]] = {}
+        for name, shape in shapes.items():
+            place, whole = places[name], (experts, *shape)
+            if place.shape != whole:
+                raise UnsupportedModel(f"ffn_{name} is {list(place.shape)}, and its layer {list(whole)}")
+            blocks, line = self._bytes(place), _linear(*shape, dtype)
+            layers[name] = [
+                QuantLinear(line, QuantPart.pack(place.type, some, shape[1]), dtype)
+                for some in blocks.split(shape[0])
+            ]
+        part = QuantPart.pack(router.type, self._bytes(router), hidden)
+        chosen = QuantLinear(_linear(experts, hidden, torch.float32), part, torch.float32)
+        return Mixture(block, chosen, [*map(Expert, *layers.values())])
 
     def _linear(
-        self, module: Any, name: str, place: _Place, order: Tensor | None, dtype: torch.dtype
+        self, linear: Any, name: str, place: _Place, dtype: torch.dtype, order: Tensor | None = None
     ) -> QuantLinear:
-        if place.shape != (module.out_features, module.in_features):
+        if place.shape != (linear.out_features, linear.in_features):
             raise UnsupportedModel(
-                f"{name} is {list(place.shape)}, and its layer {[module.out_features, module.in_features]}"
+                f"{name} is {list(place.shape)}, and its layer {[linear.out_features, linear.in_features]}"
             )
         # Mapped anew for each: pages that were read are then not resident beside the panels.
         part = QuantPart.pack(place.type, self._bytes(place), place.shape[1], order)
-        return QuantLinear(module, part, dtype)
+        return QuantLinear(linear, part, dtype)
 
     def _fill(
-        self, module: Any, kind: str, name: str, place: _Place, processor: Any, dtype: torch.dtype
+        self, module: Any, kind: str, name: str, place: _Place, tensors: TensorMap, dtype: torch.dtype
     ) -> None:
         """Set a norm's or a bias's numbers, or those of another small tensor."""
         gguf = load_extra("gguf", "a GGUF file", "gguf")
@@ -212,7 +252,7 @@ class GgufFile:
         if place.type in (TYPES["f32"], TYPES["f16"]):
             raw = raw.view(np.float32 if place.type == TYPES["f32"] else np.float16)
         numbers = gguf.dequantize(raw, gguf.GGMLQuantizationType(place.type)).reshape(place.shape)
-        numbers = processor.process(weights=np.array(numbers, dtype=np.float32), name=name).weights
+        numbers = tensors.numbers(name, np.array(numbers, dtype=np.float32))
         own = getattr(module, kind)
         if own.shape != numbers.shape:
             raise UnsupportedModel(f"{name} is {list(numbers.shape)}, and its layer {list(own.shape)}")
@@ -268,6 +308,7 @@ def _described(copy: Path, ends: dict[str, int], vocabulary: int) -> tuple[Any, 
             for name, field in reader.fields.items()
             if name.startswith(own)
         }
+        config = mixture(config, values)
         settle(config, values, mapped)
     except UnsupportedModel:
         raise
@@ -295,15 +336,18 @@ def _config(copy: Path, architecture: str, vocabulary: int) -> Any:
     return AutoConfig.for_model(**get_gguf_config({**values, "tokenizer.ggml.tokens": vocabulary}, names))
 
 
-def _order(processor: Any, name: str, place: _Place) -> Tensor | None:
-    """The file's row of each output, where llama.cpp's converter has permuted them; None where not."""
-    rows = np.arange(place.shape[0], dtype=np.int32)
-    found = processor.process(weights=rows[:, None], name=name).weights
-    if found.shape != (place.shape[0], 1):
-        raise UnsupportedModel(f"the rows of {name} are not in an order that can be undone")
-    if np.array_equal(found[:, 0], rows):
-        return None
-    return torch.from_numpy(np.ascontiguousarray(found[:, 0]))
+def _linear(outputs: int, inputs: int, dtype: torch.dtype) -> nn.Linear:
+    """A linear layer for its shape alone."""
+    return nn.Linear(inputs, outputs, bias=False, device="meta", dtype=dtype)
+
+
+def _linear_of(module: Any) -> Any:
+    """A linear layer of a module's shape, with its bias; None if it is none, or has its weights already."""
+    if isinstance(module, Conv1D):
+        found = _linear(module.nf, module.nx, module.weight.dtype)
+        found.bias = module.bias
+        return found
+    return module if isinstance(module, nn.Linear) else None
 
 
 def tokenizer_of(file: GgufFile) -> Any:

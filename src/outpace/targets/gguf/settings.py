@@ -8,14 +8,36 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from transformers import AutoConfig
+
 from outpace.core import UnsupportedModel
 
 # Values that no forward depends on, or that say again what the tensors' shapes say.
 _HARMLESS = frozenset({
     "vocab_size", "tensor_data_layout", "block_count", "context_length", "embedding_length",
     "feed_forward_length", "use_parallel_residual", "attention.causal", "attention.sliding_window_pattern",
+    "nextn_predict_layers",
     "rope.scaling.original_context_length", "rope.scaling.finetuned",
 })  # fmt: skip
+# What transformers' newer way to read a config reads (Qwen 3.5), beside its mapping of names.
+_READ = frozenset({
+    "attention.head_count", "attention.head_count_kv", "attention.key_length",
+    "attention.layer_norm_rms_epsilon", "rope.freq_base", "rope.dimension_count", "rope.dimension_sections",
+    "full_attention_interval", "ssm.conv_kernel", "ssm.state_size", "ssm.group_count", "ssm.time_step_rank",
+    "ssm.inner_size", "expert_count", "expert_used_count", "expert_feed_forward_length",
+    "expert_shared_feed_forward_length",
+})  # fmt: skip
+
+
+def mixture(config: Any, values: Mapping[str, Any]) -> Any:
+    """The config of a mixture in a file of llama, whose experts transformers' mapping leaves out."""
+    experts = values.get("expert_count", 0)
+    if config.model_type != "llama" or not experts:
+        return config
+    left = ("model_type", "architectures", "transformers_version")
+    known = {name: value for name, value in config.to_dict().items() if name not in left}
+    used = values.get("expert_used_count", 2)
+    return AutoConfig.for_model("mixtral", **known, num_local_experts=experts, num_experts_per_tok=used)
 
 
 def settle(config: Any, values: Mapping[str, Any], mapped: Mapping[str, str | None]) -> None:
@@ -29,7 +51,8 @@ def settle(config: Any, values: Mapping[str, Any], mapped: Mapping[str, str | No
     Raises:
         UnsupportedModel: a value is not known, or asks for another model than the config describes.
     """
-    left = {name: value for name, value in values.items() if mapped.get(name) is None}
+    read = _READ if config.model_type.startswith("qwen3_5") else frozenset[str]()
+    left = {name: value for name, value in values.items() if mapped.get(name) is None and name not in read}
     for name in sorted(left):  # the size of a head before how much of it is rotated
         if name in _HARMLESS:
             continue
@@ -54,12 +77,14 @@ def _head(config: Any, value: Any) -> bool:
     return True
 
 
-def _attribute(name: str) -> Callable[[Any, Any], bool]:
+def _attribute(*names: str) -> Callable[[Any, Any], bool]:
+    """Set the first of these attributes that a config has."""
+
     def take(config: Any, value: Any) -> bool:
-        if not hasattr(config, name):
-            return False
-        setattr(config, name, value)
-        return True
+        name = next((name for name in names if hasattr(config, name)), None)
+        if name is not None:
+            setattr(config, name, value)
+        return name is not None
 
     return take
 
@@ -85,7 +110,9 @@ def _window(config: Any, value: Any) -> bool:
 _KNOWN: Mapping[str, Callable[[Any, Any], bool]] = {
     "attention.key_length": _head,
     "attention.value_length": _head,
-    "attention.layer_norm_epsilon": _attribute("norm_eps"),
+    "attention.head_count": lambda config, value: not value,
+    "attention.head_count_kv": lambda config, value: not value or value == config.num_attention_heads,
+    "attention.layer_norm_epsilon": _attribute("norm_eps", "layer_norm_epsilon"),
     "attn_logit_softcapping": _attribute("attn_logit_softcapping"),
     "final_logit_softcapping": _attribute("final_logit_softcapping"),
     "attention.sliding_window": _window,
@@ -94,6 +121,9 @@ _KNOWN: Mapping[str, Callable[[Any, Any], bool]] = {
     "rope.scaling.type": lambda config, value: value == "none",
     "rope.scaling.factor": lambda config, value: float(value) in (0.0, 1.0),
     "rope.scale_linear": lambda config, value: float(value) in (0.0, 1.0),
-    "expert_count": lambda config, value: not value,
-    "expert_used_count": lambda config, value: not value,
+    "ssm.dt_b_c_rms": lambda config, value: not value,
+    "expert_count": lambda config, value: value == getattr(config, "num_local_experts", 0),
+    "expert_used_count": lambda config, value: value == getattr(config, "num_experts_per_tok", 0),
+    "expert_feed_forward_length": _attribute("moe_intermediate_size"),
+    "expert_shared_feed_forward_length": _attribute("shared_expert_intermediate_size"),
 }

@@ -35,7 +35,6 @@ _log = logging.getLogger(__name__)
 _MOST_ROWS = 512
 # Wider ones are chunks of prompts.
 WIDEST = 128
-_MOST_SHAPES = 256  # that the compiler compiles
 _USUAL = 16  # rows of a step, at most, that are captured in advance
 _SHARE = 16  # part of a GPU's memory that captured shapes may take
 _GRAPH = 1 << 21  # bytes of a graph, besides its inputs and outputs
@@ -170,7 +169,6 @@ class FixedShapes:
 
     Args:
         runner: captures and replays them.
-        compiled: options of ``torch.compile`` for the model; None does not compile it.
         most: bytes that captured shapes may take, above which those unused for longest are dropped; None for
             no limit.
 
@@ -178,12 +176,10 @@ class FixedShapes:
         known: memory of a lane -> shape -> what is captured; dropped with the memory.
     """
 
-    def __init__(self, runner: Runner, compiled: Mapping[str, Any] | None, most: int | None = None) -> None:
+    def __init__(self, runner: Runner, most: int | None = None) -> None:
         self.known: weakref.WeakKeyDictionary[LaneMemory, _Known] = weakref.WeakKeyDictionary()
         self.runner = runner
         self.most = most
-        self._options = compiled
-        self._compiled: Any = None
         self._beside = False
         self._lent: weakref.WeakSet[FixedShapes] = weakref.WeakSet()
         self._forwards = itertools.count()
@@ -194,12 +190,12 @@ class FixedShapes:
         return not isinstance(self.runner, Eager)
 
     def anew(self) -> FixedShapes:
-        """The same for another model: nothing captured, nothing compiled."""
-        return FixedShapes(self.runner, self._options, self.most)
+        """The same for another model: nothing captured."""
+        return FixedShapes(self.runner, self.most)
 
     def lend(self) -> FixedShapes:
         """Those of a module beside the model, which are dropped with these; their outputs stay valid."""
-        lent = FixedShapes(self.runner.another(), None, self.most)
+        lent = FixedShapes(self.runner.another(), self.most)
         lent._beside = True
         self._lent.add(lent)
         return lent
@@ -208,7 +204,6 @@ class FixedShapes:
         """Drop all that is captured, and what modules have captured."""
         for shapes in (self, *self._lent):
             shapes.known.clear()
-            shapes._compiled = None
 
     def run(
         self,
@@ -316,27 +311,12 @@ class FixedShapes:
             del shapes[key]
             total -= one.bytes
 
-    def compiled(self, model: Any) -> Any:
-        """The model, compiled if that was requested."""
-        if self._options is None:
-            return model
-        if self._compiled is None:
-            compiled: Any = torch.compile(model, dynamic=False, **self._options)
-
-            def run(**arguments: Any) -> Any:
-                # Beyond its limit the compiler would not compile further shapes, and only warn.
-                with torch._dynamo.config.patch(recompile_limit=_MOST_SHAPES):
-                    return compiled(**arguments)
-
-            self._compiled = run
-        return self._compiled
-
 
 def shapes_for(target: TargetModel) -> FixedShapes | None:
     """What captures the forwards of a drafter's own module, beside its target; None if it is not on CUDA."""
     if target.hidden.device.type != "cuda":
         return None
-    return target.shapes_beside() or FixedShapes(Eager(), None)
+    return target.shapes_beside() or FixedShapes(Eager())
 
 
 def most_bytes(device: torch.device) -> int | None:

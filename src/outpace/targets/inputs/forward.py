@@ -10,8 +10,7 @@ from torch import Tensor
 from transformers import Cache as ModelCache
 
 from outpace.cache import FixedRows, Slot, Window
-from outpace.targets.inputs.line import Line
-from outpace.targets.inputs.shared import Shared
+from outpace.targets.inputs.context import ForwardContext
 from outpace.targets.rows import Rows
 from outpace.tree import depths
 
@@ -26,13 +25,13 @@ class CacheAdapter(ModelCache):
             entry.)
 
     Attributes:
-        shared: what the layers of one forward have in common.
+        context: what the layers of one forward have in common.
     """
 
-    def __init__(self, window: Window | Line | FixedRows, cache_layers: dict[int, int]) -> None:
+    def __init__(self, window: Window | FixedRows, cache_layers: dict[int, int]) -> None:
         super().__init__(layers=[])
         self.window = window
-        self.shared = Shared()
+        self.context = ForwardContext()
         self._cache_layers = cache_layers
         self._columns = window.columns
         self._width = window.width
@@ -40,10 +39,7 @@ class CacheAdapter(ModelCache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        window, layer = self.window, self._cache_layers[layer_idx]
-        if isinstance(window, Line):
-            return window.append(layer, key_states, value_states, self.shared)
-        return window.append(layer, key_states, value_states)
+        return self.window.append(self._cache_layers[layer_idx], key_states, value_states)
 
     def buffers(self, layer_idx: int, window: Window) -> tuple[Tensor, Tensor]:
         """The keys and values of a layer, each [B, heads, rows, size], for code that writes them itself."""

@@ -11,8 +11,8 @@ from transformers import Cache as ModelCache
 from outpace.cache import LayerShape, RowShape
 from outpace.core import UnsupportedModel, described, out_of_memory
 from outpace.targets.inputs.config import family
+from outpace.targets.inputs.context import ForwardContext
 from outpace.targets.inputs.forward import CacheAdapter
-from outpace.targets.inputs.shared import Shared
 
 Result = TypeVar("Result")
 
@@ -26,7 +26,7 @@ class Probe(CacheAdapter):
 
     def __init__(self) -> None:
         ModelCache.__init__(self, layers=[])
-        self.shared = Shared()
+        self.context = ForwardContext()
         self._columns = self._width = 1
         self.rows: dict[int, tuple[Tensor, Tensor]] = {}
 

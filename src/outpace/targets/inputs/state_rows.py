@@ -45,7 +45,7 @@ class StateAdapter(StatesOfLayers, CacheAdapter):
         budget: int,
     ) -> None:
         super().__init__(window, cache_layers)
-        self.shared.states = self
+        self.context.states = self
         self._rows, self._indices, self._prompt = rows, indices, prompt
         self._seen_on: dict[tuple[int, torch.device], Tensor | None] = {}
         self._levels: dict[torch.device, Levels] = {}

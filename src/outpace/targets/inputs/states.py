@@ -25,9 +25,9 @@ from transformers import Cache
 from outpace.cache import LayerShape, StateShape
 from outpace.core import UnsupportedModel
 from outpace.targets.inputs.config import family
+from outpace.targets.inputs.context import forward_context
 from outpace.targets.inputs.probe import Probe
 from outpace.targets.inputs.scans import SCANS, Scan, convolved, softplus, taps_of
-from outpace.targets.inputs.shared import shared_here
 from outpace.targets.inputs.surgery import exchange
 
 CONVOLUTION = "causal_conv1d_fn"
@@ -133,7 +133,7 @@ def _convolve(
     activation: str | None = None,
     **options: Any,
 ) -> Tensor:
-    states: StatesOfLayers | None = shared_here().states
+    states: StatesOfLayers | None = forward_context().states
     if states is None:
         return original(rows, weight, bias, activation=activation, **options)
     return states.convolve(rows, weight, bias, activation)
@@ -142,7 +142,7 @@ def _convolve(
 def _scan(
     scan: Scan, original: Callable[..., Any], parameters: Mapping[str, Any], *args: Any, **options: Any
 ) -> Any:
-    states: StatesOfLayers | None = shared_here().states
+    states: StatesOfLayers | None = forward_context().states
     if states is None:
         return original(*args, **options)
     given = dict(parameters) | dict(zip(parameters, args, strict=False)) | options
@@ -209,7 +209,7 @@ class StateProbe(StatesOfLayers, Probe):
 
     def __init__(self) -> None:
         super().__init__()
-        self.shared.states = self
+        self.context.states = self
         self.states: dict[Key, StateShape] = {}
         self.grid = 0
 

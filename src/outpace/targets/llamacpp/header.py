@@ -35,7 +35,7 @@ _SIZES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}  
 _LEAST_VALUE, _LEAST_TENSOR = 8 + 4 + 1, 8 + 4 + 8 + 4 + 8  # bytes in the header
 _ALIGNMENT = 32  # of tensors, unless a key says another
 # Numbers in a block, and its bytes, by the type of a tensor. llama.cpp refuses types that it does not know.
-_BLOCKS = {
+BLOCKS = {
     0: (1, 4), 1: (1, 2), 2: (32, 18), 3: (32, 20), 6: (32, 22), 7: (32, 24), 8: (32, 34), 9: (32, 40),
     10: (256, 84), 11: (256, 110), 12: (256, 144), 13: (256, 176), 14: (256, 210), 15: (256, 292),
     16: (256, 66), 17: (256, 74), 18: (256, 98), 19: (256, 50), 20: (32, 18), 21: (256, 110), 22: (256, 82),
@@ -244,9 +244,9 @@ class _Header:
             raise _Wrong(f"{name} has sizes {shape}")
         if start % alignment:
             raise _Wrong(f"{name} begins at {start}, no multiple of {alignment}")
-        if kind not in _BLOCKS:
+        if kind not in BLOCKS:
             return _Tensor(name, start, None)
-        numbers, bytes_each = _BLOCKS[kind]
+        numbers, bytes_each = BLOCKS[kind]
         if shape[0] % numbers:
             raise _Wrong(f"{name} has rows of {shape[0]} numbers, and its type blocks of {numbers}")
         return _Tensor(name, start, math.prod(shape) // numbers * bytes_each)

@@ -40,7 +40,8 @@ class LlamaCppOptions:
             steps of 1 to 16 rows (``layouts.py``).
         exact: decode the rows of a step, of a tree or of several texts, in groups of such sizes that each row
             has the bits that it has alone. "auto" does so where such sizes are found, and otherwise gives
-            the reason in ``inexact``; True refuses such a model. False decodes all rows of a step at once.
+            the reason in ``why_inexact``; True refuses such a model. False decodes all rows of a step at
+            once.
         check: run the self-test. "auto" does not repeat it where the user's cache has what it found for this
             file, these options and this machine (``findings.py``); True always runs it, False never.
     """

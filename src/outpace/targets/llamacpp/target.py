@@ -91,7 +91,7 @@ class LlamaCppTarget(TargetModel):
         self.context = int(lib.llama_model_n_ctx_train(self._weights.pointer)) or None
         self.eos_token_ids = self.tokenizer.end_tokens
         self.max_leaves = int(lib.llama_max_parallel_sequences()) // 2 - 1
-        self.plan = StepPlan("llama.cpp", inexact=self._why_inexact() or "not tested")
+        self.plan = StepPlan("llama.cpp", why_inexact=self._why_inexact() or "not tested")
         if self.options.exact is True and self._why_inexact():
             raise UnsupportedModel(f"{self.path} is not bit-exact: {self._why_inexact()}; {self._remedy()}")
         self.widths = Widths()
@@ -327,9 +327,9 @@ class LlamaCppTarget(TargetModel):
         self.widths, self.seconds = found.widths, found.seconds
         if not self._why_inexact():
             differ = f"rows alone and among others differ by {found.off:.2g} of their spread"
-            self.plan = replace(self.plan, exact=not found.off, inexact=differ if found.off else "")
+            self.plan = replace(self.plan, exact=not found.off, why_inexact=differ if found.off else None)
         if self.options.exact is True and not self.bit_exact:
-            raise UnsupportedModel(f"{self.path} is not bit-exact: {self.inexact}; {self._remedy()}")
+            raise UnsupportedModel(f"{self.path} is not bit-exact: {self.why_inexact}; {self._remedy()}")
 
     def _choose(self) -> dict[int, float]:
         """Set the widths, and load the weights without repacking if that is better.

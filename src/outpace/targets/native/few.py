@@ -9,7 +9,7 @@ from torch import Tensor
 
 from outpace.native import memory
 from outpace.native.forward import ProductStruct
-from outpace.targets.cpu.kernels import Blocks
+from outpace.targets.cpu.layouts import Blocks
 from outpace.targets.native.weights import Product
 
 _MORE = 256  # panels of other tokens, at most

@@ -12,7 +12,7 @@ from outpace.core import first_line
 from outpace.native.forward import ACTIVATIONS
 from outpace.native.layers import DTYPES, LANES, functions
 from outpace.targets.cpu.compiled_attention import HEAD_SIZE
-from outpace.targets.cpu.kernels import rounded_panel
+from outpace.targets.cpu.layouts import rounded_panel
 from outpace.targets.cpu.linear import RoundedLinear, has_hooks
 from outpace.targets.cpu.quants import QuantEmbedding, QuantLinear
 from outpace.targets.inputs.attributes import attributes

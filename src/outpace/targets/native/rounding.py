@@ -10,7 +10,7 @@ from torch import nn
 
 from outpace.core import UnsupportedModel
 from outpace.native.layers import SHARE
-from outpace.targets.cpu.kernels import Blocks, multiply
+from outpace.targets.cpu.layouts import Blocks, multiply
 from outpace.targets.cpu.quants import Quants
 from outpace.targets.cpu.rounding import BYTES
 from outpace.targets.native.runner import NativeRunner

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from outpace.core import UnsupportedModel
 from outpace.native.forward import ACTIVATIONS, NORMS, LayerStruct, NormStruct, ProductStruct
 from outpace.native.pointers import pointer, pointer_or_null
-from outpace.targets.cpu.kernels import COMPILED, QUANTISED, Blocks, Panels
+from outpace.targets.cpu.kernels import COMPILED, QUANTISED
+from outpace.targets.cpu.layouts import Blocks, Panels
 from outpace.targets.cpu.linear import RoundedLinear
 from outpace.targets.cpu.quants import QuantEmbedding, Quants
 from outpace.targets.inputs.mapped import FileMemory

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from outpace.cache import Cache, Slot
 from outpace.core import OutpaceError, UnsupportedModel
-from outpace.draws.logits import Told, tokens_only
+from outpace.draws.logits import DrawnTokens, tokens_only
 from outpace.draws.own_tokens import Tree, told_columns
 from outpace.targets.around import WrappedCache, WrappedTarget
 from outpace.targets.base import TargetModel, checked_cache
@@ -279,7 +279,7 @@ class ParallelTarget(WrappedTarget):
 
     def _tell(
         self, output: Output, fed: Mapping[Slot, _SlotPart], trees: Mapping[Slot, Tree], shares: bool
-    ) -> dict[Slot, Told]:
+    ) -> dict[Slot, DrawnTokens]:
         """The target's tokens at all nodes, of all ranks; without ``shares`` at this rank's own nodes."""
         plain = all(tree.processor.plain for tree in trees.values())
         tables = {}
@@ -299,7 +299,7 @@ class ParallelTarget(WrappedTarget):
                 slot: piece.reshape(table.shape)
                 for (slot, table), piece in zip(tables.items(), pieces, strict=True)
             }
-        return {slot: Told(table, plain) for slot, table in tables.items()}
+        return {slot: DrawnTokens(table, plain) for slot, table in tables.items()}
 
     def measure(self, widths: Sequence[int] = (1, 2, 4, 8, 16, 32, 64), repeats: int = 3) -> MeasuredSeconds:
         """Seconds of this model's forwards and of telling, the slowest rank's; all ranks call it together."""

@@ -46,11 +46,8 @@ class Modules:
         native: computes forwards instead of ``step``.
 
     Attributes:
-        line: the module for rows in a line; None if there is none, or none was tried.
-        line_untried: it is to be made and tested when first needed.
         trees: the same with another attention, for forwards with branches (``step/trees.py``); None if there
             is none.
-        mixes: it takes the rows of several windows.
         packed: name of a kernel -> number of layers that use it.
         masks, model_masks: makers of the masks of ``step`` and of ``model``.
         cache_layers: layer of the model -> layer of the cache.
@@ -77,11 +74,9 @@ class Modules:
     ) -> None:
         self.model = model
         self.step: Any = step
-        self.line: Any = None
         self.trees: Modules | None = None
         self.states: dict[Key, StateShape] = {}
         self.grid = 0
-        self.line_untried = self.mixes = False
         self.native = native
         self.packed = {} if packer is None else dict(packer.kernels)
         if native is not None:
@@ -137,7 +132,6 @@ class Modules:
             UnsupportedModel: the model is not a plain stack of layers, or runs others than these.
         """
         part = copy.copy(self)
-        part.line, part.line_untried = None, False
         part.model = keep_layers(self.model, layers, bare)
         part.step = part.model if self.step is self.model else keep_layers(self.step, layers, bare)
         part.trees = self.trees and self.trees.some_layers(layers, bare)
@@ -153,7 +147,7 @@ class Modules:
     def over_window(self, sinks: int, recent: int) -> Modules:
         """The same with masks that hide committed rows; see ``MaskMaker.over_window``."""
         part = copy.copy(self)
-        part.line, part.line_untried, part.trees = None, False, None
+        part.trees = None
         part.masks = self.masks.over_window(sinks, recent)
         part.native = self.native and self.native.over_window(sinks, recent)
         return part
@@ -166,7 +160,7 @@ class Modules:
         """The same with rounded linear layers. Who uses it follows changes of the weights."""
         part = copy.copy(self)
         part._weights, part.row_step = WatchedWeights(()), 1
-        part.line, part.line_untried, part.trees = None, True, None
+        part.trees = None
         if isinstance(rounding, NativeRounding):
             part.native = rounding.made()
         else:
@@ -225,7 +219,7 @@ class Modules:
             more["logits_to_keep"] = read
         if hidden_layers:
             more["output_hidden_states"] = True
-        with cache.shared.running():
+        with cache.context.running():
             output = model(**inputs, use_cache=True, **self.mask_arguments(mask, positions), **more)
         logits = output.logits
         if isinstance(wanted, Tensor) and not self.keeps_logits:
@@ -243,7 +237,7 @@ class Modules:
         """The rows, and the output, of the step, or of a part of it, for a token without a cache."""
         token, step = self._some_token(), self.step if step is None else step
         probe = self._probe_of()
-        with probe.shared.running():
+        with probe.context.running():
             output = step(
                 input_ids=token,
                 use_cache=True,

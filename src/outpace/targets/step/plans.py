@@ -17,9 +17,9 @@ from torch import nn
 
 from outpace.core import TargetOptions, UnsupportedModel
 from outpace.targets.cpu.exact_attention import EXACT
-from outpace.targets.cpu.kernels import COMPILED
 from outpace.targets.cpu.linear import Packer, piecewise, tail_step, why_unproven
-from outpace.targets.cpu.packing import NO_MEMORY, copies_fit, packing_wanted, why_not_packed
+from outpace.targets.cpu.packing import NO_MEMORY, copies_fit, why_not_packed
+from outpace.targets.cpu.trials import chosen_kernel
 from outpace.targets.gpu.invariant import TRITON, invariant_norm, why_norm_unproven
 from outpace.targets.inputs.config import context_of, family, runs_on_gpu
 from outpace.targets.inputs.masks import INVARIANT
@@ -28,7 +28,7 @@ from outpace.targets.inputs.surgery import exchange
 from outpace.targets.kernel import Kernel
 from outpace.targets.native.fitting import why_not_native
 from outpace.targets.native.runner import NativeRunner
-from outpace.targets.plan import NATIVE, PassedOver, StepPlan
+from outpace.targets.plan import FIXED, NATIVE, PassedOver, StepPlan
 from outpace.targets.step.modules import Modules
 
 Replace = Callable[[nn.Module], nn.Module | None]
@@ -36,7 +36,7 @@ Bits = Callable[[], str | None]
 
 
 @dataclass
-class Asked:
+class StepRequest:
     """A model and the options requested for its steps.
 
     Attributes:
@@ -46,7 +46,13 @@ class Asked:
     model: Any
     options: TargetOptions
     chains: bool = False
-    _packs: dict[bool, bool | Kernel] = field(default_factory=dict)
+    _packs: dict[bool, bool] = field(default_factory=dict)
+
+    @property
+    def named(self) -> str | None:
+        """The plan that is asked for."""
+        name: str | None = self.options.of_step["plan"]
+        return name
 
     @cached_property
     def on_gpu(self) -> bool:
@@ -55,36 +61,25 @@ class Asked:
     @cached_property
     def not_native(self) -> str | None:
         """The reason why its forwards are not one call into C; None if they are."""
-        options = self.options.of_step
         if self.on_gpu:
             return "it is for CPUs"
-        for name in ("fuse", "pack"):
-            if options[name] is False:
-                return f"{name} is off"
-        if isinstance(pack := options["pack"], str) and pack not in ("auto", COMPILED.name):
-            return f"pack={pack!r} asks for another"
         if why := self._fixed or self._alone or why_not_native(self.model):
             return why
-        return (
-            None
-            if options["pack"] is True or options["fuse"] is True or copies_fit(self.model)
-            else NO_MEMORY
-        )
+        return None if self.named == NATIVE or copies_fit(self.model) else NO_MEMORY
 
     @cached_property
-    def inexact(self) -> str | None:
+    def why_inexact(self) -> str | None:
         """The reason not to try a bit-exact step; None to try one."""
-        why = why_not_exact(self.model, self.options.of_step["exact"], native=self.not_native is None)
+        asked = self.options.of_step["exact"]
+        exact = True if asked == "auto" and self.named in _EXACT else asked
+        why = why_not_exact(self.model, exact, native=self.not_native is None)
         return self._alone or why or (None if self.on_gpu else self._fixed)
 
-    def packs(self, exact: bool) -> bool | Kernel:
-        """Whether to pack weights, or for which kernel; decided once, since it depends on the free memory.
-
-        Raises:
-            UnsupportedModel: it is asked for, and not possible.
-        """
+    def packs(self, exact: bool) -> bool:
+        """Whether to pack weights; decided once, since it depends on the free memory."""
         if exact not in self._packs:
-            self._packs[exact] = packing_wanted(self.model, self.options.of_step["pack"], exact)
+            asked = not exact and self.named == Packed.name
+            self._packs[exact] = not why_not_packed(self.model, exact, asked)
         return self._packs[exact]
 
     def rounded_model(self, model: Any, attention: str) -> Any:
@@ -93,14 +88,8 @@ class Asked:
         return exchange(model, _Replaced(packer), attention)
 
     @property
-    def demands(self) -> set[str]:
-        """The options that a plan has to serve."""
-        chosen = {name: self.options.of_step[name] for name in ("exact", "fuse", "pack")}
-        return {name for name, value in chosen.items() if value not in (False, "auto")}
-
-    @property
     def _fixed(self) -> str | None:
-        return "its shapes are fixed" if self.options.static else None
+        return FIXED if self.options.static else None
 
     @property
     def _alone(self) -> str | None:
@@ -113,26 +102,24 @@ class Plan(ABC):
     Attributes:
         name: in reports.
         exact: its steps are bit-exact.
-        serves: options that may be set to True, or to a kernel's name.
     """
 
     name: ClassVar[str]
     exact: bool = False
-    serves: frozenset[str] = frozenset()
 
     @abstractmethod
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         """The reason not to make its step; None to make it."""
 
     @abstractmethod
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         """The modules that its steps run on.
 
         Raises:
             UnsupportedModel: they cannot be made.
         """
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
         """The reason why a step is not what the plan promises; None if it is.
 
         Args:
@@ -146,18 +133,17 @@ class Invariant(Plan):
 
     name = "invariant"
     exact = True
-    serves = frozenset({"exact"})
 
-    def why_refused(self, asked: Asked) -> str | None:
-        return asked.inexact if asked.on_gpu else "it is for GPUs"
+    def why_refused(self, asked: StepRequest) -> str | None:
+        return asked.why_inexact if asked.on_gpu else "it is for GPUs"
 
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         packer = Packer(asked.model, False, True, kernel=TRITON)
         replaced = _Replaced(packer, lambda module: invariant_norm(module, asked.model.dtype))
         step = exchange(asked.model, replaced, INVARIANT)
         return Modules(asked.model, step, replaced.held, packer, chains=asked.chains)
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
         return why_unproven(step.step) or why_norm_unproven(step.step) or bits()
 
 
@@ -166,18 +152,17 @@ class Native(Plan):
 
     name = NATIVE
     exact = True
-    serves = frozenset({"exact", "fuse", "pack"})
 
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         return asked.not_native
 
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         model = asked.model
         context = context_of(model.config.get_text_config(decoder=True))
         runner = NativeRunner(model, context, asked.options.of_step["quantise"] or "")
         return Modules(model, model, native=runner)
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
         return bits()
 
 
@@ -186,42 +171,43 @@ class Exact(Plan):
 
     name = "exact"
     exact = True
-    serves = frozenset({"exact", "pack"})
 
-    def why_refused(self, asked: Asked) -> str | None:
+    def why_refused(self, asked: StepRequest) -> str | None:
         if asked.on_gpu:
             return "it is for CPUs"
-        return asked.inexact or (
-            None if asked.not_native else "its forwards are native; fuse=False tries this"
-        )
+        return asked.why_inexact
 
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         packer = _packer(asked, asked.packs(exact=True), exact=True)
         replaced = _Replaced(packer, kept=piecewise)
         step = exchange(asked.model, replaced, EXACT)
         return Modules(asked.model, step, replaced.held, packer, tail_step(asked.model), chains=asked.chains)
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
-        return _why_not_exact(asked, step, bits)
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
+        return why_unproven(step.step) or bits()
 
 
 class Packed(Plan):
     """The model's own layers on a CPU, with packed or rounded weights."""
 
     name = "packed"
-    serves = frozenset({"pack"})
 
-    def why_refused(self, asked: Asked) -> str | None:
-        pack, quantise = (asked.options.of_step[name] for name in ("pack", "quantise"))
-        return None if quantise else why_not_packed(asked.model, pack, exact=False)
+    def why_refused(self, asked: StepRequest) -> str | None:
+        if asked.on_gpu:
+            return "it is for CPUs"
+        if asked.options.of_step["quantise"]:
+            return None
+        return why_not_packed(asked.model, exact=False, asked=asked.named == self.name)
 
-    def make(self, asked: Asked) -> Modules:
-        packer = _packer(asked, asked.packs(exact=False), exact=False)
+    def make(self, asked: StepRequest) -> Modules:
+        every = asked.named == self.name and not asked.options.of_step["quantise"]
+        kernel = chosen_kernel(asked.model.dtype) if every else None
+        packer = _packer(asked, asked.packs(exact=False), exact=False, kernel=kernel)
         replaced = _Replaced(packer)
         step = exchange(asked.model, replaced, None)
         return Modules(asked.model, step, replaced.held, packer, chains=asked.chains)
 
-    def why_unproven(self, asked: Asked, step: Modules, bits: Bits) -> str | None:
+    def why_unproven(self, asked: StepRequest, step: Modules, bits: Bits) -> str | None:
         return None if step.packed else "no kernel takes its layers"
 
 
@@ -230,18 +216,19 @@ class Stock(Plan):
 
     name = "stock"
 
-    def why_refused(self, asked: Asked) -> str | None:
-        return None
+    def why_refused(self, asked: StepRequest) -> str | None:
+        return "quantise rounds its weights" if asked.options.of_step["quantise"] else None
 
-    def make(self, asked: Asked) -> Modules:
+    def make(self, asked: StepRequest) -> Modules:
         return Modules(asked.model, asked.model, chains=asked.chains)
 
 
 PLANS: tuple[Plan, ...] = (Invariant(), Native(), Exact(), Packed(), Stock())
+_EXACT = frozenset(plan.name for plan in PLANS if plan.exact)
 
 
 def choose(
-    asked: Asked, bits: Callable[[Modules], str | None], plans: Sequence[Plan] = PLANS
+    asked: StepRequest, bits: Callable[[Modules], str | None], plans: Sequence[Plan] = PLANS
 ) -> tuple[Plan, Modules, StepPlan]:
     """The first plan that is neither refused nor disproved, its step, and the report.
 
@@ -249,14 +236,17 @@ def choose(
         bits: tests a step's bits; it keeps no reference to one that it disproves.
 
     Raises:
-        UnsupportedModel: no plan serves the options that are set to True; the message has the reason.
+        UnsupportedModel: no plan serves exact=True, or the one that is asked for does not fit; the
+            message has the reason.
     """
     passed: list[PassedOver] = []
     reason: str | None
     for plan in plans:
         step, tried = None, False
-        if missing := asked.demands.difference(plan.serves):
-            reason = f"{min(missing)}={asked.options.of_step[min(missing)]!r} asks for another"
+        if asked.named not in (None, plan.name):
+            reason = f"plan={asked.named!r} asks for another"
+        elif asked.options.of_step["exact"] is True and not plan.exact:
+            reason = "exact=True asks for another"
         else:
             reason = plan.why_refused(asked)
         if reason is None:
@@ -264,14 +254,14 @@ def choose(
             tried = True
         if step is not None:
             inexact = None if plan.exact else STOCK if asked.options.stock else _why_inexact(asked, passed)
-            report = StepPlan(plan.name, plan.exact, inexact or "", tuple(passed), step.packed, step.row_step)
+            report = StepPlan(plan.name, plan.exact, inexact, tuple(passed), step.packed, step.row_step)
             return plan, step, report
         passed.append(PassedOver(plan.name, reason or "", plan.exact, tried))
     raise _refusal(asked, passed)
 
 
 def _tried(
-    plan: Plan, asked: Asked, bits: Callable[[Modules], str | None]
+    plan: Plan, asked: StepRequest, bits: Callable[[Modules], str | None]
 ) -> tuple[Modules | None, str | None]:
     """A plan's step, or None and the reason why not: its copies of weights must not count as used memory.
 
@@ -288,22 +278,19 @@ def _tried(
     return (None, reason) if reason else (step, None)
 
 
-def _why_inexact(asked: Asked, passed: Sequence[PassedOver]) -> str | None:
+def _why_inexact(asked: StepRequest, passed: Sequence[PassedOver]) -> str | None:
     """The reason why steps are not bit-exact: what disproved them, or why none was tried."""
-    return next((plan.reason for plan in passed if plan.exact and plan.tried), asked.inexact)
+    usual = f"plan={asked.named!r} is not bit-exact" if asked.named else asked.why_inexact
+    return next((plan.reason for plan in passed if plan.exact and plan.tried), usual)
 
 
-def _refusal(asked: Asked, passed: Sequence[PassedOver]) -> UnsupportedModel:
+def _refusal(asked: StepRequest, passed: Sequence[PassedOver]) -> UnsupportedModel:
     """The error for options that no plan serves."""
-    name, options = family(asked.model), asked.options.of_step
-    if "fuse" in asked.demands and asked.not_native:
-        remedy = "fuse or static" if asked.options.static is True else "fuse"
-        return UnsupportedModel(f"{name} cannot be fused: {asked.not_native}; leave {remedy} out")
-    if "exact" in asked.demands and (reason := _why_inexact(asked, passed)):
-        return UnsupportedModel(f"{name} is not bit-exact: {reason}; leave exact out")
-    by = "" if options["pack"] is True else f" by {options['pack']}"
-    reason = why_not_packed(asked.model, options["pack"], exact=False) or passed[-2].reason
-    return UnsupportedModel(f"{name} cannot be packed{by}: {reason}; leave pack out")
+    name = family(asked.model)
+    if asked.named is None:
+        return UnsupportedModel(f"{name} is not bit-exact: {_why_inexact(asked, passed)}; leave exact out")
+    reason = next(plan.reason for plan in passed if plan.name == asked.named)
+    return UnsupportedModel(f"{name} has no {asked.named} steps: {reason}; leave plan out")
 
 
 class _Replaced:
@@ -327,16 +314,6 @@ class _Replaced:
         return self._kept and self._kept(module)
 
 
-def _packer(asked: Asked, packs: bool | Kernel, exact: bool) -> Packer:
-    kernel = None if isinstance(packs, bool) else packs
-    quantise = asked.options.of_step["quantise"] or ""
-    return Packer(asked.model, bool(packs), exact, quantise, kernel)
-
-
-def _why_not_exact(asked: Asked, step: Modules, bits: Bits) -> str | None:
-    """The reason why a step on a CPU is not bit-exact as it was asked for; None if it is."""
-    if why := why_unproven(step.step):
-        return why
-    if asked.options.of_step["pack"] is True and not step.packed:
-        return "no kernel of packed weights gives a row the same bits; or leave pack out"
-    return bits()
+def _packer(asked: StepRequest, packs: bool, exact: bool, kernel: Kernel | None = None) -> Packer:
+    """A packer of a model's layers; ``kernel``: for all of them, whether they gain from it or not."""
+    return Packer(asked.model, packs, exact, asked.options.of_step["quantise"] or "", kernel)

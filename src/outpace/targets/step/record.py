@@ -36,6 +36,8 @@ from outpace._version import __version__
 from outpace.core import OutpaceError, first_line
 from outpace.embedded import CACHE, NoHome, cache_path
 from outpace.files import replacing, sealed, unsealed, why_foreign
+from outpace.native.instructions import instructions
+from outpace.native.systems import SYSTEMS
 from outpace.targets.hardware import hardware
 from outpace.targets.inputs.attributes import PLAIN, attributes
 from outpace.targets.inputs.changes import hooks_of
@@ -286,17 +288,14 @@ def _file(path: Path, modified: int) -> str:
 def _own_source() -> str:
     """A digest of this package's source: a version under development keeps its number."""
     root = Path(__file__).parents[2]
-    parts = sorted(file for ending in ("*.py", "*.c", "*.h", "*.so") for file in root.rglob(ending))
+    endings = (".py", ".c", ".h", *(system.ending for system in SYSTEMS.values()))
+    parts = sorted(file for ending in endings for file in root.rglob(f"*{ending}"))
     return digest([(str(file.relative_to(root)), file.read_bytes()) for file in parts])[:16]
 
 
 def _instructions() -> str:
     """The processor's instruction sets: those that torch uses, and a digest of those that it has."""
-    file, flags = Path("/proc/cpuinfo"), ""
-    if file.exists():
-        lines = file.read_text(encoding="utf-8", errors="replace").splitlines()
-        flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return f"{torch.backends.cpu.get_cpu_capability()} {digest(flags)[:16]}"
+    return f"{torch.backends.cpu.get_cpu_capability()} {digest(sorted(instructions()))[:16]}"
 
 
 def _settings() -> Iterable[tuple[str, str]]:

@@ -47,7 +47,7 @@ CHAIN_OF_SEVEN = Shape("chain", range(-1, 6), (range(7),), range(4), 5, [0, 1])
 
 
 def shape_of(target: TargetModel) -> Shape:
-    return CHAIN_OF_SEVEN if target.chains_only else TREE_OF_SEVEN
+    return CHAIN_OF_SEVEN if target.why_chains_only else TREE_OF_SEVEN
 
 
 # Tokens before the tree, where windows matter and where they do not, and before the rows beside it.

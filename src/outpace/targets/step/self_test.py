@@ -64,11 +64,9 @@ def _others(
     """
     if imprecise and target.bit_exact:
         yield "exact=False", lambda: model, {"exact": False}
-    if imprecise and target.plan.native:
-        yield "fuse=False", lambda: model, {"fuse": False}
-    if imprecise and target.plan.packed and not target.quantised:
-        yield "pack=False", lambda: model, {"pack": False}
-        yield "pack=False, exact=False", lambda: model, {"pack": False, "exact": False}
+    for plan in ("exact", "packed", "stock") if imprecise else ():
+        if plan != target.plan.name:
+            yield f"plan={plan!r}", lambda: model, {"plan": plan, "exact": "auto"}
     current = model.config.get_text_config(decoder=True)._attn_implementation
     for attention in ("sdpa", "eager"):
         if attention != current:

@@ -78,7 +78,7 @@ def _test_tame(target: TargetModel, stock: StockModel, dtype: torch.dtype) -> bo
     for prompt, before in enumerate((texts.until(texts.shape.kept), texts.paths()[-1][2])):
         _same_path(stock, model, sources[prompt], [*before, texts.last], after.logits_of(slots[prompt]))
     pad = getattr(model.config, "pad_token_id", None)
-    if other.chains_only and pad is not None and 0 <= pad < stock.embedded:
+    if other.why_chains_only and pad is not None and 0 <= pad < stock.embedded:
         # The copy has no embedding of a pad with a large id.
         embeds, encoded = (other, sources) if pad < ROWS else (target, stock.sources)
         _check_pad(embeds, encoded[0], texts.tree, pad)
@@ -153,7 +153,7 @@ def checked_subtree(
     leak = difference(widened(rows[shape.blind]), widened(before[shape.blind]))
     effect = difference(widened(rows[[shape.sees]]), widened(before[[shape.sees]]))
     if not leak <= effect / 4:
-        why = "its attention is not causal" if target.chains_only else "it honours no 4-D mask"
+        why = "its attention is not causal" if target.why_chains_only else "it honours no 4-D mask"
         raise UnsupportedModel(
             f"{family(target.model)} lets rows of a {shape.name} see more than their ancestors: {why} "
             f"(a token changes logits below it by {effect:.2g} of their spread, others by {leak:.2g})"
@@ -169,7 +169,7 @@ def _same_path(stock: StockModel, model: Any, source: Source | None, text: list[
     if not off <= (limit := largest_difference(found.dtype, 0.0)):
         other = stock.target(model)
         what = "a tree of tokens than for its paths"
-        if other.chains_only:
+        if other.why_chains_only:
             what = "a chain of tokens after those in a cache than for the whole text"
         raise UnsupportedModel(
             f"{family(model)} gives other logits for {what}: "
@@ -197,7 +197,7 @@ def _cause(
     if not wrong:
         return (
             "sequences side by side differ"
-            if target.chains_only
+            if target.why_chains_only
             else "it does not honour a 4-D mask or positions"
         )
     window = getattr(target.model.config.get_text_config(decoder=True), "sliding_window", None)

@@ -15,14 +15,14 @@ from outpace.targets.inputs.config import GPU
 from outpace.targets.inputs.masks import TREE
 from outpace.targets.inputs.refusals import why_untouchable
 from outpace.targets.step.modules import Modules
-from outpace.targets.step.plans import Asked
+from outpace.targets.step.plans import StepRequest
 from outpace.targets.step.reference import StockModel
 from outpace.targets.step.self_test import self_test
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 
-def give_trees(asked: Asked, modules: Modules, never: str | None) -> str | None:
+def give_trees(asked: StepRequest, modules: Modules, never: str | None) -> str | None:
     """Give a step its copy for trees; returns the reason if it has none.
 
     Args:
@@ -46,7 +46,7 @@ def why_disproved(target: TargetModel, stock: StockModel) -> str | None:
     return None
 
 
-def _why_refused(asked: Asked, modules: Modules) -> str | None:
+def _why_refused(asked: StepRequest, modules: Modules) -> str | None:
     """The reason not to make the copy; None to make it."""
     model, options = asked.model, asked.options
     attention = model.config.get_text_config(decoder=True)._attn_implementation
@@ -56,8 +56,6 @@ def _why_refused(asked: Asked, modules: Modules) -> str | None:
         return "the model takes chains only"
     if modules.step is not model:
         return "other modules run in place of the model's, with an attention of their own"
-    if options.compiled is not None:
-        return "compiled steps run on the attention that they are compiled with"
     if attention == TREE:
         return "all steps run on the kernel for trees"
     if attention not in ("sdpa", "eager"):

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import copy
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from threading import RLock
@@ -18,46 +18,43 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from outpace.cache import Cache, FixedCache, FixedWindow, KVCache, Slot, StaticCache, Window
+from outpace.cache import Cache, FixedCache, KVCache, Slot, StaticCache
 from outpace.core import OutpaceError, Source, TargetOptions, UnsupportedModel
 from outpace.native.pool import follow_torch
 from outpace.targets.base import TargetModel, check_chains, checked_cache
 from outpace.targets.batch import Batch
 from outpace.targets.cpu.kernels import QUANTISED
 from outpace.targets.cpu.linear import rounded_of
-from outpace.targets.cpu.packing import check_pack, check_quantise
+from outpace.targets.cpu.packing import check_quantise
 from outpace.targets.cpu.trials import settled_threads
-from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved, width_of
-from outpace.targets.gpu.graphs import NotCaptured, runner_for
+from outpace.targets.gpu.fixed import FixedShapes, most_bytes, resolved
+from outpace.targets.gpu.graphs import runner_for
 from outpace.targets.gpu.tree_attention import with_trees
 from outpace.targets.inputs.changes import Addresses, Structure, WatchedWeights
 from outpace.targets.inputs.config import context_of, end_tokens, family, size_in, takes_no_tree
-from outpace.targets.inputs.forward import CacheAdapter, device_of
-from outpace.targets.inputs.line import apart
+from outpace.targets.inputs.forward import device_of
 from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.inputs.refusals import check_stock, refuse_by_config, refuse_training, why_chains_only
 from outpace.targets.inputs.versions import warn_of_untested
-from outpace.targets.kernel import Kernel
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output, extra_rows
 from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import why_bits_differ
 from outpace.targets.step.layer_test import compare_all
 from outpace.targets.step.modules import Modules
-from outpace.targets.step.plans import Asked, choose
+from outpace.targets.step.plans import StepRequest, choose
 from outpace.targets.step.record import Record, answer
 from outpace.targets.step.reference import StockModel
 from outpace.targets.step.replay import shown
 from outpace.targets.step.self_test import tested
 from outpace.targets.step.trees import give_trees, why_disproved
-from outpace.targets.stock.fixed_steps import FixedSteps
-from outpace.targets.stock.layouts import LAYOUTS, Call, try_lines
+from outpace.targets.stock.forwards import StockForwards
 from outpace.targets.stock.rounded import RoundedTarget, costs_of
 from outpace.targets.stock.uncached import scale_of
 from outpace.transfer import upload
 
 
-class CausalTarget(FixedSteps):
+class CausalTarget(StockForwards):
     """A decoder-only transformers model.
 
     Construction runs several forwards over a few dozen tokens, to determine the shape of the cache, and to
@@ -90,16 +87,14 @@ class CausalTarget(FixedSteps):
     """
 
     _is_part = False  # some layers of another target
-    _bare = False  # its logits are hidden states
     _keeps_states = False  # besides keys and values
     _modules: Modules
     _given: Structure | None  # of the model that was given, if steps are made from a copy of it
-    _may_line_up = True  # forwards of uneven rows may leave out the padding (``inputs/line.py``)
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _never_fixed = ""  # why its forwards have no fixed shapes, unless these are asked for
     _never_trees: str | None = None  # why forwards with branches run on the model's own attention
     _no_graphs: str
-    _needs_weights = ""  # why the model's own weights cannot be freed
+    _needs_weights = False  # so that they cannot be freed
     not_rounded = ""  # why it has no rounded self
     _others: WatchedWeights | None = None  # those that steps do not hold, once ``revision`` was asked for
     _revision = 0
@@ -109,16 +104,13 @@ class CausalTarget(FixedSteps):
         self.options = TargetOptions.of(options, "Target()")
         warn_of_untested()
         refuse_by_config(model, states=self._keeps_states)
-        if self.options.release is True and self._needs_weights:
-            raise self._keeps(model, self._needs_weights)
-        check_pack(self.options.pack, self.options.quantise)
         check_quantise(model, self.options.quantise)
         self.stock, self.quantised = self.options.stock, _rounding(model, self.options.quantise)
         if self.stock:
             check_stock(model)
-        self.chains_only = why_chains_only(model, states=self._keeps_states) or ""
-        if self.chains_only and (self.options.static is True or self.options.fuse is True):
-            raise _only_chains(model, self.chains_only)
+        self.why_chains_only = why_chains_only(model, states=self._keeps_states)
+        if self.why_chains_only and self.options.static is True:
+            raise _only_chains(model, self.why_chains_only)
         self.model = self._prepared(model)
         self._given = None if self.model is model else Structure(model)
         model, config = self.model, self.model.config.get_text_config(decoder=True)
@@ -126,7 +118,7 @@ class CausalTarget(FixedSteps):
         self.eos_token_ids = end_tokens(model)
         self.device = device_of(model.get_input_embeddings())
         devices = {weight.device for weight in model.parameters()}
-        never = self._never_fixed or self.chains_only
+        never = self._never_fixed or self.why_chains_only or ""
         self.options, self._no_graphs = resolved(self.options, devices, never)
         self._hidden_size = size_in(config, "hidden_size", model)
         self._scale = scale_of(config)
@@ -135,7 +127,7 @@ class CausalTarget(FixedSteps):
 
     def _prepared(self, model: Any) -> Any:
         """The model that steps are made from: the one given, or a copy that takes trees."""
-        if self.chains_only or not takes_no_tree(model.config.get_text_config(decoder=True)):
+        if self.why_chains_only or not takes_no_tree(model.config.get_text_config(decoder=True)):
             return model
         return with_trees(model)
 
@@ -144,19 +136,18 @@ class CausalTarget(FixedSteps):
         if self.device.type == "cpu":
             settled_threads()
         asked, check = self.options, self.options.check
-        about = {**asked.of_step, "static": asked.static, "compiled": asked.compiled}
+        about = {**asked.of_step, "static": asked.static}
         record = Record.of_model(self.model, about) if check == "auto" else None
         self.plan = StepPlan()
-        self._asked = Asked(self.model, asked, bool(self.chains_only))
+        self._asked = StepRequest(self.model, asked, bool(self.why_chains_only))
         self._plan, modules, plan = choose(self._asked, partial(self._why_inexact, record))
         self.plan = replace(plan, no_graphs=self._no_graphs if self.device.type == "cuda" else "")
         self._take(modules)
-        self._modules.line_untried = True
         if asked.static:
             caches = {shape.keys.device for shape in self._modules.shapes}
             devices = caches | {weight.device for weight in self.model.parameters()}
             runner = asked.runner or runner_for(self.device, devices)
-            self._fixed = FixedShapes(runner, asked.compiled, most_bytes(self.device))
+            self._fixed = FixedShapes(runner, most_bytes(self.device))
             self._addresses = Addresses(self.model.modules())
             if check and self.bit_exact and (reason := self._tested_bits(record)):
                 raise UnsupportedModel(f"{family(self.model)} is not bit-exact: {reason}; leave exact out")
@@ -165,9 +156,6 @@ class CausalTarget(FixedSteps):
             answer(record, "steps", step, lambda: self._tested_steps(make))
         if self.device.type == "cuda":
             self._choose_trees(record)
-        self.released = bool(asked.release) and not self._needs_weights and self._modules.release()
-        if asked.release is True and not self.released:
-            raise self._keeps(self.model, "no layer's weights have a packed or rounded copy")
         if self._modules.native is not None:
             FileMemory().drop(self.model.parameters())
         self.plan.layouts.clear()  # those of the tests
@@ -218,9 +206,10 @@ class CausalTarget(FixedSteps):
             self._modules.trees = None
         self.plan = replace(self.plan, no_trees=reason)
 
-    @staticmethod
-    def _keeps(model: Any, why: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{family(model)} keeps its weights: {why}; leave release out")
+    def release(self) -> bool:
+        if not (self.released or self._needs_weights):
+            self.released = self._modules.release()
+        return self.released
 
     def _take(self, modules: Modules) -> None:
         """Run steps on these modules."""
@@ -228,16 +217,7 @@ class CausalTarget(FixedSteps):
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
-        return self._modules.native is not None or (self._takes_lines and self._modules.mixes)
-
-    @property
-    def _takes_lines(self) -> bool:
-        with self._trial:  # another thread must not take a form of the step that is being tried
-            if self._modules.line_untried:
-                self._modules.line_untried = False
-                if self._may_line_up and not (self.options.static or self.chains_only):
-                    try_lines(self._twin())
-            return self._modules.line is not None
+        return self._modules.native is not None
 
     def renew(self) -> None:
         """Copy the model's weights again, as is done when they are seen to have changed.
@@ -253,7 +233,6 @@ class CausalTarget(FixedSteps):
         modules = self._plan.make(self._asked)
         modules.trees = self._modules.trees and modules.with_trees()
         self._take(modules)
-        self._modules.line_untried = True
         self._others = None  # so that the revision is another
         if self._fixed is not None:
             self._fixed.drop()
@@ -295,7 +274,6 @@ class CausalTarget(FixedSteps):
             raise OutpaceError(reason)
         if begins and self._runs_model and self._modules.structure.changed() is not None:
             self._modules.structure.accept()
-            self._modules.line, self._modules.line_untried = None, True  # a copy of its modules
             self._others = None  # so that the revision is another
             for part in self._rounded.values():
                 part.stale = True
@@ -359,53 +337,7 @@ class CausalTarget(FixedSteps):
             output = runner.run(kv, batch, self._modules.cache_layers, tuple(hidden_layers), inputs)
             self.plan.layouts["flat"] += 1
             return output
-        modules = self._modules.over(batch)
-        lines = len(batch.slots) > 1 and modules is self._modules and states is None and self._takes_lines
-        call = Call(kv, batch, tuple(hidden_layers), states, lines, modules)
-        windows, outputs = self._windows(call), []
-        while windows:
-            name, taken = next(
-                (name, taken)
-                for name, layout in LAYOUTS.items()
-                if (taken := layout(self, call, windows)) is not None
-            )
-            try:
-                outputs.append(taken.run())
-            except NotCaptured as error:
-                if self.options.static is True:
-                    raise
-                self._launch(str(error))
-                return self.run(cache, batch, hidden_layers, states)
-            self.plan.layouts[name] += 1
-            windows = windows[taken.windows :]
-        return Output.join(outputs)
-
-    def _windows(self, call: Call) -> Sequence[Window | FixedWindow]:
-        """The windows of the cache that a forward writes."""
-        widths = call.batch.width_by_slot
-        shaped = self._fixed is not None and len(call.batch.read) > 0
-        if shaped and isinstance(call.cache, FixedCache):
-            width = width_of(len(widths), max(widths.values()))
-            if width:
-                return call.cache.begin_fixed(widths, width)
-        alone: Collection[Slot] = ()
-        if self.chains_only:
-            alone = widths
-        elif call.lines and self._modules.mixes:
-            alone = apart(widths)
-        return call.cache.begin(widths, self._modules.row_step, alone)
-
-    def _adapter(self, window: Window, call: Call) -> CacheAdapter:
-        """A window as the model's cache."""
-        return CacheAdapter(window, self._modules.cache_layers)
-
-    def _rotated(self, window: Window, positions: Tensor) -> Tensor:
-        """The positions that the model is given, from those in the text, [B, width]."""
-        return positions
-
-    def _adding(self, window: Window) -> AbstractContextManager[None]:
-        """Context of a forward over a window."""
-        return nullcontext()
+        return self._run_stock(kv, batch, tuple(hidden_layers), states)
 
     def _twin(self) -> CausalTarget:
         """Make a copy whose model or embeddings can be replaced."""
@@ -485,10 +417,8 @@ class CausalTarget(FixedSteps):
         model: Any = self.model
         if self.quantised:  # the rounded weights, with the model's own attention
             model = self._asked.rounded_model(model, self._attention)
-        bare = partial(self._unchecked, exact=False, pack=False, fuse=False)
-        packs = self._asked.packs(self.bit_exact) if self.plan.packed else False
-        pack = packs.name if isinstance(packs, Kernel) else bool(self.plan.packed) and "auto"
-        same = partial(self._unchecked, exact=self.bit_exact, pack=pack, fuse=self.plan.native)
+        bare = partial(self._unchecked, plan="stock")
+        same = partial(self._unchecked, plan=self.plan.name)
         unreplaced = self._runs_model or bool(self.quantised)
         parts, own = (self.model, step), None if unreplaced else same
         return StockModel(model, _run, bare, self._embedded, parts, own, wider=self._modules.trees is None)
@@ -519,4 +449,4 @@ def _run(model: Any, source: Source | None, ids: Tensor, **options: Any) -> Any:
 
 
 def _only_chains(model: Any, reason: str) -> UnsupportedModel:
-    return UnsupportedModel(f"{family(model)} takes chains only, since {reason}; leave static and fuse out")
+    return UnsupportedModel(f"{family(model)} takes chains only, since {reason}; leave static out")

@@ -46,10 +46,9 @@ class MultimodalTarget(CausalTarget):
     The arguments are those of ``CausalTarget``.
     """
 
-    _may_line_up = False  # positions have three dimensions
     _never_fixed = "positions of images are given from outside"
     _never_trees = "states of images are given to layers of the model itself"
-    _needs_weights = "it reads images with its own weights"
+    _needs_weights = True  # of its encoder, which reads images
     not_rounded = "it reads more than text"
 
     def __init__(self, model: Any, **options: Any) -> None:
@@ -119,10 +118,10 @@ class MultimodalTarget(CausalTarget):
             axes = None if positions is None else _axes(positions, row, front, name)
             added = None if deep is None else deep[:, row, front:].clone()
             found.append(PromptStates(states[row, front:].clone(), positions=axes, deep=added))
-        if self.chains_only and any(prompt.positions is not None for prompt in found):
+        if self.why_chains_only and any(prompt.positions is not None for prompt in found):
             raise UnsupportedModel(
                 f"{name} gives a prompt with images positions of its own, and its decoder takes none: "
-                f"{self.chains_only}; pass text alone"
+                f"{self.why_chains_only}; pass text alone"
             )
         if logits is not None:
             with shaken(self.model):

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from outpace.cache import Slot, StateCache, StateWindow, Window
+from outpace.cache import KVCache, Slot, StateCache, StateWindow, Window
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.targets.batch import Batch
 from outpace.targets.hardware import free_bytes
@@ -21,7 +21,6 @@ from outpace.targets.inputs.refusals import refuse_by_config
 from outpace.targets.inputs.state_rows import StateAdapter
 from outpace.targets.inputs.states import with_states
 from outpace.targets.stock.causal import CausalTarget
-from outpace.targets.stock.layouts import Call
 
 _SHARE = 16  # of the free memory, a 16th may hold the states of a tree's nodes
 _BUDGET = 1 << 30  # and this many bytes where it is not known
@@ -45,7 +44,6 @@ class RecurrentTarget(CausalTarget):
     _never_fixed = "its states are not of fixed shapes"
     _never_trees = "the kernel is tested for layers without states only"
     not_rounded = "it keeps a recurrent state, of which no rows of a draft can be dropped"
-    _may_line_up = False  # rows of different sequences have states of their own
 
     def __init__(self, model: Any, **options: Any) -> None:
         for name, why in (
@@ -78,28 +76,26 @@ class RecurrentTarget(CausalTarget):
         modules = self._modules
         return StateCache(modules.shapes, list(modules.states.values()), slots, length, capacity)
 
-    def _windows(self, call: Call) -> Sequence[Window]:
-        if call.batch.fed.any():
+    def _windows(self, cache: KVCache, batch: Batch) -> Sequence[Window]:
+        if batch.fed.any():
             raise OutpaceError("recurrent layers take a tree in one forward, not in several")
-        batch = call.batch
-        widths = batch.width_by_slot
         alone = [slot for slot in batch.slots if self._prompt_rows(batch, slot)]
-        return call.cache.begin(widths, self._modules.row_step, alone)
+        return cache.begin(batch.width_by_slot, self._modules.row_step, alone)
 
     def _prompt_rows(self, batch: Batch, slot: Slot) -> int:
         """The number of a slot's first rows that are computed in chunks."""
         return int(batch.prompts[batch.slots.index(slot)]) if self.prompts_differ else 0
 
-    def _adapter(self, window: Window, call: Call) -> CacheAdapter:
+    def _adapter(self, window: Window, batch: Batch) -> CacheAdapter:
         assert isinstance(window, StateWindow)
         modules = self._modules
         fed = [slot for slot, width in zip(window.slots, window.widths, strict=True) if slot and width]
         return StateAdapter(
             window,
             modules.cache_layers,
-            rows_of(window, call.batch.rows),
+            rows_of(window, batch.rows),
             {key: index for index, key in enumerate(modules.states)},
-            self._prompt_rows(call.batch, fed[0]) if len(fed) == 1 else 0,
+            self._prompt_rows(batch, fed[0]) if len(fed) == 1 else 0,
             self._budget,
         )
 

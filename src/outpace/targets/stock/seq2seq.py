@@ -66,7 +66,7 @@ class Seq2SeqTarget(TargetModel):
 
     has_encoder: ClassVar[bool] = True
     plan = StepPlan(
-        inexact="steps of encoder-decoder models run on stock modules, whose sums depend on the other rows"
+        why_inexact="steps of encoder-decoder models run on stock modules, whose sums depend on other rows"
     )
 
     def __init__(self, model: PreTrainedModel, check: bool | Literal["auto"] = "auto") -> None:
@@ -79,9 +79,11 @@ class Seq2SeqTarget(TargetModel):
         self._structure = Structure(model)
         found = positioning_of(model)
         self._positioning = found if isinstance(found, Positioning) else Positioning()
-        self.chains_only = why_chains_only(model, seq2seq=True) or (found if isinstance(found, str) else "")
+        self.why_chains_only = why_chains_only(model, seq2seq=True) or (
+            found if isinstance(found, str) else None
+        )
         config = config_of(self._decoder, model)
-        self._masks = NoMasks() if self.chains_only else MaskMaker(config, model.dtype)
+        self._masks = NoMasks() if self.why_chains_only else MaskMaker(config, model.dtype)
         limits = getattr(self._decoder, "max_target_positions", None), context_of(model.config)
         self.context = next(filter(None, limits), context_of(config))
         self.eos_token_ids = end_tokens(model)
@@ -272,7 +274,7 @@ class Seq2SeqTarget(TargetModel):
         kv = checked_cache(self, cache, Seq2SeqCache)
         follow_torch()
         widths = batch.width_by_slot
-        windows = kv.begin(widths, apart=widths if self.chains_only else ())
+        windows = kv.begin(widths, apart=widths if self.why_chains_only else ())
         return Output.join([self._pass(kv, window, batch, hidden_layers) for window in windows])
 
     def _pass(
@@ -303,7 +305,7 @@ class Seq2SeqTarget(TargetModel):
 
     def _masked(self, mask: Mask) -> dict[str, Any]:
         """Arguments of the model for the decoder's mask."""
-        return {} if self.chains_only else {"decoder_attention_mask": mask}
+        return {} if self.why_chains_only else {"decoder_attention_mask": mask}
 
     def _attended(self, cache: Seq2SeqCache, window: Window) -> dict[str, Any]:
         """Arguments of the model for a window's rows and the sources of its slots."""

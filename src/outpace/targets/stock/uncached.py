@@ -61,7 +61,7 @@ class UncachedForwards(TargetModel):
         if self.released:
             raise OutpaceError(
                 f"{family(self.model)} cannot be trained or read as a whole: its weights were released; load "
-                "it again without release"
+                "it again"
             )
 
     def _whole(self, positions: Tensor, seen: Tensor) -> dict[str, Any]:

@@ -25,7 +25,8 @@ from transformers.utils.quantization_config import QuantizationConfigMixin
 
 from outpace.core import OutpaceError, UnsupportedModel
 from outpace.native.layers import functions
-from outpace.targets.cpu.kernels import QUANTISED, Blocks
+from outpace.targets.cpu.kernels import QUANTISED
+from outpace.targets.cpu.layouts import Blocks
 from outpace.targets.cpu.linear import RoundedLinear
 from outpace.targets.weights.groups import Layout, layout_of
 

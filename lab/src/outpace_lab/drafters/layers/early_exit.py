@@ -30,9 +30,10 @@ from outpace.drafters.support.growth import Growth
 from outpace.drafters.support.layer_cache import LayerCache, LayerFeed, Slot
 from outpace.drafters.support.shapes import shape_of
 from outpace.drafters.support.vocabulary import part_of
-from outpace.drafters.support.within import Within, draft_chains, place_of
+from outpace.drafters.support.within import Within, place_of
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
+from outpace_lab.drafters.layers.chains import draft_chains
 from outpace_lab.drafters.layers.exit_adapter import Adapter, AdapterConfig
 from outpace_lab.targets.split import SplitTarget
 

@@ -21,10 +21,11 @@ from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Drafter
 from outpace.drafters.support.draws import Draws, Noise, check_confidence, log_confidence
 from outpace.drafters.support.shapes import shape_of
-from outpace.drafters.support.within import PartShared, Within, draft_by_part, place_of
+from outpace.drafters.support.within import PartShared, Within, place_of
 from outpace.files import read_json
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
+from outpace_lab.drafters.layers.chains import draft_by_part
 
 
 @dataclass(frozen=True)

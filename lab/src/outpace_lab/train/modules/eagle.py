@@ -16,26 +16,17 @@ from typing_extensions import Self
 
 from outpace.core import OutpaceError
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
-from outpace.learned.layers import Store
+from outpace.learned.frequent import most_frequent
 from outpace.learned.learned import head_weights
 from outpace.targets.base import TargetModel
 from outpace_lab.train.modules import published
-from outpace_lab.train.trained import (
-    Losses,
-    Objective,
-    Trained,
-    TrainingBatch,
-    accepted_of_chain,
-    among,
-    logits_among,
-    measure,
-    most_frequent,
-)
+from outpace_lab.train.trained import Losses, Objective, TrainingBatch
+from outpace_lab.train.unrolled import Unrolled, unroll
 
 _RIDGE = 1e-3  # of a least squares' diagonal, relative to it
 
 
-class TrainedEagle(EagleModule, Trained):
+class TrainedEagle(EagleModule, Unrolled):
     """EAGLE's layers, in training."""
 
     _untrained = False
@@ -95,47 +86,13 @@ class TrainedEagle(EagleModule, Trained):
             if name.endswith(("o_proj.weight", "o_proj.bias", "down_proj.weight")):
                 weight.zero_()
 
+    @property
+    def ids(self) -> Tensor | None:
+        return self.drafted
+
     def unroll(self, batch: TrainingBatch, steps: int) -> Iterator[Tensor]:
-        """Training-time test (EAGLE-3, section 3.2): outputs [B, T - 1, hidden size] at each depth j, from 0.
-
-        Row s, from 0 to T - 2, drafts from the feature of place s on, along the text. At depth j, at position
-        s + j, it reads token s + 1 + j and its own output of depth j - 1 (at depth 0 the target's feature),
-        and its output predicts token s + 2 + j. As in decoding it attends to the rows that read the target's
-        features of places 0 to s, columns 0 to T - 2 of the mask, and to its own rows of depths 1 to j,
-        column s of each further block of columns. Beyond depth 0 only rows that draft a learnt token at some
-        depth are computed; the outputs of the others are zeros.
-        """
-        width = batch.tokens.shape[1] - 1
-        learnt = torch.stack([batch.ahead(depth + 2) for depth in range(steps)]).any(dim=0)[:, :-1]
-        # The learnt rows of each text come first; texts with fewer of them than the longest are padded with
-        # rows that are not learnt.
-        most = max(1, int(learnt.sum(dim=1).max()))
-        rows = learnt.byte().argsort(dim=1, descending=True, stable=True)[:, :most]
-        kept: dict[int, list[tuple[Tensor, Tensor]]] = {layer: [] for layer in range(self.config.depth)}
-
-        def stores(layer: int) -> Store:
-            def store(keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-                kept[layer].append((keys, values))
-                every = list(zip(*kept[layer], strict=True))
-                return torch.cat(every[0], dim=2), torch.cat(every[1], dim=2)
-
-            return store
-
         features = self.features({layer: states[:, :-1] for layer, states in batch.hidden.items()})
-        seen, positions = batch.seen[:, None, :-1, :-1], batch.positions[:, :-1]
-        whole = self.advance(batch.tokens[:, 1:], features, positions, seen, stores)
-        yield whole
-        tokens = F.pad(batch.tokens, (0, steps))
-        places = rows[..., None].expand(-1, -1, whole.shape[-1])
-        base = seen.gather(2, rows[:, None, :, None].expand(-1, 1, -1, width))
-        itself = torch.eye(rows.shape[1], dtype=torch.bool, device=rows.device)
-        itself = itself.expand(len(rows), 1, -1, -1)
-        states = whole.gather(1, places)
-        for depth in range(1, steps):
-            mask = torch.cat([base] + [itself] * depth, dim=-1)
-            read = tokens.gather(1, rows + 1 + depth)
-            states = self.advance(read, states, positions.gather(1, rows) + depth, mask, stores)
-            yield torch.zeros_like(whole, dtype=states.dtype).scatter(1, places, states)
+        return unroll(batch, features, steps, self.config.depth, self.advance)
 
     def loss(self, batch: TrainingBatch, objective: Objective) -> Losses:
         """The objective over all depths; for EAGLE-1 also a regression on the features (section 4.2)."""
@@ -144,31 +101,11 @@ class TrainedEagle(EagleModule, Trained):
         weights = [config.decay**depth for depth in range(config.steps)]
         if config.version == 1:
             weights = [config.classification * weight for weight in weights]
-        every = torch.stack([batch.ahead(depth + 2).sum() for depth in range(config.steps)])
-        losses = among(measure(objective, self._depths(batch, outputs), weights), every)
+        losses = self.measured(batch, objective, outputs, weights)
         total = losses.total
         if config.version == 1:
             total = total + self._regression(batch, outputs)
         return dataclasses.replace(losses, total=total)
-
-    def _depths(self, batch: TrainingBatch, outputs: list[Tensor]) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
-        """Yield, per depth, the draft's logits, the target's logits and the text's tokens, over drafted ids.
-
-        Row s at depth j predicts the token of place s + ahead, ahead = j + 2, as the target does at place
-        s + ahead - 1.
-        """
-        width, drafted = batch.tokens.shape[1], self.drafted
-        for depth, states in enumerate(outputs):
-            ahead = depth + 2
-            where = batch.ahead(ahead)[:, :-1].clone()
-            labels = batch.tokens.roll(-ahead, dims=1)[:, : width - 1]
-            if drafted is not None:
-                where &= self.t2d[labels]
-            source = F.pad(where, (ahead - 1, 2 - ahead))
-            chosen = labels[where]
-            if drafted is not None:
-                chosen = (self.t2d.cumsum(dim=0) - 1)[chosen]
-            yield self.drafted_logits(states[where]), logits_among(self.targets_head, batch, source), chosen
 
     def _regression(self, batch: TrainingBatch, outputs: list[Tensor]) -> Tensor:
         """The smooth L1 loss between outputs and the features that they replace (row s: place s + 1 + j)."""
@@ -179,21 +116,6 @@ class TrainedEagle(EagleModule, Trained):
             distance = F.smooth_l1_loss(states[where], wanted, reduction="sum")
             total = total + self.config.decay**depth * distance / max(wanted.numel(), 1)
         return total
-
-    @torch.no_grad()
-    def accepted(self, batch: TrainingBatch) -> Tensor:
-        """Number of accepted tokens of a chain of ``config.tokens`` tokens, at each place.
-
-        It is 0 where the next token is not counted.
-        """
-        begins = batch.documents[:, 1:] != batch.documents[:, :-1]
-        where = batch.ahead(2)[:, :-1] & ~begins
-        guesses = torch.full((*batch.tokens.shape, self.config.tokens), -1, device=batch.tokens.device)
-        for depth, states in enumerate(self.unroll(batch, self.config.tokens)):
-            # The row that reads the feature of place s drafts for the root at place s + 1.
-            best = self.drafted_logits(states[where]).argmax(dim=-1)
-            guesses[:, 1:, depth][where] = best if self.drafted is None else self.drafted[best]
-        return accepted_of_chain(batch, guesses)
 
     def publish(self, folder: str | Path) -> None:
         """Write an EAGLE-3 in the layout of speculators, for other engines.

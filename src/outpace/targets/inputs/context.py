@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor
 
 
-class Shared:
+class ForwardContext:
     """Values that belong to tensors of a forward; a copy of a tensor has none.
 
     Attributes:
@@ -43,9 +43,9 @@ class Shared:
             _RUNNING.reset(before)
 
 
-_RUNNING: ContextVar[Shared | None] = ContextVar("outpace_shared", default=None)
+_RUNNING: ContextVar[ForwardContext | None] = ContextVar("outpace_forward", default=None)
 
 
-def shared_here() -> Shared:
+def forward_context() -> ForwardContext:
     """The object of the forward that runs in this thread; a new one if none does, as in a self-test."""
-    return _RUNNING.get() or Shared()
+    return _RUNNING.get() or ForwardContext()
