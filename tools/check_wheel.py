@@ -38,8 +38,8 @@ def check() -> None:
         print(Path(found._name).name)
     plan = outpace.load(dtype="bfloat16").target.plan
     print(plan)
-    if not plan.fused:
-        raise SystemExit(f"the layers are not compiled: {plan.why_not('fused')}")
+    if not plan.native:
+        raise SystemExit(f"the layers are not compiled: {plan.why_not('native')}")
     print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, outpace {outpace.__version__}")
     prompt = ["--prompt", "def add(a, b):", "--max-new-tokens", "16"]
     subprocess.run([sys.executable, "-m", "outpace", "generate", *prompt], check=True)

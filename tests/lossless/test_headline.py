@@ -37,11 +37,10 @@ def run(*words: str) -> Any:
 
 def test_the_defaults_are_what_was_measured() -> None:
     about = json.loads(run("env", "--model", "smollm2", "--json").stdout)["model"]
-    assert about["drafter"] == DEFAULT_DRAFTER and set(marked()) == {DEFAULT_DRAFTER}
-    assert about["dtype"] == "bfloat16" and about["fused"] and about["bit_exact"]
+    assert DEFAULT_DRAFTER in about["drafter"]  # with the rounded self beside it, where steps take longer
+    assert set(marked()) == {DEFAULT_DRAFTER}
+    assert about["dtype"] == "bfloat16" and about["native"] and about["bit_exact"]
     assert set(about["packed"]) == {"compiled"} and about["slow"] == []
-    readme = (ROOT / "README.md").read_text("utf-8")
-    assert "SmolLM2-135M-Instruct in bfloat16" in readme
 
 
 def test_the_headline_without_options() -> None:

@@ -46,7 +46,7 @@ def target_of(dtype: torch.dtype) -> CausalTarget:
     target = CausalTarget(AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=dtype))
     if dtype == torch.bfloat16 and not target.bit_exact:
         pytest.skip(f"not bit-exact here: {target.why_inexact}")
-    assert target.mixes
+    assert target.mixes == (dtype != torch.float64)
     return target
 
 
@@ -90,14 +90,16 @@ def decode(dtype: torch.dtype, drafter: str) -> list[list[int]]:
     return [sequence.output for sequence in sequences]
 
 
-@pytest.mark.parametrize(("drafter", "dtype"), in_turn(DRAFTERS, [torch.bfloat16, torch.float64]))
+@pytest.mark.parametrize(
+    ("drafter", "dtype"), in_turn(DRAFTERS, [torch.bfloat16, torch.float32, torch.float64])
+)
 def test_tokens_are_those_of_each_alone(rode: list[int], drafter: str, dtype: torch.dtype) -> None:
     expected = alone(dtype)
     assert decode(dtype, drafter) == expected
-    assert len(rode) > 3 and max(rode) > 1
+    assert dtype == torch.float64 or (len(rode) > 3 and max(rode) > 1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=["float64", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 def test_prompts_that_hit_the_prefix_cache(rode: list[int], dtype: torch.dtype) -> None:
     target, expected = target_of(dtype), alone(dtype)
     engine = Engine(target, "prompt_lookup", adaptive=False, prefill_chunk=CHUNK, prefix_cache=1 << 26)
@@ -115,7 +117,7 @@ def test_prompts_that_hit_the_prefix_cache(rode: list[int], dtype: torch.dtype) 
 def test_sequences_of_several_drafters(rode: list[int]) -> None:
     names = [None, "off", "copy", "window", Speculation("copy", 2), None, "window"]
     engine = Engine(
-        target_of(torch.float64),
+        target_of(torch.float32),
         "jacobi",
         adaptive=False,
         prefill_chunk=CHUNK,
@@ -127,31 +129,29 @@ def test_sequences_of_several_drafters(rode: list[int]) -> None:
         engine.step()
     while engine.sequences:
         engine.step()
-    assert [sequence.output for sequence in sequences] == alone(torch.float64)
+    assert [sequence.output for sequence in sequences] == alone(torch.float32)
     assert rode
 
 
-def test_only_rows_that_are_read_reach_the_head(monkeypatch: pytest.MonkeyPatch) -> None:
-    target, rows = target_of(torch.float64), []
+def test_only_rows_that_are_read_reach_the_head() -> None:
+    """Of a stock model, in whose forward each prompt of many rows has a window of its own."""
+    target, rows = CausalTarget(AutoModelForCausalLM.from_pretrained(outpace.nano_path()).double()), []
     head: Any = target._modules.step.get_output_embeddings()
-    hook = head.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[1]))
-    target.keep_modules()  # a hook would make a new line
     cache = target.new_cache(slots=3)
     slots = [cache.allocate() for _ in range(3)]
     building = Building()
     building.add(slots[0], Rows([1, 2, 3], (-1, 0, 0)))
     building.add(slots[1], Rows([4] * 90), read=90)
-    building.add(slots[2], Rows([5] * 40), read=39)
+    building.add(slots[2], Rows([5] * 80), read=79)
     batch = building.made()
+    alone = [target.forward(cache, batch.select([slot])[0]) for slot in (slots[0], slots[2])]
+    hook = head.register_forward_pre_hook(lambda _, given: rows.append(given[0].shape[1]))
+    target.keep_modules()
     try:
-        target._modules.line, line = None, target._modules.line
-        padded = target.forward(cache, batch)
-        target._modules.line = line
-        del rows[:]
         found = target.forward(cache, batch)
     finally:
         hook.remove()
-        target.keep_modules()
-    for slot, count in zip(slots, (3, 0, 1), strict=True):
-        assert len(found.logits_of(slot)) == count
-        torch.testing.assert_close(found.logits_of(slot), padded.logits_of(slot))
+    assert sorted(rows) == [1, 1, 3]  # a model computes at least one
+    for slot, expected in zip((slots[0], slots[2]), alone, strict=True):
+        torch.testing.assert_close(found.logits_of(slot), expected.logits_of(slot))
+    assert slots[1] not in found.spans

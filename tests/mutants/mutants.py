@@ -700,6 +700,15 @@ TARGETS = [
         ("tests/unit/targets/test_exact.py",),
     ),
     Mutant(
+        "a window's rows are read for slots that feed theirs in another window",
+        "outpace/targets/stock/forwards.py",
+        "                part, _ = batch.select([slot for slot, width in fed if width])\n",
+        "                part = batch\n",
+        (
+            "tests/unit/targets/test_causal.py::test_rows_in_windows_of_their_own_have_the_logits_of_each_alone",
+        ),
+    ),
+    Mutant(
         "writes to weights are not seen",
         "outpace/targets/stock/causal.py",
         "        if moved or self._modules.changed(begins):\n",

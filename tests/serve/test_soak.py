@@ -23,12 +23,12 @@ from typing import Any
 
 import pytest
 
-from outpace.core import SamplingParams
+from outpace.core import SamplingParams, StreamedToken
 from outpace.engine.engine import Engine
 from outpace.serve.chat import Chat, toolbox
 from outpace.serve.dialogue import Dialogue
 from outpace.serve.grammar import Grammar, Grammars
-from outpace.serve.tools import answer_to, whole
+from outpace.serve.tools import answer_to
 from outpace.serve.totals import Turns
 from serving import Client, model, run, serving
 from wires import listening, opened
@@ -107,7 +107,10 @@ def expected(asked: dict[str, Any]) -> str:
     asked_of = SimpleNamespace(prompts=[prompt], schema=box.grammar(dialogue), reasoning=None)
     parser = answer_to(SimpleNamespace(model=model(), dialogue=dialogue), box, asked_of)
     done = sequence.finish_reason != "length"
-    pieces = [*parser.push(whole(sequence.generation())), *parser.end(done)]
+    found = sequence.generation()
+    emitted = [StreamedToken(token, 0, "") for token in found.tokens]
+    emitted[-1] = replace(emitted[-1], text=found.text or "")
+    pieces = [*parser.push(emitted), *parser.end(done)]
     assert not done or parser.calls == 1
     return "".join(piece.text for piece in pieces)
 

@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from outpace.catalogue import attributes
 from outpace.cli import screen
 from outpace.cli.app import INTERRUPTED, guarded
-from outpace.cli.drafters import _attributes
 from outpace.cli.interrupt import Interrupt
 from outpace.cli.progress import bar
 
@@ -60,8 +60,8 @@ def test_attributes_of_a_docstring() -> None:
     doc = (
         "First.\n\nAttributes:\n    one: the first,\n        on two lines.\n    two: the second.\n\nMore: no."
     )
-    assert _attributes(doc) == {"one": "the first, on two lines.", "two": "the second."}
-    assert _attributes("Nothing.") == {}
+    assert attributes(doc) == {"one": "the first, on two lines.", "two": "the second."}
+    assert attributes("Nothing.") == {}
 
 
 def test_an_interrupt_in_the_middle_of_an_import_is_no_error_of_the_import(

@@ -321,3 +321,32 @@ def test_a_copy_of_modules_with_parametrizations() -> None:
     ids = torch.tensor([[5, 9, 11]])
     assert copied.model.layers[0].mlp.up_proj is not model.model.layers[0].mlp.up_proj
     assert torch.equal(copied(ids).logits, model(ids).logits)
+
+
+def test_rows_in_windows_of_their_own_have_the_logits_of_each_alone() -> None:
+    """Of prompts that are longer than others, of trees beside chains, and of one row after each."""
+    target = CausalTarget(tiny_llama(context=256))
+    cache = target.new_cache(slots=4)
+    slots = [cache.allocate() for _ in range(4)]
+    prompts = [[5, 9, 9, 2], [3, 1, 4, 1] * 20, [7], [2, 7] * 60]
+    drafts = [Rows([1, 2, 3, 4], (-1, 0, 0, 2)), Rows([8]), Rows([4] * 90), Rows([6, 5])]
+    feeds: list[dict[Slot, Rows]] = [
+        dict(zip(slots, map(Rows, prompts), strict=True)),
+        dict(zip(slots, drafts, strict=True)),
+        {slot: Rows([11]) for slot in slots},
+    ]
+    for rows in feeds:
+        batch = Batch.of(rows)
+        expected = {}
+        for slot in slots:
+            alone = target.forward(cache, batch.select([slot])[0], [1])
+            expected[slot] = alone.logits_of(slot).clone(), alone.hidden[slot][1].clone()
+            cache.keep({})
+        found = target.forward(cache, batch, [1])
+        for slot, (logits, states) in expected.items():
+            torch.testing.assert_close(found.logits_of(slot), logits)
+            torch.testing.assert_close(found.hidden[slot][1][: len(states)], states)
+        cache.keep(
+            {slot: range(len(row.tokens)) if row.parents is None else [0, 2] for slot, row in rows.items()}
+        )
+    assert target.plan.layouts["padded"] > 12 + 3  # those of each alone, and more than one of all

@@ -57,20 +57,26 @@ class StockForwards(UncachedForwards):
         states: Mapping[Slot, Tensor] | None,
     ) -> Output:
         modules, outputs = self._modules.over(batch), []
-        for window in self._windows(cache, batch):
+        windows = self._windows(cache, batch)
+        for window in windows:
+            if len(windows) > 1:  # a window may cover the places of slots that feed rows in another
+                fed = zip(window.slots, window.widths, strict=True)
+                part, _ = batch.select([slot for slot, width in fed if width])
+            else:
+                part = batch
             if isinstance(window, FixedWindow) and (shapes := self._fixed) is not None:
                 try:
-                    made = self._run_fixed(shapes, modules, window, batch, hidden_layers, states)
+                    made = self._run_fixed(shapes, modules, window, part, hidden_layers, states)
                 except NotCaptured as error:
                     if self.options.static is True:
                         raise
                     self._launch(str(error))
                     return self._run_stock(cache, batch, hidden_layers, states)
-                outputs.append(laid_out(window.slots, batch, made.logits, 0, made.hidden, self._bare))
+                outputs.append(laid_out(window.slots, part, made.logits, 0, made.hidden, self._bare))
                 self.plan.layouts["fixed"] += 1
             else:
                 assert isinstance(window, Window)
-                outputs.append(self._run_padded(modules, window, batch, hidden_layers, states))
+                outputs.append(self._run_padded(modules, window, part, hidden_layers, states))
                 self.plan.layouts["padded"] += 1
         return Output.join(outputs)
 
