@@ -96,10 +96,10 @@ BUDGETS: dict[str, list[Budget]] = {
         Budget(18.8, 2, 3.9, 0),
     ],
     "dflash, trees": [
-        Budget(447.2, 2, 5.5, 0),
-        Budget(456.5, 2, 6.5, 0),
-        Budget(18.8, 2, 2.9, 0),
-        Budget(18.8, 2, 3.9, 0),
+        Budget(560, 2, 7.5, 0),
+        Budget(600, 2, 8.5, 0),
+        Budget(24, 2, 4.5, 0),
+        Budget(25, 2, 5.5, 0),
     ],
     "mtp": [
         Budget(622.2, 2, 6, 0),

@@ -20,6 +20,7 @@ WITH_WHAT_IT_NEEDS = {
     "combined": "combined:(lookahead)",
     "dflash": "dflash:path=folder",
     "hydra": "hydra:path=folder",
+    "peagle": "peagle:path=folder",
 }
 
 

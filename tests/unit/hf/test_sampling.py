@@ -152,7 +152,7 @@ def untrained(cls: type[Learned], model: Any, folder: Path) -> str:
     return f"{cls.method}:path={folder}"
 
 
-@pytest.mark.parametrize("name", one_in(2, sorted(set(DRAFTERS) - {"draft_model", "assistant"})))
+@pytest.mark.parametrize("name", one_in(2, sorted(set(DRAFTERS) - {"draft_model", "assistant", "peagle"})))
 def test_every_drafter_by_its_spec(name: str, none: Any, batch: Any, tmp_path: Path) -> None:
     model = make("llama")
     if name in LEARNED:

@@ -168,3 +168,12 @@ def test_the_state_of_a_mask_must_be_there(tmp_path: Path) -> None:
     del given["mask_hidden"]
     with pytest.raises(OutpaceError, match="no tensor 'mask_hidden'"):
         PEagleModule.load(write(tmp_path, THEIRS, given), llama())
+
+
+def test_a_folder_without_one_is_refused_and_none_is_saved(tmp_path: Path) -> None:
+    made = PEagleModule.load(write(tmp_path, THEIRS, tensors()), llama())
+    with pytest.raises(OutpaceError, match="is not saved; keep its folder"):
+        made.save(tmp_path / "saved")
+    (tmp_path / "config.json").unlink()
+    with pytest.raises(OutpaceError, match=r"no P-EAGLE.s config.json in .*; give a published one"):
+        PEagleModule.load(tmp_path, llama())

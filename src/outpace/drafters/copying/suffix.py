@@ -168,7 +168,7 @@ class Suffix(SequenceDrafter[SuffixState]):
         guesses = () if tokens else state.guesses.tokens
         if not (contexts or guesses):
             return Draft()
-        longest = contexts[0].length if contexts else 0
+        longest = contexts[0].length if contexts else 1  # a guess is looked up by itself
         most = min(
             most, self.num_speculative_tokens, len(guesses) + max(1, int(self.max_spec_factor * longest))
         )

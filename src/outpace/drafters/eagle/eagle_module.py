@@ -311,4 +311,4 @@ def _is_shared(embedded: Tensor, target: TargetModel) -> bool:
     if embedded.shape != (target.vocabulary, hidden.size):
         return False
     own = target.embed(torch.arange(target.vocabulary, device=hidden.device))
-    return torch.equal(own.to(embedded), embedded.to(own.device))
+    return torch.equal(own.to(embedded.dtype), embedded.to(own.device))

@@ -25,6 +25,7 @@ from outpace.core import OutpaceError
 from outpace.drafters.eagle.eagle_module import EagleConfig, EagleModule
 from outpace.drafters.support.blocks import BlockState, Places, ReadingBlockDrafter
 from outpace.drafters.support.layer_cache import LayerFeed
+from outpace.learned import published
 from outpace.learned.formats import MASK_ENTRIES
 from outpace.learned.learned import Fit
 from outpace.learned.vocabulary import spread
@@ -48,6 +49,18 @@ class PEagleModule(Places, EagleModule):
     def __init__(self, config: EagleConfig, fit: Fit) -> None:
         super().__init__(config, fit)
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, len(config.layers) * config.hidden_size))
+
+    @classmethod
+    def load(cls, folder: str | Path, target: TargetModel) -> Self:
+        """Load a published P-EAGLE, which may be a name on the hub."""
+        place = published.find(folder, cls.method)
+        described = published.read(place)
+        if described is None:
+            raise OutpaceError(f"peagle: there is no P-EAGLE's config.json in {place}; give a published one")
+        return cls._load_published(place, described, target)
+
+    def save(self, folder: str | Path) -> None:
+        raise OutpaceError("peagle: a published drafter is not saved; keep its folder")
 
     @classmethod
     def _load_published(cls, folder: str | Path, described: Mapping[str, Any], target: TargetModel) -> Self:
