@@ -99,6 +99,7 @@ STOCK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"partial_rotary_factor": 0.5},
         {"rope.dimension_count": 16, "attention.layer_norm_epsilon": 1e-5},
     ),
+    "gpt2": ({}, {}),
     "bloom": ({}, {"attention.head_count_kv": 4, "context_length": 256, "feed_forward_length": 512}),
     "falcon": ({}, {"attention.head_count_kv": 1, "attention.layer_norm_epsilon": 1e-5}),
     "mamba": (
@@ -109,7 +110,7 @@ STOCK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 # Those whose attention, too, gives a row the same bits in any forward.
-EXACT = ("lfm2", "nemotron", "qwen3_5_text")
+EXACT = ("lfm2", "nemotron", "gpt2", "qwen3_5_text")
 # Of the logits' size: rounding sends a row to other experts, and a state keeps its errors.
 LIMITS = {"nemotron": 0.2, "qwen3_5_text": 0.3}
 

@@ -64,6 +64,7 @@ _FAMILIES = frozenset(
         "gemma2",
         "gemma3",
         "gemma3_text",
+        "gpt2",
         "lfm2",
         "llama",
         "mamba",
