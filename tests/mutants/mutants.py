@@ -1356,6 +1356,13 @@ QUANTS = [
         (f"{_GGUF}::test_other_families_run_on_transformers_steps_with_the_files_weights",),
     ),
     Mutant(
+        "what a row's experts give is not weighed",
+        "outpace/targets/gguf/modules.py",
+        " * weights[places, ranks, None])",
+        ")",
+        (f"{_GGUF}::test_other_families_run_on_transformers_steps_with_the_files_weights",),
+    ),
+    Mutant(
         "a setting of a GGUF file that the config leaves out is ignored",
         "outpace/targets/gguf/settings.py",
         "        if take is None or not take(config, left[name]):\n",

@@ -33,6 +33,7 @@ SIZES = {
     "eos_token_id": None,
 }
 WIDE = {"head_dim": 64}
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
 DELTA = {
     **WIDE,
     "layer_types": ["linear_attention", "linear_attention", "full_attention"],
@@ -106,13 +107,31 @@ STOCK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"intermediate_size": 256, "state_size": 8},
         {"attention.head_count": 0, "feed_forward_length": 0, "ssm.dt_b_c_rms": False},
     ),
+    "qwen2_moe": (
+        {**EXPERTS, "shared_expert_intermediate_size": 96},
+        {"expert_feed_forward_length": 64, "expert_shared_feed_forward_length": 96},
+    ),
+    "qwen3_moe": (
+        {**EXPERTS, **WIDE, "norm_topk_prob": True},
+        {"expert_feed_forward_length": 64, "attention.value_length": 64},
+    ),
     "qwen3_5_text": (DELTA, HYBRID),
+    "qwen3_5_moe_text": (
+        {**DELTA, **EXPERTS, "shared_expert_intermediate_size": 96},
+        {
+            **HYBRID,
+            "expert_count": 4,
+            "expert_used_count": 2,
+            "expert_feed_forward_length": 64,
+            "expert_shared_feed_forward_length": 96,
+        },
+    ),
 }
 
 # Those whose attention, too, gives a row the same bits in any forward.
-EXACT = ("lfm2", "nemotron", "gpt2", "qwen3_5_text")
+EXACT = ("lfm2", "nemotron", "gpt2", "qwen2_moe", "qwen3_moe", "qwen3_5_text")
 # Of the logits' size: rounding sends a row to other experts, and a state keeps its errors.
-LIMITS = {"nemotron": 0.2, "qwen3_5_text": 0.3}
+LIMITS = {"nemotron": 0.2, "qwen3_5_text": 0.3, "qwen3_5_moe_text": 0.3}
 
 
 @cache
@@ -232,6 +251,17 @@ def test_a_family_whose_files_no_test_compares_is_refused(tmp_path: Path) -> Non
     config = CONFIG_MAPPING["t5"](d_model=64, d_kv=16, num_layers=1, vocab_size=97)
     path = write_file(AutoModelForSeq2SeqLM.from_config(config), tmp_path / "model.gguf")
     with pytest.raises(UnsupportedModel, match="files of t5 are not among those"):
+        of_file(path, others=False)
+
+
+def test_a_mixture_without_a_tensor_of_its_experts_is_refused(tmp_path: Path) -> None:
+    path = write_file(
+        model("qwen2_moe"),
+        tmp_path / "model.gguf",
+        more=STOCK["qwen2_moe"][1],
+        without="blk.1.ffn_up_exps.weight",
+    )
+    with pytest.raises(UnsupportedModel, match="a layer with experts has no tensor ffn_up_exps"):
         of_file(path, others=False)
 
 

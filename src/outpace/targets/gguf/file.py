@@ -72,8 +72,11 @@ _FAMILIES = frozenset(
         "nemotron",
         "phi3",
         "qwen2",
+        "qwen2_moe",
         "qwen3",
+        "qwen3_5_moe_text",
         "qwen3_5_text",
+        "qwen3_moe",
         "stablelm",
         "starcoder2",
     }
