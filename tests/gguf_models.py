@@ -20,6 +20,7 @@ from outpace.testing.gguf import interleaved
 
 ARCHITECTURES = {
     "mistral": "llama",
+    "mixtral": "llama",
     "gemma3_text": "gemma3",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",

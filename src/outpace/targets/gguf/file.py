@@ -32,7 +32,7 @@ from outpace.targets.cpu.quants import (
 )
 from outpace.targets.gguf.mapping import TensorMap, order_of, tensor_map
 from outpace.targets.gguf.modules import Expert, Gathered, Mixture
-from outpace.targets.gguf.settings import settle
+from outpace.targets.gguf.settings import mixture, settle
 from outpace.targets.llamacpp.header import joined
 from outpace.targets.llamacpp.library import check_file, parts_of
 
@@ -69,6 +69,7 @@ _FAMILIES = frozenset(
         "llama",
         "mamba",
         "mistral",
+        "mixtral",
         "nemotron",
         "phi3",
         "qwen2",
@@ -307,6 +308,7 @@ def _described(copy: Path, ends: dict[str, int], vocabulary: int) -> tuple[Any, 
             for name, field in reader.fields.items()
             if name.startswith(own)
         }
+        config = mixture(config, values)
         settle(config, values, mapped)
     except UnsupportedModel:
         raise

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from transformers import AutoConfig
+
 from outpace.core import UnsupportedModel
 
 # Values that no forward depends on, or that say again what the tensors' shapes say.
@@ -25,6 +27,17 @@ _READ = frozenset({
     "ssm.inner_size", "expert_count", "expert_used_count", "expert_feed_forward_length",
     "expert_shared_feed_forward_length",
 })  # fmt: skip
+
+
+def mixture(config: Any, values: Mapping[str, Any]) -> Any:
+    """The config of a mixture in a file of llama, whose experts transformers' mapping leaves out."""
+    experts = values.get("expert_count", 0)
+    if config.model_type != "llama" or not experts:
+        return config
+    left = ("model_type", "architectures", "transformers_version")
+    known = {name: value for name, value in config.to_dict().items() if name not in left}
+    used = values.get("expert_used_count", 2)
+    return AutoConfig.for_model("mixtral", **known, num_local_experts=experts, num_experts_per_tok=used)
 
 
 def settle(config: Any, values: Mapping[str, Any], mapped: Mapping[str, str | None]) -> None:
@@ -109,8 +122,8 @@ _KNOWN: Mapping[str, Callable[[Any, Any], bool]] = {
     "rope.scaling.factor": lambda config, value: float(value) in (0.0, 1.0),
     "rope.scale_linear": lambda config, value: float(value) in (0.0, 1.0),
     "ssm.dt_b_c_rms": lambda config, value: not value,
-    "expert_count": lambda config, value: not value,
-    "expert_used_count": lambda config, value: not value,
+    "expert_count": lambda config, value: value == getattr(config, "num_local_experts", 0),
+    "expert_used_count": lambda config, value: value == getattr(config, "num_experts_per_tok", 0),
     "expert_feed_forward_length": _attribute("moe_intermediate_size"),
     "expert_shared_feed_forward_length": _attribute("shared_expert_intermediate_size"),
 }
