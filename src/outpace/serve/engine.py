@@ -26,7 +26,7 @@ from outpace.targets.base import TargetModel
 
 _PREFIXES = 0.1  # of free memory, for the prefix cache; --memory leaves it by default
 _FORGETFUL = {"memory": 0, "share": False}
-_CHAINS = {"branches": 1, "window": 0, "guesses": 1, "top_k": 1}  # with these, drafters draft no tree
+_CHAINS = {"branches": 1, "window": 0, "top_k": 1}  # with these, drafters draft no tree
 BROUGHT = "request"  # the drafter for a request's prediction or grammar
 
 
@@ -53,6 +53,8 @@ def ready_drafters(default: Drafter[Any], target: TargetModel) -> dict[str, Draf
             continue
         known = {own.name for own in fields(cls)}
         options = {**_FORGETFUL, **(_CHAINS if target.why_chains_only else {})}
+        if "window" in options and "window" in known:
+            options["guesses"] = 1  # of lookahead, whose guesses are chains
         one = cls(**{option: value for option, value in options.items() if option in known})
         if not (one.trees and target.why_chains_only):
             with suppress(OutpaceError):

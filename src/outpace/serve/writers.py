@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import AsyncIterator, Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
@@ -271,7 +270,8 @@ class BlockWriter(Writer[B]):
 
     def _whole(self) -> dict[str, Any]:
         for event, _ in completed(self._run):
-            deque(self._written(event), 0)  # the blocks are made with the events
+            for _ in self._written(event):  # the blocks are made with the events
+                pass
         return self._response(self._run.generations[0])
 
     async def _events(self) -> AsyncIterator[bytes]:

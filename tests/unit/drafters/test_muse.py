@@ -150,5 +150,5 @@ def test_one_that_does_not_fit_is_refused(tmp_path: Path, changes: dict[str, Any
 
 def test_windows_are_not_lost_in_another_format(tmp_path: Path) -> None:
     assistant(tmp_path)
-    with pytest.raises(OutpaceError, match="keep the published folder"):
+    with pytest.raises(OutpaceError, match="keep its folder"):
         DFlashModule.load(tmp_path, muse()).save(tmp_path / "saved")

@@ -62,10 +62,10 @@ def test_layers_that_do_nothing_may_be_skipped(params: SamplingParams) -> None:
     for count in (1, 2, 5):
         found = Engine(model, SelfSpeculative("1+3", count), adaptive=False).generate(PROMPTS, params)
         assert [g.tokens for g in found] == [g.tokens for g in plain]
-        for prompt, generation in zip(PROMPTS, found, strict=True):
+        for generation in found:
             assert generation.stats.accepted == generation.stats.drafted
-            undrafted = len(prompt) > 1  # the rest of the prompt goes in with the first step
-            assert generation.stats.steps == undrafted + -(-(41 - undrafted) // (count + 1))
+            # One prompt is a root alone, so no prompt's last rows are fed with its root, in a plain step.
+            assert generation.stats.steps == -(-41 // (count + 1))
 
 
 def test_a_prompt_that_goes_in_with_the_first_step_is_not_drafted_from() -> None:
