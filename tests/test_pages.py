@@ -79,7 +79,7 @@ def run_python(block: Block, names: dict[str, Any]) -> str:
     """Run code, and the tests that it defines; what it prints."""
     before = set(names)
     with contextlib.redirect_stdout(io.StringIO()) as printed:
-        exec(compile(block.text, "page", "exec"), names)
+        exec(compile(block.text, "page", "exec", dont_inherit=True), names)
         for name in set(names) - before:
             if name.startswith("test_"):
                 names[name]()
