@@ -45,7 +45,9 @@ def decode(file: str, drafter: str, slots: int) -> list[list[int]]:
     return [one.tokens for one in engine.generate(prompts, PARAMS)]
 
 
-@pytest.mark.parametrize("drafter", ["suffix", "lookahead", "token_recycling", "jacobi", "combined:(suffix)+(lookahead)"])
+@pytest.mark.parametrize(
+    "drafter", ["suffix", "lookahead", "token_recycling", "jacobi", "combined:(suffix)+(lookahead)"]
+)
 @pytest.mark.parametrize("file", FILES or [""])
 def test_drafts_change_no_token(file: str, drafter: str) -> None:
     assert loaded(file).target.bit_exact
