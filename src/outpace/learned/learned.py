@@ -155,7 +155,11 @@ class Learned(nn.Module, ABC):
             "target": dataclasses.asdict(self.fit),
             "config": dataclasses.asdict(self.config),
         }
-        write_folder(folder, described, self.state_dict())
+        write_folder(folder, described, self.saved())
+
+    def saved(self) -> dict[str, Tensor]:
+        """The tensors of its folder, by name."""
+        return self.state_dict()
 
     @classmethod
     def load(cls: type[L], folder: str | Path, target: TargetModel) -> L:

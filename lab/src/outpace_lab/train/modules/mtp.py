@@ -25,7 +25,6 @@ from typing_extensions import Self
 from outpace.core import OutpaceError
 from outpace.drafters.mtp.mtp_checkpoint import load, published
 from outpace.drafters.mtp.mtp_module import MtpModule
-from outpace.learned.folder import FORMAT, write_folder
 from outpace.learned.frequent import drafted_of_tables
 from outpace.learned.learned import Fit, PartialHead
 from outpace.learned.vocabulary import DraftVocabulary
@@ -117,15 +116,9 @@ class TrainedMtp(TrainedPart, Unrolled):
         made = cls.new(MtpConfig(path=str(folder)), target)
         return made.requires_grad_(False).eval().to(target.hidden.dtype)
 
-    def save(self, folder: str | Path) -> None:
-        """Write the layers in the form of their checkpoint, and a ``config.json`` that names the method."""
-        described = {
-            "method": self.method,
-            "format": FORMAT,
-            "target": dataclasses.asdict(self.fit),
-            "config": dataclasses.asdict(self.config),
-        }
-        write_folder(folder, described, {**published(self.module.found, self._weights()), **self._tables()})
+    def saved(self) -> dict[str, Tensor]:
+        """The layers in the form of their checkpoint."""
+        return {**published(self.module.found, self._weights()), **self._tables()}
 
     def _weights(self) -> dict[str, Tensor]:
         return {f"layers.{name}": tensor for name, tensor in self.layers.state_dict().items()}
