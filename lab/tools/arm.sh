@@ -49,7 +49,7 @@ compiled="import torch; from outpace.native.layers import *; assert all(isinstan
 # The wheel for ARM, compiled by zig for every set.
 rm -rf "$at/wheel" && mkdir -p "$at/wheel"
 [ -d "$at/zig" ] || "$python" -m pip install -q --target "$at/zig" ziglang
-PYTHONPATH="$at/zig" OUTPACE_LIBRARIES=manylinux_2_28_aarch64 CC="$python -m ziglang cc" \
+OUTPACE_LIBRARIES=manylinux_2_28_aarch64 CC="$at/zig/ziglang/zig cc" \
     "$python" -m pip wheel -q --no-deps --wheel-dir "$at/wheel" .
 "$python" -m zipfile -e "$at"/wheel/*.whl "$at/wheel/unpacked"
 
