@@ -77,6 +77,7 @@ def test_a_system_without_functions_is_named(monkeypatch: pytest.MonkeyPatch) ->
     [
         (("linux", "x86_64"), "gcc", "haswell", "-march=haswell -fPIC"),
         (("win32", "x86_64"), "clang", "native", "-march=native"),
+        (("win32", "x86_64"), "/at/clang-cl.exe", "haswell", "--driver-mode=gcc -march=haswell"),
         (("darwin", "aarch64"), "cc", "armv8.2-a+dotprod", "-march=armv8.2-a+dotprod -fPIC"),
         (("win32", "x86_64"), "zig", "skylake-avx512", "-target x86_64-windows-gnu -mcpu=skylake_avx512"),
         (("win32", "aarch64"), "/at/zig.exe", "armv8-a", "-target aarch64-windows-gnu -mcpu=generic"),
