@@ -1,8 +1,8 @@
-"""Read the libraries of wheels for other systems: python lab/tools/elsewhere.py WHEEL ...; needs lief and zig.
+"""Read the libraries of wheels for other systems: python lab/tools/elsewhere.py WHEEL ...; needs lief, zig.
 
-Each must be of its wheel's processor, one for each form and set, and show the functions that Python calls. For
-Windows zig has another project's headers; so the sources are also compiled as clang-cl takes them, with what
-microsoft.h declares.
+Each must be of its wheel's processor, one for each form and set, and show the functions that Python calls.
+For Windows zig has another project's headers; so the sources are also compiled as clang-cl takes them, with
+what microsoft.h declares.
 """
 
 from __future__ import annotations
