@@ -30,14 +30,17 @@ if [ ! -e "$at/made" ]; then
     touch "$at/made"
 fi
 
+# What processes that Python starts are called by too.
+printf '#!/bin/sh\nexec qemu-aarch64 -L %q -0 "$0" %q "$@"\n' "$at/root" "$at/root/usr/bin/python3.11" >"$at/root/usr/bin/python"
+chmod +x "$at/root/usr/bin/python"
+
 # Set of instructions -> a processor that has no better one; only the newest has bfloat16.
 declare -A processors=([armv8]=cortex-a53 [armv8-dot]=neoverse-n1 [armv8-bf16]=max [armv8-i8mm]=max)
 emulated() { # the compiler runs as it is, beneath the emulator
     local set=$1
     shift
-    QEMU_CPU=${processors[$set]} qemu-aarch64 -L "$at/root" -E PYTHONPATH="$at/site:${source:-$PWD/src}" \
-        -E HF_HUB_OFFLINE=1 -E OUTPACE_CACHE="$at/cache" -E CC="${compiler:-aarch64-linux-gnu-gcc}" \
-        -E OMP_NUM_THREADS=1 -E OUTPACE_CPU="$set" "$at/root/usr/bin/python3.11" "$@"
+    QEMU_CPU=${processors[$set]} PYTHONPATH="$at/site:${source:-$PWD/src}" HF_HUB_OFFLINE=1 OUTPACE_CACHE="$at/cache" \
+        CC="${compiler:-aarch64-linux-gnu-gcc}" OMP_NUM_THREADS=1 OUTPACE_CPU="$set" "$at/root/usr/bin/python" "$@"
 }
 tests=("$@")
 [ ${#tests[@]} -gt 0 ] || tests=(tests/unit/native/test_layers.py tests/unit/native/test_draw.py
