@@ -15,19 +15,19 @@ wheels=(torch==2.6.0 'numpy<2.4' transformers==5.24.0 safetensors rich typer pyd
     typing-inspection jinja2 markupsafe typing_extensions filelock fsspec networkx sympy==1.13.1 mpmath tokenizers
     huggingface-hub pyyaml regex tqdm packaging click shellingham markdown-it-py mdurl pygments httpx2 httpcore2 truststore
     anyio h11 idna certifi requests urllib3 charset-normalizer psutil gguf hypothesis sortedcontainers attrs pytest
-    pluggy iniconfig pytest-xdist execnet annotated-doc tomlkit)
+    pluggy iniconfig pytest-xdist execnet annotated-doc tomlkit accelerate)
 
-if [ ! -e "$at/made" ]; then
+if [ "$(cat "$at/made" 2>/dev/null)" != "${packages[*]} ${wheels[*]}" ]; then
     mkdir -p "$at/packages" "$at/root" "$at/lists/partial" # lists of its own: this system's stay without ARM
     apt=(apt-get -qq -o APT::Architecture=arm64 -o APT::Architectures::=arm64 -o Dir::State::lists="$at/lists"
         -o Dir::State::status=/dev/null -o Dir::Cache="$at/packages" -o APT::Sandbox::User=root)
     "${apt[@]}" update
     (cd "$at/packages" && "${apt[@]}" download "${packages[@]}")
     for package in "$at"/packages/*.deb; do dpkg -x "$package" "$at/root"; done
-    "$python" -m pip install -q --no-deps --target "$at/site" --python-version 3.11 --only-binary=:all: \
+    "$python" -m pip install -q --upgrade --no-deps --target "$at/site" --python-version 3.11 --only-binary=:all: \
         --platform manylinux_2_28_aarch64 --platform manylinux_2_17_aarch64 --platform manylinux2014_aarch64 \
         --platform any "${wheels[@]}"
-    touch "$at/made"
+    echo "${packages[*]} ${wheels[*]}" >"$at/made"
 fi
 
 # What processes that Python starts are called by too.
