@@ -41,10 +41,6 @@ class CacheAdapter(ModelCache):
     ) -> tuple[Tensor, Tensor]:
         return self.window.append(self._cache_layers[layer_idx], key_states, value_states)
 
-    def buffers(self, layer_idx: int, window: Window) -> tuple[Tensor, Tensor]:
-        """The keys and values of a layer, each [B, heads, rows, size], for code that writes them itself."""
-        return window.buffers[self._cache_layers[layer_idx]]
-
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._columns - self._width
 

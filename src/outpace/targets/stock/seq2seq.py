@@ -274,7 +274,7 @@ class Seq2SeqTarget(TargetModel):
         kv = checked_cache(self, cache, Seq2SeqCache)
         follow_torch()
         widths = batch.width_by_slot
-        windows = kv.begin(widths, apart=widths if self.why_chains_only else ())
+        windows = kv.begin(widths, groups=[[slot] for slot in widths] if self.why_chains_only else None)
         return Output.join([self._pass(kv, window, batch, hidden_layers) for window in windows])
 
     def _pass(
