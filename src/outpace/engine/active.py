@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
+from enum import IntEnum, auto
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -46,6 +47,17 @@ class Drafts(Protocol):
         """Report a step and its seconds to the policy."""
 
 
+class Stage(IntEnum):
+    """How far a sequence is on its way through the batch."""
+
+    READING = auto()  # its prompt is fed
+    STARTED = auto()  # the drafter has a state for it, and looks at its text between the steps of others
+    READY = auto()  # it decodes
+    OBSERVED = auto()  # the observer knows of it
+    LEAVING = auto()  # the observer is being told that it leaves; if that failed, it is told once more
+    GONE = auto()
+
+
 @dataclass(eq=False)
 class Active:
     """A sequence in the batch, with its rows in the cache and the drafter's state.
@@ -55,12 +67,9 @@ class Active:
         drafting: what drafts for it.
         hidden: the target's hidden states of its prompt, in pieces as they were fed, for drafters that read
             them.
-        ready: whether its prompt is in the cache, except for its ``chunk``.
+        stage: how far it is on its way.
         chunk: number of rows of its prompt that the next step's forward feeds, before its root if it is
             ready; maybe 0. None if that feeds none.
-        started: whether the drafter has a state for it.
-        observed: whether the observer knows of it.
-        told: whether the observer has been told once that it has left.
         debt: seconds of its own work in steps (masks, for example) by which it is ahead of its share.
         doubt: whether an error of its own may have left the cache or the drafter in disorder.
     """
@@ -70,14 +79,21 @@ class Active:
     number: int
     drafting: Drafts
     hidden: list[dict[int, Tensor]] = field(default_factory=list)
-    ready: bool = False
+    stage: Stage = Stage.READING
     chunk: int | None = None
     state: Any = None
-    started: bool = False
-    observed: bool = False
-    told: bool = False
     doubt: bool = False
     debt: float = 0.0
+
+    @property
+    def started(self) -> bool:
+        """True if the drafter has a state for it."""
+        return self.stage >= Stage.STARTED
+
+    @property
+    def ready(self) -> bool:
+        """True if it decodes: its prompt is in the cache, except for its ``chunk``."""
+        return self.stage >= Stage.READY
 
     @property
     def ahead(self) -> int:
