@@ -32,9 +32,6 @@ def nano_drafter_path(method: str) -> Path:
 
     Args:
         method: "eagle" or "medusa".
-
-    Raises:
-        OutpaceError: there is none of this method.
     """
     if method not in _TRAINED:
         raise OutpaceError(
@@ -52,9 +49,6 @@ def smollm2_path() -> Path:
 def cache_path() -> Path:
     """The folder of models that are made or fetched once: ``$OUTPACE_CACHE``, by default ``outpace`` in the
     user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``).
-
-    Raises:
-        NoHome: none of these is known.
     """
     if named := os.environ.get(CACHE):
         return Path(named)

@@ -76,10 +76,6 @@ def pull(repository: str, known: Iterable[str] = ()) -> Path:
 
     Args:
         known: further names, one of which may be meant.
-
-    Raises:
-        OutpaceError: there is no such model, it has no weights that outpace loads, or the hub cannot be
-            reached.
     """
     from huggingface_hub import snapshot_download
 

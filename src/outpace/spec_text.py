@@ -53,11 +53,7 @@ class _Written(str):
 
 
 def plain(spec: str) -> str:
-    """A spec without JSON.
-
-    Raises:
-        OutpaceError: it begins as JSON does, and is none that describes a method.
-    """
+    """A spec without JSON."""
     if not spec.lstrip().startswith("{"):
         return spec
     try:

@@ -18,9 +18,6 @@ def split_drafters(text: str) -> list[str]:
     """Split a list of drafters' specs at its commas.
 
     Plain decoding comes first, listed or not, since all others are compared with it.
-
-    Raises:
-        OutpaceError: a spec is empty, or given twice.
     """
     specs = split_specs(text)
     if not all(specs):
@@ -33,11 +30,7 @@ def split_drafters(text: str) -> list[str]:
 
 
 def with_lengths(specs: Seq[str], lengths: Seq[int]) -> list[str]:
-    """Repeat each drafter that has ``num_speculative_tokens`` with every length; keep the others.
-
-    Raises:
-        OutpaceError: no drafter has this option, or a spec sets it already.
-    """
+    """Repeat each drafter that has ``num_speculative_tokens`` with every length; keep the others."""
     option = "num_speculative_tokens"
     found: list[str] = []
     for spec in specs:

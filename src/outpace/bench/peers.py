@@ -86,11 +86,7 @@ def _stock(subject: Loaded, kind: str, environment: Path | None, options: PeerOp
 
 
 def library_of(name: str) -> Library:
-    """A library by its name.
-
-    Raises:
-        OutpaceError: there is no such peer, or its package cannot be imported.
-    """
+    """A library by its name."""
     check_peers(name)
     if name == TRANSFORMERS:
         return Library(STOCK, _stock, elsewhere=False)
@@ -104,9 +100,6 @@ def split_peers(text: str) -> list[Peer]:
     """Parse a list of peers such as ``transformers:plain,vllm=/path/to/venv``; ``none`` for no peer.
 
     A library's name alone selects all of its methods.
-
-    Raises:
-        OutpaceError: unknown library or method, or a path for a library that runs in this process.
     """
     found: list[Peer] = []
     for piece in text.split(","):

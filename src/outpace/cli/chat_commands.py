@@ -49,11 +49,7 @@ class Conversation(Protocol):
 
 
 def run_command(chat: Conversation, name: str, rest: str) -> str:
-    """Run a command and return what it says.
-
-    Raises:
-        OutpaceError: there is no such command, or it cannot be run.
-    """
+    """Run a command and return what it says."""
     name = _AS.get(name, name)
     if name not in _COMMANDS:
         hint = near(name, _COMMANDS) or " /help lists them"

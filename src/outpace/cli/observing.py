@@ -31,11 +31,7 @@ class Attachment(ABC):
 
 
 def observer_of(spec: str, parallel: str | None = None) -> Attachment | None:
-    """The observer that a spec string names; None for an empty one.
-
-    Raises:
-        OutpaceError: unknown observer or option, an invalid value, or several processes.
-    """
+    """The observer that a spec string names; None for an empty one."""
     if not spec:
         return None
     if parallel is not None:

@@ -32,11 +32,7 @@ _OF_DRAWS = ("top_k", "top_p", "min_p")  # without an effect on greedy decoding
 
 
 def sampling(**values: Any) -> SamplingParams:
-    """SamplingParams from command line options; errors name the option as the user wrote it.
-
-    Raises:
-        OutpaceError: a value is invalid, or has no effect because decoding is greedy.
-    """
+    """SamplingParams from command line options; errors name the option as the user wrote it."""
     try:
         params = SamplingParams(**values)
     except OutpaceError as error:
@@ -196,11 +192,7 @@ def check_length(max_new_tokens: int) -> None:
 
 
 def numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
-    """Parse a list of numbers.
-
-    Raises:
-        OutpaceError: they are not distinct numbers of at least ``least``.
-    """
+    """Parse a list of numbers."""
     try:
         found = tuple(int(number) for number in text.split(","))
     except ValueError:

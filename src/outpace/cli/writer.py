@@ -15,11 +15,7 @@ STANDARD_OUTPUT = "-"
 
 
 def check_out(file: Path, overwrite: bool, remedy: str = "give another --out, or --overwrite") -> None:
-    """Refuse a file that cannot be written, or that would be lost.
-
-    Raises:
-        OutpaceError: the file cannot be written, or is not empty.
-    """
+    """Refuse a file that cannot be written, or that would be lost."""
     if file.is_dir() or not file.parent.is_dir():
         why = "a folder" if file.is_dir() else f"no such folder: {file.parent}"
         raise OutpaceError(f"cannot write {file}: {why}")

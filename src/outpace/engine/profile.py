@@ -92,11 +92,7 @@ def _save(path: Path, target: TargetModel, entry: Mapping[str, Any]) -> None:
 
 
 def load_costs(path: str | Path, target: TargetModel) -> dict[str, Any]:
-    """Load the measured costs of a target's model, dtype and machine.
-
-    Raises:
-        OutpaceError: the file does not exist, is not a valid profile, or has no costs of this target.
-    """
+    """Load the measured costs of a target's model, dtype and machine."""
     known = read_profiles(Path(path))
     costs = known.get(key_of(target), {}).get("costs")
     if not isinstance(costs, dict) or not costs:
@@ -109,11 +105,7 @@ def load_costs(path: str | Path, target: TargetModel) -> dict[str, Any]:
 
 
 def load_profile(path: str | Path, target: TargetModel) -> Profile:
-    """Load the profile of a target's model, dtype and machine.
-
-    Raises:
-        OutpaceError: the file does not exist, is not a valid profile, or has no profile of this target.
-    """
+    """Load the profile of a target's model, dtype and machine."""
     path = Path(path)
     known = read_profiles(path)
     key = key_of(target)
@@ -142,11 +134,7 @@ def other_batch(profile: Profile, at_once: Iterable[int]) -> str | None:
 
 
 def read_profiles(path: Path) -> dict[str, dict[str, Any]]:
-    """Load all profiles of a file, by their keys.
-
-    Raises:
-        OutpaceError: there is no such file, or it is not a file of profiles.
-    """
+    """Load all profiles of a file, by their keys."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 

@@ -97,22 +97,14 @@ class Learned(nn.Module, ABC):
         return made
 
     def bind(self, target: TargetModel) -> None:
-        """Bind the module to the target whose embeddings and head it shares.
-
-        Raises:
-            OutpaceError: the target does not fit, or the module is bound to another one.
-        """
+        """Bind the module to the target whose embeddings and head it shares."""
         self.check(target)
         if self._target not in (None, target):
             raise OutpaceError(f"{self.method}: this module is bound to another target; load one per target")
         self._target = target
 
     def check(self, target: TargetModel) -> None:
-        """Check that it fits a target.
-
-        Raises:
-            OutpaceError: the target has other sizes, or fewer layers than it reads.
-        """
+        """Check that it fits a target."""
         found = Fit.of(target)
         for what in self.fitted:
             if getattr(found, what) != getattr(self.fit, what):
@@ -245,12 +237,7 @@ class Learned(nn.Module, ABC):
         self.load_state_dict(dict(tensors))
 
     def compare(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Compare tensors with the module's own.
-
-        Raises:
-            OutpaceError: a tensor is missing, superfluous, of the wrong shape, or of integers in place of
-                floats; the message names it.
-        """
+        """Compare tensors with the module's own."""
         place = f"{where} ({self.method} for {self.fit.name})"
         own = self.state_dict()
         for name, tensor in own.items():

@@ -255,11 +255,7 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def toolbox(body: Chat) -> Toolbox:
-    """The tools of a chat.
-
-    Raises:
-        Refused: one that must be called is not among them, there are none, or two have one name.
-    """
+    """The tools of a chat."""
     choice = body.tool_choice
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     if choice == "auto" and not tools:

@@ -32,11 +32,7 @@ class Talk(Protocol):
 async def prompt_of(
     service: Service, body: Talk, turns: Seq[dict[str, Any]], options: dict[str, Any]
 ) -> Prompt:
-    """The prompt of a chat: up to the answer, or to the end of the message that the answer continues.
-
-    Raises:
-        Refused: a message is to be continued and is not the last one, or the fields exclude each other.
-    """
+    """The prompt of a chat: up to the answer, or to the end of the message that the answer continues."""
     *before, last = body.messages or ()
     for place, turn in enumerate(before):
         if turn.prefix or turn.partial:
@@ -54,11 +50,7 @@ async def prompt_of(
 
 
 async def continued(service: Service, turns: Seq[dict[str, Any]], options: dict[str, Any]) -> Prompt:
-    """The prompt up to the end of the last turn's text.
-
-    Raises:
-        Refused: that turn is not a text of the assistant, or the format of answers does not allow it.
-    """
+    """The prompt up to the end of the last turn's text."""
     last = turns[-1]
     if last["role"] != "assistant":
         raise Refused(400, "the last message is not of the assistant, so it is not continued", "messages")

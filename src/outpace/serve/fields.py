@@ -119,11 +119,7 @@ class Wire(BaseModel):
 
 
 def check_size(value: Any) -> None:
-    """Refuse objects of very many fields, each of which may be an error, and very many objects and lists.
-
-    Raises:
-        ValueError: there is one.
-    """
+    """Refuse objects of very many fields, each of which may be an error, and very many objects and lists."""
     left, count = [value], 0
     while left:
         one = left.pop()
@@ -281,11 +277,7 @@ class RefusalPart(Wire):
 
 
 def from_url(url: str, param: str) -> str:
-    """The image in a data URL, in base64.
-
-    Raises:
-        Refused: it is another URL, or too long.
-    """
+    """The image in a data URL, in base64."""
     head = _URL.match(url)
     if head is None:
         message = "images are taken as data URLs (data:image/png;base64,...); this server fetches none"
@@ -294,11 +286,7 @@ def from_url(url: str, param: str) -> str:
 
 
 def checked_image(image: str, param: str) -> str:
-    """An image in base64.
-
-    Raises:
-        Refused: it is too long, or empty.
-    """
+    """An image in base64."""
     if not image:
         raise Refused(400, "an image is empty", param)
     if len(image) // 4 * 3 > _IMAGE_BYTES:
@@ -359,11 +347,7 @@ class HasImage(Protocol):
 def content_of(
     content: str | Seq[TextPart | RefusalPart | HasImage] | None, role: str
 ) -> str | list[dict[str, str]]:
-    """A message's content as one text or, with images, as the parts of ``Prompts.conversation``.
-
-    Raises:
-        Refused: an image is neither a user's nor in a result, or as ``ImagePart.base64``.
-    """
+    """A message's content as one text or, with images, as the parts of ``Prompts.conversation``."""
     told = _for_the_model if role in ("system", "developer") else str
     if content is None or isinstance(content, str):
         return told(content or "")

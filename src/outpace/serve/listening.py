@@ -10,11 +10,7 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket.
-
-    Raises:
-        OutpaceError: the address is not available.
-    """
+    """Open a listening socket."""
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG

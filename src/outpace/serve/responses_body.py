@@ -324,11 +324,7 @@ def toolbox(body: Responses) -> tuple[Toolbox, Mapping[str, Origin]]:
 
 
 def schema_of(body: Responses) -> dict[str, Any] | None:
-    """The schema of the answer; None if it has none.
-
-    Raises:
-        Refused: it is missing.
-    """
+    """The schema of the answer; None if it has none."""
     form = body.text.format if body.text is not None else None
     if form is None or form.type == "text":
         return None

@@ -96,11 +96,7 @@ class Rounding:
         return None
 
     def made(self) -> Any:
-        """A copy of the step with rounded layers.
-
-        Raises:
-            UnsupportedModel: the reason is ``refused``.
-        """
+        """A copy of the step with rounded layers."""
         if self.refused:
             raise UnsupportedModel(self.refused)
         layers = set(self.layers)

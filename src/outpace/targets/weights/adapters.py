@@ -17,11 +17,7 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def base_of(folder: str | Path) -> str:
-    """The name or folder of the base model of a peft folder.
-
-    Raises:
-        OutpaceError: the folder does not name it.
-    """
+    """The name or folder of the base model of a peft folder."""
     file = Path(folder) / ADAPTER
     found = read_json(file)
     base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
@@ -40,11 +36,7 @@ def tensors_of(folder: str | Path) -> list[str]:
 
 
 def merge(model: Any, folder: str | Path) -> Any:
-    """Add the updates in a peft folder to a model's weights, in place, and return the model.
-
-    Raises:
-        OutpaceError: peft is missing, or the updates do not fit the model; the message names a tensor.
-    """
+    """Add the updates in a peft folder to a model's weights, in place, and return the model."""
     from safetensors import SafetensorError
 
     peft = import_peft(f"reading {folder}")
@@ -70,11 +62,7 @@ def merge(model: Any, folder: str | Path) -> Any:
 
 
 def import_peft(purpose: str) -> Any:
-    """Import peft.
-
-    Raises:
-        OutpaceError: it is not installed.
-    """
+    """Import peft."""
     try:
         import peft
     except ImportError as error:
