@@ -28,7 +28,6 @@ class Allowance:
 
     @property
     def open(self) -> bool:
-        """True if a piece may run now."""
         return self._balance >= 0 or not self._busy()
 
     @property
@@ -47,13 +46,11 @@ class Allowance:
         self._balance = min(self._balance + left, left)
 
     def spend(self, seconds: float) -> None:
-        """Take the time of work into account."""
         if self._busy():
             self._balance -= seconds
 
     @contextmanager
     def piece(self) -> Iterator[None]:
-        """A context that is a piece of work."""
         began = self.clock()
         try:
             yield

@@ -60,7 +60,6 @@ class Drafting:
         self.shared, self.plan = self.drafter.renew(self.shared, self.target), None
 
     def decide(self, members: Seq[Active]) -> None:
-        """Plan a step for these sequences."""
         self.plan = None if self.policy is None else self.policy.plan(len(members))
         for active in members:
             sequence = active.sequence
@@ -114,7 +113,6 @@ class Drafting:
         return nodes if most is None else min(nodes, most)
 
     def observe(self, steps: Mapping[Active, Step]) -> None:
-        """Pass the outcome of its drafts to the drafter."""
         for called in self.calls(steps):
             try:
                 self.drafter.observe([a.state for a in called], [steps[a] for a in called])

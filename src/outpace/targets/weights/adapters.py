@@ -17,7 +17,6 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def base_of(folder: str | Path) -> str:
-    """The name or folder of the base model of a peft folder."""
     file = Path(folder) / ADAPTER
     found = read_json(file)
     base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
@@ -62,7 +61,6 @@ def merge(model: Any, folder: str | Path) -> Any:
 
 
 def import_peft(purpose: str) -> Any:
-    """Import peft."""
     try:
         import peft
     except ImportError as error:
