@@ -52,9 +52,6 @@ _KINDS = {
 def check_least(owner: str, options: object, **least: float) -> None:
     """Check options against lower bounds; None passes.
 
-    Args:
-        owner: name of the method that has them, for the message.
-
     Raises:
         OutpaceError: an option is below its bound; the message names both.
     """
@@ -63,9 +60,6 @@ def check_least(owner: str, options: object, **least: float) -> None:
 
 def check_most(owner: str, options: object, **most: int) -> None:
     """Check options against upper bounds, beyond which a step would take minutes; None passes.
-
-    Args:
-        owner: name of the method that has them, for the message.
 
     Raises:
         OutpaceError: an option is above its bound; the message names both.

@@ -95,11 +95,7 @@ class Row:
     adaptive: bool = False
 
     def breaks_promise(self, promise: Promise) -> bool:
-        """True if an output differs from plain decoding's despite the promise.
-
-        Args:
-            promise: the target's; only "same tokens but for near-ties" excuses a near-tie.
-        """
+        """True if an output differs from plain decoding's despite the promise."""
         if not self.promised or promise == "not exact":
             return False
         ties = promise == "same tokens but for near-ties"
@@ -112,11 +108,7 @@ class Row:
 
 
 def rows_of(measured: Measured, margin: Margin) -> list[Row]:
-    """Compute a row per method, plain decoding first.
-
-    Args:
-        margin: maps a prompt and the beginning of its output to the difference of the two best logits there.
-    """
+    """Compute a row per method, plain decoding first."""
     return [_row(measured, trace, margin) for trace in measured.traces]
 
 

@@ -94,11 +94,7 @@ class StateLane(Lane):
 
 
 class StateWindow(Window):
-    """A window whose forward changes states.
-
-    Attributes:
-        made: what it makes of each state, by its index.
-    """
+    """A window whose forward changes states."""
 
     made: dict[int, NextStates]
 

@@ -88,11 +88,7 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both sides of one prompt.
-
-    Attributes:
-        promised: whether equal tokens are promised.
-    """
+    """Both sides of one prompt."""
 
     job: Job
     plain: Side
@@ -191,11 +187,7 @@ def compare_all(
     repeats: int,
     writer: ResultWriter,
 ) -> tuple[bool, bool]:
-    """Compare an engine with plain decoding on each prompt: JSON lines as they come, or a report at the end.
-
-    Returns:
-        Whether the run was complete, and whether outputs are equal that were promised to be.
-    """
+    """Compare with plain decoding on each prompt: was the run complete, and is equal what should be?"""
     found: list[Comparison] = []
     engines = model.engine(), engine
     with Interrupt() as interrupt, bar(len(jobs), "comparing") as progress:

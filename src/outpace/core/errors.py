@@ -27,11 +27,7 @@ class ContextOverflow(OutpaceError):
 
 
 class RanksLost(OutpaceError):
-    """One of the processes of a target has failed, which ended all of them and the engine.
-
-    Attributes:
-        here: whether this process was the first to notice.
-    """
+    """One of the processes of a target has failed, which ended all of them and the engine."""
 
     here: bool = False
 
@@ -65,11 +61,7 @@ def near(name: str, names: Iterable[str]) -> str:
 
 
 def check_known(what: str, given: Iterable[str], known: Iterable[str], meant: Iterable[str] = ()) -> None:
-    """Refuse an argument that there is not.
-
-    Args:
-        meant: names among which the similar one is sought; by default those known.
-    """
+    """Refuse an argument that there is not."""
     names = sorted(known)
     for name in given:
         if name not in names:

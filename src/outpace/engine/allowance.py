@@ -15,10 +15,6 @@ class Allowance:
     ahead of the steps; one that takes longer than it may delays the next, until steps have taken as long.
     What steps have not used up is lost, so that work never has more than one step's time at once. With no
     sequence to decode, work is free.
-
-    Args:
-        clock: the engine's clock.
-        busy: whether sequences are decoding.
     """
 
     def __init__(self, clock: Callable[[], float], busy: Callable[[], bool]) -> None:
@@ -39,7 +35,6 @@ class Allowance:
         """Take the time of a step into account.
 
         Args:
-            decoding: seconds of what the step decoded.
             prompts: seconds of the rows of prompts in it, which are work too.
         """
         left = max(decoding - prompts, 0.0)

@@ -29,7 +29,6 @@ class Brought(NamedTuple):
 
     Attributes:
         what: it is, in a few words.
-        spec: its spec string.
         drafter: itself, loaded.
     """
 

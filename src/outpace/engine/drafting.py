@@ -25,11 +25,8 @@ class Drafting:
 
     Attributes:
         policy: decides how many nodes of its drafts are verified; None for all.
-        shared: the value that the drafter's ``prepare`` returned.
         top: most probable tokens of the target that the drafter reads after each node.
-        reads: whether the drafter reads hidden states.
         waits: whether it needs those of the prompt before it drafts.
-        plan: the plan of the current step.
     """
 
     drafter: Drafter[Any]

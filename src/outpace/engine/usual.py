@@ -22,13 +22,7 @@ _PAYS = 1.2  # times plain decoding's speed from which rounded weights are made
 
 
 class Chosen(NamedTuple):
-    """A drafter.
-
-    Attributes:
-        spec: its spec string.
-        because: the reason for it.
-        drafter: itself; what it has loaded, engines share.
-    """
+    """A drafter."""
 
     spec: str
     because: str

@@ -119,11 +119,7 @@ def all_tensors(folder: str | Path, method: str) -> dict[str, Tensor]:
 
 
 def head_tensors(folder: str | Path, file: str, method: str, prefix: str) -> dict[str, Tensor]:
-    """The tensors of published heads: those of ``file``.safetensors, otherwise of all safetensors.
-
-    Args:
-        prefix: of their names in the checkpoint of a whole model; removed.
-    """
+    """The tensors of published heads: those of ``file``.safetensors, otherwise of all safetensors."""
     place = Path(folder)
     files = [place / f"{file}.safetensors"]
     if not files[0].is_file():
@@ -156,7 +152,6 @@ def read_config(
     """The fields of an EagleConfig, and the vocabulary, from the config.json of a published drafter.
 
     Args:
-        layers: the target's layers that are read.
         method: "eagle", or "peagle", whose files differ by the masked places' parts alone.
     """
     known = "eagle3" if method == "eagle" else method

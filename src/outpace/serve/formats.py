@@ -93,11 +93,7 @@ def joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class LongResponse(StreamingResponse):
-    """A JSON response that is written while it is sent, by threads: whole it may take gigabytes.
-
-    Args:
-        sent: is set once nothing is left to do.
-    """
+    """A JSON response that is written while it is sent, by threads: whole it may take gigabytes."""
 
     def __init__(self, pieces: Iterator[bytes], sent: asyncio.Future[None]) -> None:
         self._sent = sent
@@ -116,12 +112,7 @@ def sse(data: Any, name: str | None = None) -> bytes:
 
 
 class EventStream(EventSourceResponse):
-    """A response of server-sent events; an error after its head is reported as the last event.
-
-    Args:
-        chunks: the events, one or more in each.
-        error: writes the event of an error.
-    """
+    """A response of server-sent events; an error after its head is reported as the last event."""
 
     def __init__(self, run: Run, chunks: AsyncIterator[bytes], error: Callable[[Refused], bytes]) -> None:
         limits = run.admission.limits
@@ -148,11 +139,7 @@ async def _guarded(chunks: AsyncIterator[bytes], error: Callable[[Refused], byte
 
 
 def usage(run: Run, emitted: int | None = None) -> dict[str, Any]:
-    """OpenAI's usage object.
-
-    Args:
-        emitted: number of tokens so far, if not all choices have ended.
-    """
+    """OpenAI's usage object."""
     request, generations = run.request, run.generations
     prompt = sum(len(tokens) for tokens in request.prompts)
     completion = sum(len(one.tokens) for one in generations) if emitted is None else emitted

@@ -24,7 +24,6 @@ class Metrics:
     """The metrics of one server.
 
     Args:
-        model: the value of the label ``model_name``.
         running, waiting, memory: functions called when the metrics are read.
     """
 
@@ -74,12 +73,7 @@ class Metrics:
         self._refused(reason).inc()
 
     def ended(self, prompt: int, generation: Generation, drafter: str) -> None:
-        """Count a sequence that ended.
-
-        Args:
-            prompt: number of tokens of its prompt.
-            drafter: name of its drafter; "off" for none.
-        """
+        """Count a sequence that ended."""
         stats = generation.stats
         self.prompt_tokens().inc(prompt)
         self.generation_tokens().inc(len(generation.tokens))
@@ -101,12 +95,7 @@ class Metrics:
 
 
 class Joined(Collector):
-    """The metrics of several models, each name once with the samples of all.
-
-    Args:
-        parts: those of each model.
-        own: metrics of the server's own.
-    """
+    """The metrics of several models, each name once with the samples of all."""
 
     def __init__(self, parts: Iterable[Metrics], own: CollectorRegistry) -> None:
         self._parts, self._own = list(parts), own

@@ -45,7 +45,6 @@ class Texts:
         """Token ids of a text.
 
         Args:
-            special: add the special tokens that begin or end a text.
             most: maximum number of characters; the number of a longer text is returned instead.
 
         Raises:
@@ -141,12 +140,7 @@ class Prompt:
 
 
 class Prompts:
-    """Prompts of requests as token ids, within the model's context and vocabulary.
-
-    Args:
-        texts, images: read them.
-        name: the model's name in errors.
-    """
+    """Prompts of requests as token ids, within the model's context and vocabulary."""
 
     def __init__(self, model: Loaded, texts: Texts, images: Images, name: str) -> None:
         self._model, self._texts, self._images, self._name = model, texts, images, name
@@ -157,9 +151,6 @@ class Prompts:
 
     async def tokens(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; one that cannot fit into the context is refused before it is tokenised.
-
-        Args:
-            special: add the special tokens that begin or end a text.
 
         Raises:
             Refused: the text is too long, or takes too long. OutpaceError: it contains an unpaired surrogate.

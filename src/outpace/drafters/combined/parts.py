@@ -10,11 +10,7 @@ from outpace.drafters.base import Drafter, State
 
 @dataclass(frozen=True)
 class OfParts(Drafter[State]):
-    """Base of drafters that draft by others: what can be said of one of these can be said of it.
-
-    Attributes:
-        parts: the drafters.
-    """
+    """Base of drafters that draft by others: what can be said of one of these can be said of it."""
 
     parts: tuple[Drafter[Any], ...]
 

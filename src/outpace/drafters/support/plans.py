@@ -114,12 +114,7 @@ def _plan(kind: Kind, states: Seq[Grows], graphs: bool) -> GrowthPlan:
 def plan_of(
     kind: Kind, shared: Growth, shape: TreeShape, depth: int, ends: int, cut: bool = False, fused: bool = True
 ) -> GrowthPlan:
-    """The plan of trees of a shape.
-
-    Args:
-        depth: number of its layers that grow.
-        ends: the most tokens that end a text.
-    """
+    """The plan of trees of a shape."""
     return GrowthPlan(
         layers=layers_of(shape.key, depth),
         kind=kind,
@@ -165,9 +160,7 @@ class GrowthNumbers(NamedTuple):
 
     Attributes:
         base: number of rows before each tree, [n].
-        used: whether a place has a sequence, [n].
         roots: the last token of each text, [n].
-        warps: the places' parameters.
         least: ``Growing.least``, [n].
         keys: the key of each layer's draws, [n, layers].
         stops: tokens that end each text, [n, stops].
@@ -185,12 +178,7 @@ class GrowthNumbers(NamedTuple):
 def pack(
     plan: GrowthPlan, states: Seq[Any], places: Seq[int], bases: Seq[int], size: int
 ) -> NDArray[np.int64]:
-    """The numbers of a batch for one upload, [size, n].
-
-    Args:
-        places: of the states in the batch.
-        bases: number of rows before each tree.
-    """
+    """The numbers of a batch for one upload, [size, n]."""
     count = _FIRST + len(plan.layers) + plan.stops
     numbers = np.zeros((size, count), np.int64)
     reals = numbers.view(np.float64)
