@@ -28,7 +28,7 @@ def nano_draft_path() -> Path:
 
 
 def nano_drafter_path(method: str) -> Path:
-    """The folder of an embedded drafter that was trained for the model at `nano_path()`."""
+    """The folder of the embedded "eagle" or "medusa" that was trained for the model at `nano_path()`."""
     if method not in _TRAINED:
         raise OutpaceError(
             f"there is no embedded drafter {method!r}, only {' and '.join(_TRAINED)}; train one with: "
