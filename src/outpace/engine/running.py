@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import RanksLost, StoppedBy, out_of_memory
-from outpace.engine.active import Active, Drafts, by_drafter, fail
+from outpace.engine.active import Active, Drafting, by_drafter, fail
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.scheduler import Scheduler
@@ -43,7 +43,7 @@ class RunningBatch:
         target: TargetModel,
         memory: Memory,
         scheduler: Scheduler,
-        draftings: Mapping[str | None, Drafts],
+        draftings: Mapping[str | None, Drafting],
         layers: tuple[int, ...],
         observer: Observer | None,
         clock: Callable[[], float],

@@ -11,9 +11,9 @@ from operator import attrgetter
 
 from outpace.cache import Cache, CacheFull, Place, Slot
 from outpace.core import OutpaceError
-from outpace.engine.active import Active, Drafts
-from outpace.engine.allowance import Allowance
+from outpace.engine.active import Active, Drafting
 from outpace.engine.chunks import Pace, choose_chunks
+from outpace.engine.clock import Allowance
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
@@ -128,7 +128,7 @@ class Scheduler:
         self.active.clear()
         self._waiting.clear()
 
-    def admit(self, cache: Cache, draftings: Mapping[str | None, Drafts]) -> Iterator[Active]:
+    def admit(self, cache: Cache, draftings: Mapping[str | None, Drafting]) -> Iterator[Active]:
         """Admit sequences, each with a slot; one whose slot cannot be opened ends with the error."""
         queue = self._in_turn()
         while queue:
