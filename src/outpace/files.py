@@ -57,7 +57,11 @@ def check_plain(path: Path) -> None:
 
 
 def read_json(path: Path, most: int = JSON_BYTES) -> Any:
-    """The value of a JSON file."""
+    """The value of a JSON file.
+
+    Args:
+        most: maximum size of the file in bytes, since values take far more memory than their text.
+    """
     check_plain(path)
     try:
         with path.open("rb") as opened:
@@ -171,7 +175,11 @@ def sealed(value: Mapping[str, Any], *more: Any) -> dict[str, Any]:
 
 
 def unsealed(path: Path, value: Any, *more: Any) -> dict[str, Any]:
-    """An object that ``sealed`` made, without its digest."""
+    """An object that ``sealed`` made, without its digest.
+
+    Args:
+        path: the file that it was read from, for the error.
+    """
     if not isinstance(value, dict) or not isinstance(value.get(_DIGEST), str):
         raise OutpaceError(f"{path} is damaged: it has no digest")
     rest = {name: one for name, one in value.items() if name != _DIGEST}

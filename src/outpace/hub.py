@@ -60,6 +60,9 @@ def source(repository: str) -> str:
 def check(repository: str, known: Iterable[str] = ()) -> None:
     """Refuse a model that is neither in the cache nor on the hub.
 
+    Args:
+        known: further names, one of which may be meant.
+
     Raises:
         OutpaceError: it is not there, or the hub cannot be reached.
     """
@@ -68,7 +71,11 @@ def check(repository: str, known: Iterable[str] = ()) -> None:
 
 
 def pull(repository: str, known: Iterable[str] = ()) -> Path:
-    """Fetch what decoding with a model needs into the hub's cache, and return its folder."""
+    """Fetch what decoding with a model needs into the hub's cache, and return its folder.
+
+    Args:
+        known: further names, one of which may be meant.
+    """
     from huggingface_hub import snapshot_download
 
     files = _files(repository, known)
@@ -92,6 +99,9 @@ def drafter_folder(given: str | Path, method: str, tokenizer: bool = False) -> P
 
     A name is ``owner/name`` or ``owner/name@revision``: a branch, a tag or a commit. As for transformers, the
     cache is that of ``HF_HUB_CACHE``, and with ``HF_HUB_OFFLINE`` nothing else is asked.
+
+    Args:
+        tokenizer: whether the files of a tokenizer are needed too.
 
     Raises:
         OutpaceError: there is no such folder, and the hub has none of that name or cannot be reached.

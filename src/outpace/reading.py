@@ -28,6 +28,7 @@ def token_ids(tokenizer: Any, text: str, special: bool = True, most: int | None 
     """Token ids of a text of any length.
 
     Args:
+        special: add the tokenizer's special tokens at its ends.
         most: the number of tokens that there is room for; a text with far more is not tokenised to its end.
 
     Raises:
@@ -53,6 +54,7 @@ def unmarked_ids(tokenizer: Any, text: str, marks: Mapping[str, int], begins: bo
     The text is tokenised in pieces, which end within each such spelling.
 
     Args:
+        marks: as ``marks_of``.
         begins: the text is the beginning of one, before which some tokenizers put a space.
     """
     check_text(text)
@@ -124,6 +126,8 @@ def render(tokenizer: Any, name: str, messages: Messages, **options: Any) -> str
     """A conversation in a tokenizer's chat template, up to where the answer begins.
 
     Args:
+        name: the model's name, for errors.
+        messages: dicts with "role" and "content".
         options: passed to the template, such as ``tools`` or ``add_generation_prompt=False``.
     """
     if not has_template(tokenizer):

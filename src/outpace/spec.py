@@ -52,6 +52,9 @@ _KINDS = {
 def check_least(owner: str, options: object, **least: float) -> None:
     """Check options against lower bounds; None passes.
 
+    Args:
+        owner: name of the method that has them, for the message.
+
     Raises:
         OutpaceError: an option is below its bound; the message names both.
     """
@@ -60,6 +63,9 @@ def check_least(owner: str, options: object, **least: float) -> None:
 
 def check_most(owner: str, options: object, **most: int) -> None:
     """Check options against upper bounds, beyond which a step would take minutes; None passes.
+
+    Args:
+        owner: name of the method that has them, for the message.
 
     Raises:
         OutpaceError: an option is above its bound; the message names both.

@@ -129,7 +129,11 @@ def read_items(file: Path, name: str) -> list[Item]:
 
 
 def item_of(value: Any, default: str) -> Item:
-    """Make a prompt from a line's value."""
+    """Make a prompt from a line's value.
+
+    Args:
+        default: the id if the line has none.
+    """
     if isinstance(value, str):
         value = {"prompt": value}
     if not isinstance(value, Mapping):

@@ -17,7 +17,11 @@ from outpace.targets.hardware import processor
 
 
 def machine(device: str) -> dict[str, object]:
-    """Look up the processor, the versions, and the commit if this is a checkout."""
+    """Look up the processor, the versions, and the commit if this is a checkout.
+
+    Args:
+        device: the model's, as torch writes it. The name of a GPU is added as ``device``.
+    """
     found: dict[str, object] = {
         "processor": processor(),
         "cores": os.cpu_count(),

@@ -95,7 +95,11 @@ class Row:
     adaptive: bool = False
 
     def breaks_promise(self, promise: Promise) -> bool:
-        """True if an output differs from plain decoding's despite the promise."""
+        """True if an output differs from plain decoding's despite the promise.
+
+        Args:
+            promise: the target's; only "same tokens but for near-ties" excuses a near-tie.
+        """
         if not self.promised or promise == "not exact":
             return False
         ties = promise == "same tokens but for near-ties"
@@ -108,7 +112,11 @@ class Row:
 
 
 def rows_of(measured: Measured, margin: Margin) -> list[Row]:
-    """Compute a row per method, plain decoding first."""
+    """Compute a row per method, plain decoding first.
+
+    Args:
+        margin: maps a prompt and the beginning of its output to the difference of the two best logits there.
+    """
     return [_row(measured, trace, margin) for trace in measured.traces]
 
 

@@ -40,7 +40,13 @@ class Settings:
 
 @dataclass
 class MethodRuns:
-    """Runs of one method on a suite."""
+    """Runs of one method on a suite.
+
+    Attributes:
+        runs: its runs, [group][repeat][turn].
+        error: reason why it failed; it is then not run again.
+        left: it was dropped because it was too slow.
+    """
 
     method: Method
     runs: list[list[list[MethodRun]]] = field(default_factory=list)
@@ -67,6 +73,8 @@ class Measured:
 
     Attributes:
         batch: maximum number of prompts decoded together.
+        groups: the items decoded together.
+        prompts: the prompts' token ids, [group][turn][prompt].
     """
 
     suite: Suite

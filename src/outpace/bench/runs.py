@@ -16,10 +16,13 @@ class PromptBatch:
     """Prompts to decode together.
 
     Attributes:
+        prompts: token ids of each.
         references: for each prompt, texts that its output may repeat, as token ids.
         max_new_tokens: maximum number of tokens per answer.
         ends: an end-of-sequence token ends an answer; otherwise it is an ordinary token, and every answer has
             ``max_new_tokens`` tokens.
+        temperature: 0 is greedy.
+        seeds: seed of each prompt's noise.
         top_p: probability of the smallest set of tokens that sampling keeps; 1 keeps all.
     """
 
@@ -37,6 +40,7 @@ class MethodRun:
     """Result of one method on one request.
 
     Attributes:
+        outputs: tokens of each answer.
         seconds: time from the request to the last token.
         first_seconds: time to the end of the first step, which ends when all prompts are read and each answer
             has a token.
@@ -75,7 +79,9 @@ class Method(ABC):
     """A decoding method.
 
     Attributes:
+        name: name in the report; the drafter's spec for a method of outpace.
         promised: its outputs are promised to equal plain decoding's.
+        peer: True for a method of another library.
         lossy: it changes the distribution of the output.
         verifier: name of its verifier; "" for a peer.
         adaptive: a governor decides how much it drafts.

@@ -29,7 +29,11 @@ def interval(ratios: Seq[float]) -> tuple[float, float] | None:
 def interval_of_rates(
     mine: Seq[tuple[float, float]], theirs: Seq[tuple[float, float]]
 ) -> tuple[float, float] | None:
-    """The 95% interval of the quotient of two rates over all prompts, by the same bootstrap; None for one."""
+    """The 95% interval of the quotient of two rates over all prompts, by the same bootstrap; None for one.
+
+    Args:
+        mine, theirs: tokens and seconds of each prompt; a rate is all tokens over all seconds.
+    """
     if len(mine) < 2:
         return None
     places = _resampled(len(mine))

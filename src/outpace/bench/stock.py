@@ -26,6 +26,7 @@ class StockMethod(Method):
 
     Args:
         kind: one of ``outpace.names.STOCK``.
+        assistant: the draft model of assisted generation.
         start: what the decoder of an encoder-decoder model starts with; otherwise empty.
 
     Raises:
@@ -122,7 +123,11 @@ class _Watch(BaseStreamer):
         self._forward_seconds.append(time.perf_counter() - self._forward_began)
 
     def run(self, outputs: list[list[int]], seconds: float, prompt: int) -> MethodRun:
-        """Summarise the run."""
+        """Summarise the run.
+
+        Args:
+            prompt: number of tokens of the prompt, including padding.
+        """
         batch, forwards = len(outputs), len(self._rows)
         lone = batch == 1
         given = self._given

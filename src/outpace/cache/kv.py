@@ -33,6 +33,8 @@ class KVCache(Cache):
     A forward is opened by ``begin(widths)``, which returns one ``Window`` per lane. ``keep`` closes it.
 
     Args:
+        layers: shape of each layer's rows.
+        slots: number of slots to make room for.
         length: rows per slot to make room for, including those of a draft.
         capacity: maximum total number of reserved rows; None for no limit.
         spread: 1 groups slots strictly by class; ``math.inf`` puts all slots into one lane.

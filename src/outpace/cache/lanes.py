@@ -62,6 +62,7 @@ class Seat:
 
     Attributes:
         need: number of rows it must have room for.
+        length: number of committed rows.
         written: rows from this index on are zero.
     """
 
@@ -81,6 +82,7 @@ class Lane:
     """Slots with the same room, side by side: those at places 0 .. len(seats) - 1 are in use.
 
     Attributes:
+        places: number of slots that there is room for.
         room: rows per slot.
         memory: another one once the buffers have moved.
     """
@@ -213,6 +215,7 @@ class Window:
     """The rows of a forward over slots of one lane: slot i feeds ``widths[i]`` rows from ``offsets[i]`` on.
 
     Attributes:
+        lane: the slots' lane.
         start, stop: range of the places that the forward covers; a slot there that feeds no rows has width 0.
         slots: the slots at these places; None for a free place.
         width: rows of the forward per slot; those beyond a slot's own width are padding.
@@ -223,6 +226,7 @@ class Window:
         widths: number of rows that each place feeds.
         covered: the places.
         multiple: the number of rows, over all places, is padded to a multiple of this.
+        least: minimum width.
     """
 
     def __init__(

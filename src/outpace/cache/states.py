@@ -94,7 +94,11 @@ class StateLane(Lane):
 
 
 class StateWindow(Window):
-    """A window whose forward changes states."""
+    """A window whose forward changes states.
+
+    Attributes:
+        made: what it makes of each state, by its index.
+    """
 
     made: dict[int, NextStates]
 

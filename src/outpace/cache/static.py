@@ -37,6 +37,7 @@ class FixedCache(KVCache):
 
         Args:
             widths: number of rows that each slot feeds, above 0 for at least one slot.
+            least: minimum width of the forward.
 
         Raises:
             CacheFull: there is no room for the rows.
@@ -73,6 +74,12 @@ class FixedCache(KVCache):
 
 class StaticCache(FixedCache):
     """Keys and values in one lane that never moves, for forwards of fixed shapes; outgrowing it is an error.
+
+    Args:
+        layers: shape of each layer's rows.
+        slots: maximum number of slots.
+        length: maximum number of rows per slot, including those of a draft.
+        capacity: maximum total number of rows.
 
     Raises:
         OutpaceError: the capacity is less than ``slots * length``.

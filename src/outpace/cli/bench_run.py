@@ -78,7 +78,11 @@ class BenchPlan:
 
 
 def plan(given: BenchOptions, peers: str, batches: tuple[int, ...]) -> BenchPlan:
-    """Parse the lists of the command line."""
+    """Parse the lists of the command line.
+
+    Args:
+        peers: those that are measured where none is given.
+    """
     names, adaptive = split_names(given.suite), given.adaptive
     specs = split_drafters(given.drafters)
     for spec in specs:
@@ -128,6 +132,7 @@ def measure_all(chosen: BenchPlan, model: Loaded, rows: Rows, weights: Path | No
 
     Args:
         rows: computes the rows of the methods on a suite.
+        weights: as in ``PeerOptions``.
 
     Raises:
         OutpaceError: a method cannot be made, no prompt fits, or plain decoding failed.

@@ -37,7 +37,11 @@ def no_tables(rows: Seq[Row]) -> list[Table]:
 def show(
     record: BenchRecord, console: Console, further: Callable[[Seq[Row]], list[Table]] = no_tables
 ) -> None:
-    """Print all tables and notes."""
+    """Print all tables and notes.
+
+    Args:
+        further: makes further tables of a suite's rows.
+    """
     model, machine = record.model, record.machine
     device = machine.get("device") or f"{machine['processor']}, {machine['threads']} threads"
     console.print(f"{model['name']}, {model['dtype']} on {model['device']} ({device})", soft_wrap=True)

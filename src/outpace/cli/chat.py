@@ -79,6 +79,7 @@ class ChatSession:
     """A conversation and its prompt.
 
     Attributes:
+        messages: in the format of chat templates, alternating user and assistant.
         system: what the model is told before them; empty for nothing.
         asked: sampling parameters that were asked for, before the model's own.
     """

@@ -88,7 +88,11 @@ class Divergence:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Both sides of one prompt."""
+    """Both sides of one prompt.
+
+    Attributes:
+        promised: whether equal tokens are promised.
+    """
 
     job: Job
     plain: Side
@@ -187,7 +191,11 @@ def compare_all(
     repeats: int,
     writer: ResultWriter,
 ) -> tuple[bool, bool]:
-    """Compare with plain decoding on each prompt: was the run complete, and is equal what should be?"""
+    """Compare an engine with plain decoding on each prompt: JSON lines as they come, or a report at the end.
+
+    Returns:
+        Whether the run was complete, and whether outputs are equal that were promised to be.
+    """
     found: list[Comparison] = []
     engines = model.engine(), engine
     with Interrupt() as interrupt, bar(len(jobs), "comparing") as progress:

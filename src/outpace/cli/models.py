@@ -74,6 +74,7 @@ class Stored:
     """A model on this machine.
 
     Attributes:
+        name: as for --model.
         source: "embedded", "package index" or "hub".
         delete: None if it cannot be deleted.
     """

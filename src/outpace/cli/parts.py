@@ -123,7 +123,12 @@ def profiled(
     at_once: Iterable[int] = (1,),
     remark: Callable[[str], None] = screen.note,
 ) -> tuple[Loaded, Chosen]:
-    """Load the model, and choose the drafter: the given one, the profile's, or the default."""
+    """Load the model, and choose the drafter: the given one, the profile's, or the default.
+
+    Args:
+        at_once: numbers of prompts that will be decoded together.
+        remark: called with a message if the profile was tuned for another number.
+    """
     if profile is not None and not profile.is_file():
         raise OutpaceError(f"there is no profile at {profile}; `outpace tune --out {profile}` writes one")
     if profile is None:

@@ -37,6 +37,9 @@ def is_list(file: Path | None) -> bool:
 def read(prompt: str | None, file: Path | None, references: Sequence[Path] = ()) -> list[PromptLine]:
     """Read the prompts: all of a JSONL file, otherwise one.
 
+    Args:
+        references: files whose texts are references of every prompt.
+
     Raises:
         OutpaceError: no prompt, two sources, an empty prompt, an invalid line, or an empty reference.
     """

@@ -64,6 +64,9 @@ class RunningTotal:
 def prepare(prompts: Seq[PromptLine], model: Loaded, chat: bool | None) -> list[Job]:
     """Tokenise all prompts before any is decoded.
 
+    Args:
+        chat: whether they are turns in the chat template; None for yes if there is one.
+
     Raises:
         OutpaceError: one is empty or too long; the message names its line.
     """

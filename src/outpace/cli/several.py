@@ -33,6 +33,7 @@ def chosen(
     """The options of the one model that is loaded at the start, or those of several; ``source`` has neither.
 
     Args:
+        given: as for ``named_models``.
         keeps: whether there are options of how models are kept, which one model may have, too.
     """
     names = named_models(given, not keeps)
@@ -45,6 +46,7 @@ def named_models(given: list[str], plain: bool) -> dict[str, str | None] | None:
     """The models of a server by their names in requests; None for one that is loaded at the start.
 
     Args:
+        given: models, or NAME=MODEL, or folders of models.
         plain: whether one model is loaded at the start, if it is given by itself.
     """
     if plain and len(given) < 2 and not any(_named(one) or _folder(one) for one in given):
@@ -87,7 +89,11 @@ class Several:
     adaptive: bool | None
 
     def check(self, single: Mapping[str, object]) -> None:
-        """Refuse unknown names, and options that are not for several models."""
+        """Refuse unknown names, and options that are not for several models.
+
+        Args:
+            single: the values of options that are for one model, by their names.
+        """
         for option, value in single.items():
             if value:
                 raise OutpaceError(f"{option} is for one model that is loaded at the start; leave it out")

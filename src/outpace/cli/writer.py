@@ -56,6 +56,11 @@ def write_json(text: str, to_json: str | None) -> None:
 class ResultWriter:
     """Writer of results as they come: text, or one JSON object per line, to a file or standard output.
 
+    Args:
+        file: the file; None is standard output.
+        as_json: whether results are JSON; read by the callers.
+        overwrite: whether a non-empty file may be replaced.
+
     Raises:
         OutpaceError: the file cannot be written, or holds something already.
     """

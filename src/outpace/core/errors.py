@@ -27,7 +27,11 @@ class ContextOverflow(OutpaceError):
 
 
 class RanksLost(OutpaceError):
-    """One of the processes of a target has failed, which ended all of them and the engine."""
+    """One of the processes of a target has failed, which ended all of them and the engine.
+
+    Attributes:
+        here: whether this process was the first to notice.
+    """
 
     here: bool = False
 
@@ -61,7 +65,11 @@ def near(name: str, names: Iterable[str]) -> str:
 
 
 def check_known(what: str, given: Iterable[str], known: Iterable[str], meant: Iterable[str] = ()) -> None:
-    """Refuse an argument that there is not."""
+    """Refuse an argument that there is not.
+
+    Args:
+        meant: names among which the similar one is sought; by default those known.
+    """
     names = sorted(known)
     for name in given:
         if name not in names:

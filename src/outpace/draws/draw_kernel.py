@@ -54,7 +54,11 @@ def _heated(Scores, Keys, size, stride, place):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _from(Scores, Keys, size, stride, least, peak, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The number of a row's scores from each of some on, and the sum of their exp(score - peak)."""
+    """The number of a row's scores from each of some on, and the sum of their exp(score - peak).
+
+    Args:
+        least: bits in order, [n, 1].
+    """
     inside = tl.arange(0, BLOCK)
     count, weight = (least * 0).to(tl.int32), (least * 0).to(tl.float64)
     for start in range(0, size, BLOCK):
@@ -188,6 +192,7 @@ def draw(
 
     Args:
         keys: the rows' numbers by ``many_rows.keys_of``, int64 [n, 5].
+        ids: the token of each score, [size]; None if it is the score's place.
         sure: leave a draw undecided if rounding decides it.
         cut: whether top-k, top-p or min-p of some row has an effect.
     """

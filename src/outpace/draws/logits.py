@@ -25,6 +25,7 @@ class Logits:
     """The target's logits for one sequence at one step, sliced lazily; node -1 is the root.
 
     Args:
+        rows: logits of the whole forward, shape [N, vocabulary].
         first: index of the root's row.
         count: number of the sequence's rows, the root's included; by default all from ``first`` on.
     """
@@ -75,6 +76,7 @@ class SelectedLogits(Logits):
     """The logits of a part of a draft, indexed by the part's own nodes.
 
     Args:
+        whole: the logits of the full draft.
         nodes: for each node of the part, its node in the full draft.
     """
 

@@ -46,6 +46,10 @@ _CHUNK = 1 << 16
 def sample(scores: Tensor, params: Seq[SamplingParams], words: Seq[int]) -> list[int]:
     """Keyed draws from rows of adjusted scores, float32 [n, vocabulary].
 
+    Args:
+        params: each row's temperature, top-k, top-p and min-p.
+        words: the rows' keys.
+
     Returns:
         The tokens; ``NO_TOKEN`` for a row in which every token is excluded.
     """
@@ -65,6 +69,7 @@ def draw_rows(scores: Tensor, words: Tensor, ids: Tensor | None = None) -> Tenso
     Those of ``noisy_argmax``; ``NO_TOKEN`` for a row in which every token is excluded, or a score is NaN.
 
     Args:
+        words: the rows' keys, int64 [n].
         ids: the token of each score, [m]; None if it is the score's place.
     """
     known = token_words(scores.shape[-1], scores.device) if ids is None else words_of(ids)
@@ -180,7 +185,11 @@ def host_keys(words: Seq[int]) -> NDArray[np.int64]:
 
 
 def _draw_whole(scores: Tensor, words: Seq[int]) -> list[int]:
-    """Draws from all tokens of rows of heated scores, float32 [n, vocabulary]."""
+    """Draws from all tokens of rows of heated scores, float32 [n, vocabulary].
+
+    Args:
+        words: the rows' keys.
+    """
     device = scores.device
     noisy = (
         noise_of(token_words(scores.shape[-1], device) ^ upload(host_keys(words)[:, None], device)) + scores
@@ -276,6 +285,7 @@ def _draw_cut(scores: Tensor, words: Seq[int], limits: _Limits, size: int | None
     """Draws from the tokens that top-k, top-p and min-p keep of heated scores, float32 [n, vocabulary].
 
     Args:
+        words: the rows' keys.
         size: length of the lists; None for those by weight, on the CPU.
 
     Returns:

@@ -153,6 +153,9 @@ def noisy_top(
     These are the tokens with the highest scores plus Gumbel noise (Kool, van Hoof, Welling 2019, section 3);
     the first is ``noisy_argmax``. Fewer than ``count`` if fewer tokens are not excluded.
 
+    Args:
+        ids: as of ``noisy_argmax``.
+
     Returns:
         The places of the draws, and for each the log of its share in the softmax over the noisy scores: how
         clear the order is.
@@ -170,6 +173,7 @@ class Key:
     """Key of a sequence's draws.
 
     Attributes:
+        seed: the sequence's seed.
         coupled: whether drafts may be drawn with the target's own noise, which makes them agree more often
             under ``match``. False for verifiers that need independent drafts.
     """

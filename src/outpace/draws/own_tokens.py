@@ -35,6 +35,7 @@ class Ask(NamedTuple):
 
     Attributes:
         row: its index among the rows of the forward.
+        processor, key: its sequence's.
         position: output index of the token that follows the row.
         path: tokens between the sequence's output and that token: those of the nodes on the path to it.
     """
@@ -51,6 +52,7 @@ class Tree(NamedTuple):
 
     Attributes:
         first: the root's row; the draft's rows follow it.
+        draft: the draft to verify.
         processor, key: the sequence's.
         root: output index of the token that follows the root.
         top: number of most probable tokens to return after each node as well; 0 for none.
@@ -71,7 +73,9 @@ def told_columns(rows: Tensor, tree: Tree, nodes: Seq[int], plain: bool) -> NDAr
     """The target's tokens after the root and the given nodes, for ``logits.DrawnTokens``.
 
     Args:
+        rows: their logits, root first, shape [1 + n, vocabulary].
         tree: the sequence's tree, with ``first`` 0, the root's row.
+        nodes: n node indices, in the order of their rows.
         plain: omit the second and third column, which equal the first if decoding is plain.
 
     Returns:
@@ -151,6 +155,10 @@ def choose(rows: Tensor, asks: Seq[Ask]) -> list[int]:
     """The target's own tokens at the given rows; ``NO_TOKEN`` if every token is excluded.
 
     There is one transfer to the host per kind of decoding: plain greedy, greedy with penalties, sampled.
+
+    Args:
+        rows: logits of a forward, shape [N, vocabulary].
+        asks: the rows, of sequences without ``logits_processors``.
     """
     plain = [place for place, ask in enumerate(asks) if ask.processor.plain]
     best = best_tokens(gather(rows, [asks[place].row for place in plain])) if plain else []
@@ -183,6 +191,7 @@ def guess(rows: Tensor, indices: Seq[int], params: SamplingParams, key: Key) -> 
     guesses, never the output.
 
     Args:
+        rows: logits, shape [n, vocabulary].
         indices: output indices of the tokens that follow the rows, n of them.
     """
     if params.greedy:

@@ -142,7 +142,11 @@ class Processor:
         self._times[place] += 1
 
     def counts(self, more: Seq[int] = ()) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        """Tokens that penalties concern, each once, and how often each occurs in the output."""
+        """Tokens that penalties concern, without repetitions, and their numbers of occurrences in the output.
+
+        Args:
+            more: guessed tokens after the output.
+        """
         size = len(self._place)
         ids, times = self._ids[:size], self._times[:size]
         if not (more and self.penalises):
@@ -165,7 +169,11 @@ class Processor:
         return warp(scores, self.params)
 
     def adjust(self, row: Tensor, more: Seq[int] = ()) -> Tensor:
-        """A float32 copy of a row, shape [vocabulary], with bias and penalties applied."""
+        """A float32 copy of a row, shape [vocabulary], with bias and penalties applied.
+
+        Args:
+            more: guessed tokens after the output.
+        """
         params, device = self.params, row.device
         scores = row.to(torch.float32, copy=True)
         if len(self.bias[0]):
@@ -191,6 +199,7 @@ def penalised(
     Args:
         scores: float32, one per token; the other arguments have the same shape or are scalars.
         times: occurrences of each token in the output; 0 for tokens of the prompt alone.
+        repetition, presence, frequency: the penalties.
     """
     scores = torch.where(scores < 0, scores * repetition, scores / repetition)
     return scores - torch.where(times > 0, presence + frequency * times, 0.0)
@@ -201,7 +210,9 @@ class NoEnd:
     """Logits processor that excludes the tokens which end an output from its first tokens.
 
     Attributes:
+        start: number of tokens before the output.
         least: number of tokens of the output before which none may end it.
+        ends: the tokens that end it.
     """
 
     start: int

@@ -33,7 +33,11 @@ class Warps(NamedTuple):
 
 
 def warped(scores: Tensor, warps: Warps, cut: bool) -> Tensor:
-    """``sampling.warp`` of rows of scores, [n, size], in float32."""
+    """``sampling.warp`` of rows of scores, [n, size], in float32.
+
+    Args:
+        cut: whether top-k, top-p or min-p of some row has an effect.
+    """
     temperature, scores = warps.temperature[:, None], scores.float()
     lower = scores - scores.amax(dim=-1, keepdim=True)
     scores = torch.where(temperature < TINY_TEMPERATURE, lower, scores) / temperature.clamp(min=1e-30).float()
@@ -57,6 +61,7 @@ def noisy(scores: Tensor, words: Tensor, ids: Tensor | None) -> Tensor:
     """Warped scores plus the Gumbel noise of each row's key, float64 [n, size].
 
     Args:
+        words: the rows' keys, int64 [n].
         ids: the token of each score, [size]; None if it is the score's place.
     """
     known = token_words(scores.shape[-1], scores.device) if ids is None else words_of(ids)
@@ -64,6 +69,10 @@ def noisy(scores: Tensor, words: Tensor, ids: Tensor | None) -> Tensor:
 
 
 def keys_on_device(words: Tensor, warps: Warps) -> Tensor:
-    """The numbers of ``many_rows.keys_of`` from those on a device."""
+    """The numbers of ``many_rows.keys_of`` from those on a device.
+
+    Args:
+        words: the rows' keys, int64 [n].
+    """
     temperature, top_p, min_p = (each.view(torch.int64) for each in (warps.temperature, *warps[2:]))
     return torch.stack([words, temperature, warps.top_k, top_p, min_p], dim=1)

@@ -26,6 +26,8 @@ class Active:
     """A sequence in the batch, with its rows in the cache and the drafter's state.
 
     Attributes:
+        number: sequence number of its arrival.
+        drafting: what drafts for it.
         hidden: the target's hidden states of its prompt, in pieces as they were fed, for drafters that read
             them.
         ready: whether its prompt is in the cache, except for its ``chunk``.

@@ -29,6 +29,7 @@ class Brought(NamedTuple):
 
     Attributes:
         what: it is, in a few words.
+        spec: its spec string.
         drafter: itself, loaded.
     """
 

@@ -116,7 +116,13 @@ class Pace:
         self._prices: list[float] | None = None  # the constant, of a decoding row, and of a row of a prompt
 
     def measured(self, decoding: int, drafted: int, prompts: int, seconds: float) -> None:
-        """Take the measurement of a forward."""
+        """Take the measurement of a forward.
+
+        Args:
+            decoding: number of decoding sequences.
+            drafted: their rows, roots and drafts.
+            prompts: number of rows of prompts.
+        """
         self._forwards[prompts > 0].append((drafted, prompts, seconds))
         if decoding:
             self._width = drafted / decoding
@@ -146,6 +152,7 @@ class Pace:
         that of a step in which the joining sequences decode too: so it is the larger, the more of them wait.
 
         Args:
+            decoding: number of sequences that are decoding.
             joining: number of sequences whose prompts ride in the step; 0 if they have their own forward.
         """
         least = min(_LEAST, self.most)

@@ -38,6 +38,9 @@ class StepClock:
     ``draft``: the drafters draft, and their drafts are cut. ``verify``: the target's forward, and the
     verification. ``keep``: the cache keeps the rows of accepted tokens. ``observe``: the drafters and the
     observer are shown the step. ``learn``: the policies are told the seconds, and sequences join or leave.
+
+    Attributes:
+        seconds: those of the spans that have ended.
     """
 
     def __init__(self, clock: Callable[[], float]) -> None:

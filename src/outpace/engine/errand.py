@@ -25,6 +25,7 @@ class Errand(Generic[T]):
 
     Args:
         work: the function; it calls what it is given wherever it can stop.
+        clock: function that returns the time in seconds.
     """
 
     def __init__(self, work: Callable[[Callable[[], None]], T], clock: Callable[[], float]) -> None:

@@ -20,6 +20,7 @@ class FairLock:
     in which a thread did not ask is lost.
 
     Args:
+        clock: function that returns the time in seconds.
         back: seconds for which the lock is kept for a thread that may come back.
     """
 

@@ -27,7 +27,9 @@ class Memory:
     """An engine's cache, and its prefix cache.
 
     Args:
+        target: whose rows they hold.
         limit: maximum memory of the cache, see ``capacity_of``.
+        slots, length: initial slots of the cache, and rows per slot.
         prefix_cache: bytes for the rows of shared prompt prefixes, or, below 1, a share of the free memory;
             None disables them.
 

@@ -31,7 +31,11 @@ class Observer(Protocol):
     def timed(self) -> bool: ...
 
     def joined(self, sequence: Sequence, hidden: Mapping[int, Tensor]) -> None:
-        """Handle that a sequence has been prefilled."""
+        """Handle that a sequence has been prefilled.
+
+        Args:
+            hidden: layer -> [len(tokens) - 1, size], for all its rows but the root; empty if there are none.
+        """
 
     def stepped(self, steps: Seq[Step]) -> None:
         """Handle the end of a step, with the steps of all sequences, including those that ended with it."""

@@ -38,8 +38,10 @@ class Entry(NamedTuple):
     """A block, as it is stored outside of a cache.
 
     Attributes:
+        number: identifies it.
         before: the preceding block's number, or a tuple of the salt alone.
         tokens: the keys of its rows.
+        rows: as ``Cache.read_rows`` returned them.
     """
 
     number: int
@@ -86,7 +88,11 @@ class PrefixCache:
             yield Entry(block.number, before, tokens, block.rows)
 
     def restore(self, entries: Iterable[Entry], size: int) -> None:
-        """Take the blocks of another cache of the same model in place of those here."""
+        """Take the blocks of another cache of the same model in place of those here.
+
+        Args:
+            size: bytes of a block.
+        """
         self.clear()
         for entry in entries:
             self._add((entry.before, entry.tokens), _Block(entry.number, entry.rows, size))

@@ -30,8 +30,12 @@ class Profile:
     Attributes:
         drafter: the spec of the fastest drafter.
         objective: the measure of speed: ``throughput`` or ``latency``.
+        batch: number of prompts decoded at once.
         tokens_per_second: measured speed by that objective.
+        speedup: speed relative to plain decoding of the same prompts.
         mean_accepted_length: tokens emitted per step.
+        prompts: number of prompts measured.
+        suite: the suite of the prompts.
         outpace: the version that measured.
         costs: measured seconds in the format of ``Governor.costs``, a governor's initial costs.
     """

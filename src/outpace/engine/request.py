@@ -41,7 +41,13 @@ Prompt = str | Seq[int] | Messages
 
 @dataclass(frozen=True)
 class Requests:
-    """Factory of sequences from the requests to one engine; invalid ones are refused."""
+    """Factory of sequences from the requests to one engine; invalid ones are refused.
+
+    Attributes:
+        target, verifier, tokenizer, observer: the engine's parts.
+        draftings: its drafters, by the names that requests use.
+        clock: the engine's clock.
+    """
 
     target: TargetModel
     verifier: Verifier
@@ -64,6 +70,10 @@ class Requests:
         client: str = "",
     ) -> Sequence:
         """Check a request and return its sequence, which is not in the batch yet.
+
+        Args:
+            cache: the cache for its rows, which limits its length if static. The other arguments are those of
+                ``Engine.add``.
 
         Raises:
             ContextOverflow: the prompt is longer than the context. OutpaceError: the request is invalid.
@@ -217,7 +227,11 @@ def one_each(given: Seq[T] | None, absent: T, count: int, what: str) -> Seq[T]:
 def reference_ids(
     references: Seq[Seq[int]], target: TargetModel, read: bool = True
 ) -> tuple[tuple[int, ...], ...]:
-    """The references as plain integers."""
+    """The references as plain integers.
+
+    Args:
+        read: whether the drafter reads references.
+    """
     if len(references) and not read:
         raise OutpaceError(
             "this drafter does not read references; use drafter='reference', or leave them out"

@@ -29,6 +29,8 @@ class RunningBatch:
     """The sequences that an engine decodes together, and those that wait to join them.
 
     Args:
+        target, observer, clock: the engine's.
+        memory: the cache for their rows, and the prefixes that they share.
         scheduler: decides who joins, how much of a prompt is fed, and who is preempted.
         draftings: the engine's drafters, by the names that requests use.
         layers: the target's layers whose hidden states the drafters and the observer read.
@@ -150,7 +152,11 @@ class RunningBatch:
             self._read(joined)
 
     def fed(self, rows: Mapping[Active, int], output: Output) -> None:
-        """Take the rows of prompts that a step's forward has fed and the cache has kept."""
+        """Take the rows of prompts that a step's forward has fed and the cache has kept.
+
+        Args:
+            rows: their number by sequence.
+        """
         for active in rows:
             active.chunk = None
         self._take(rows, output)

@@ -129,7 +129,11 @@ class Scheduler:
         self._waiting.clear()
 
     def admit(self, cache: Cache, draftings: Mapping[str | None, Drafting]) -> Iterator[Active]:
-        """Admit sequences, each with a slot; one whose slot cannot be opened ends with the error."""
+        """Admit sequences one by one, each with a slot. One whose slot cannot be opened ends with the error.
+
+        Args:
+            draftings: what drafts for them, by the names that requests use.
+        """
         queue = self._in_turn()
         while queue:
             waiting = queue.popleft()

@@ -30,7 +30,11 @@ def reasons(
     policy: Policy | None = None,
     verifier: Verifier | None = None,
 ) -> tuple[str, ...]:
-    """The reasons; none if decoding is as fast as is known here."""
+    """The reasons; none if decoding is as fast as is known here.
+
+    Args:
+        drafter, policy, verifier: those of an engine; without them the target alone is looked at.
+    """
     found = [_step(target)] if target.device.type == "cpu" else [_graphs(target)]
     if drafter is not None and verifier is not None:
         found.append(_governor(drafter, policy, verifier))

@@ -22,7 +22,13 @@ _PAYS = 1.2  # times plain decoding's speed from which rounded weights are made
 
 
 class Chosen(NamedTuple):
-    """A drafter."""
+    """A drafter.
+
+    Attributes:
+        spec: its spec string.
+        because: the reason for it.
+        drafter: itself; what it has loaded, engines share.
+    """
 
     spec: str
     because: str

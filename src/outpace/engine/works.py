@@ -22,6 +22,7 @@ class Work(Protocol):
     Attributes:
         client: whose it is: clients take turns.
         answer: called once, with the result or an error, also if it was cancelled.
+        cancelled: returns True once the answer is no longer needed.
         holds: it has rows in the cache.
     """
 

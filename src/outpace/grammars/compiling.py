@@ -29,7 +29,11 @@ def bytes_alone() -> llguidance.LLTokenizer:
 def compiled(
     tokenizer: llguidance.LLTokenizer, schema: dict[str, Any] | str, prefix: str | None = None
 ) -> llguidance.LLMatcher:
-    """A matcher of a schema's JSON texts, without optional whitespace, or of a grammar's texts."""
+    """A matcher of the JSON texts that a schema allows, without optional whitespace; or of a grammar's texts.
+
+    Args:
+        prefix: a grammar of what comes before, in which the text is ``@body``; None for nothing.
+    """
     try:
         if isinstance(schema, str):
             body: dict[str, Any] = {"lark_grammar": llguidance.LLMatcher.grammar_from_lark(schema)}

@@ -49,6 +49,8 @@ class Node:
 
     Attributes:
         kind: "set" (one character), "ref" (a rule), "seq", "alt", or "rep" (``parts[0]``, repeated).
+        chars: those of a set.
+        name: that of a rule.
         least, most: of a repetition; None for any number.
     """
 

@@ -36,6 +36,8 @@ class ObjectKeys:
 
     Args:
         quoting: the tokens that contain a quotation mark, with their bytes.
+        spell: the bytes of tokens.
+        thought: what comes before the text; None for nothing.
     """
 
     def __init__(

@@ -24,6 +24,7 @@ class Grammar:
     """A matcher for one sequence: its logits processor and its stopping criterion.
 
     Args:
+        prompt_length: number of tokens before the output.
         keys: of the objects in the output, none of which comes twice; None if it is no JSON.
     """
 
@@ -90,6 +91,7 @@ class Constraints:
 
         Args:
             unlisted: its texts are JSON, and may have keys that no schema lists.
+            thought: what comes before the text; None for nothing.
         """
         keys = ObjectKeys(self._quoting, self.tokenizer.decode_bytes, thought) if unlisted else None
         return Grammar(matcher, prompt_length, keys)

@@ -18,6 +18,9 @@ def tokenizer_of(
     """llguidance's tokenizer, whose making holds Python's lock for a second or more.
 
     Args:
+        tokenizer: a fast transformers tokenizer, or a GGUF file's.
+        vocabulary: number of logits per row.
+        eos: the tokens that end an output.
         marks: further tokens that no text is written with.
     """
     named, ends = getattr(tokenizer, "vocabulary", None), sorted(eos)

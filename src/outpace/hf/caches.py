@@ -19,6 +19,7 @@ def filled(
 
     Args:
         cache: empty; filled in place where it is a plain DynamicCache.
+        kept: per row of the batch.
         pads: number of pads before each row.
         columns: length of the prompt with pads and the output, minus the last token, which was never fed.
         seen: the columns of the encoder's output that each row attends to, boolean [rows, length]; None for

@@ -54,7 +54,12 @@ _BEAMS = {
 
 
 class NotDecoded(OutpaceError):
-    """A call that transformers decodes and outpace does not."""
+    """A call that transformers decodes and outpace does not.
+
+    Attributes:
+        what: the argument, or what else it is about.
+        remedy: what to do instead.
+    """
 
     def __init__(
         self,
@@ -109,6 +114,11 @@ def refuse_request(
     model_kwargs: dict[str, Any],
 ) -> None:
     """Refuse a prepared request that outpace cannot decode.
+
+    Args:
+        config: as prepared by generate().
+        processors: as prepared by generate().
+        model_kwargs: what transformers would pass to the model's forward.
 
     Raises:
         OutpaceError: the message names the remedy.
@@ -186,6 +196,7 @@ def left_pads(input_ids: Tensor, mask: Tensor | None, positions: Tensor | None) 
     """The number of pads at the start of each row.
 
     Args:
+        input_ids: [rows, length].
         mask: of the same shape, nonzero at real tokens; None if all are.
         positions: position_ids, [rows or 1, length]; None for the usual ones.
 

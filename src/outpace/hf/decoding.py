@@ -38,6 +38,7 @@ class Request:
         input_ids: [rows, length], left-padded.
         limit: maximum number of new tokens, at least 1, within the model's context.
         asked: the requested maximum, regardless of the context.
+        stops: tokens that end a row.
         criteria: criteria that must be called for each token.
         pad: the token that pads rows that ended before others; None if no row does.
         sources: what rows are decoded from besides tokens, and the pads before each.
@@ -57,6 +58,7 @@ class Decoder:
     """Callable for ``custom_generate``: the decoding loop, after transformers has prepared everything.
 
     Args:
+        engines: lends an engine.
         streamer: receives new tokens, [rows] each time, and the end. The caller passes the prompt.
         healer: a tokenizer, to replace the prompt's last tokens by longer ones (``token_healing``); the
             streamer then receives the prompt too.
@@ -83,6 +85,9 @@ class Decoder:
         **model_kwargs: Any,
     ) -> GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput | Tensor:
         """Decode; called by generate().
+
+        Args:
+            inputs_tensor: the model's main input; an encoder's, if there is one.
 
         Raises:
             OutpaceError: the request is not supported; the message names the remedy.

@@ -80,7 +80,11 @@ class RowEngine(Engine):
     kept: dict[Sequence, Kept] | None = None
 
     def open(self, slots: int, length: int, keep: bool) -> None:
-        """Make the cache, with ``slots`` slots of ``length`` rows, drafts included."""
+        """Make the cache, with ``slots`` slots of ``length`` rows, drafts included.
+
+        Args:
+            keep: copy the rows of each sequence that leaves into ``kept``.
+        """
         self.make_room(slots, length)
         self.kept = {} if keep else None
         self._batch.leaving = None if self.kept is None else partial(_keep, self.kept)
@@ -110,8 +114,11 @@ class Engines:
     """Pool of engines for a model, rebuilt when the model changes.
 
     Args:
+        drafter: a drafter or its spec string; None for the usual one of the target.
+        verifier: a verifier or its spec string.
         adaptive: as for ``Engine``.
         costs: measured costs from a profile, the initial costs of governors.
+        options: those of the target.
         learner: observer of the engine, of which there is then only one: calls wait for each other.
 
     Raises:

@@ -32,9 +32,11 @@ class RowProcessor:
     """A row's processors as one, called once per emitted token with the prefix and its scores.
 
     Args:
+        processors: for this row alone.
         pads: ids of the pads before the prompt, [1, pads], on the prompt's device, where transformers'
             processors expect their inputs.
         warping: the warping that the sampler applies after the processors; needed for recording only.
+        record: receives logits and scores.
     """
 
     def __init__(
@@ -62,8 +64,13 @@ class GenerateRow:
     """A row as the engine decodes it.
 
     Args:
+        input_ids: [length], including pads.
+        pads: the number of pads at the start.
+        params: sampling parameters, including the seed.
+        processors: for this row alone.
         criteria: stopping criteria that the engine cannot evaluate itself.
         limit: the maximum number of tokens the row may emit.
+        record: receives logits and scores.
         lockstep: all rows of the batch, if they must end together. (Without an end-of-sequence token
             transformers has nothing to pad with: a row ended by a criterion keeps growing until all have
             ended.)

@@ -19,6 +19,8 @@ class Sources:
     """Sources of a call's rows.
 
     Attributes:
+        pads: number of pads before each row's prompt.
+        each: per row of the batch.
         seen: the columns of the encoder's output that each row attends to, boolean [rows, length]; None
             without an encoder.
     """
@@ -34,6 +36,7 @@ def sources_of(
     """The sources of a prepared call, and the pads before its prompts.
 
     Args:
+        input_ids: the decoder's, [rows, length].
         inputs: the model's main input; an encoder's, if there is one.
         prepared: what transformers would pass to the model's forward.
     """
@@ -55,7 +58,12 @@ def sources_of(
 def _encoded(
     target: Seq2SeqTarget, pads: list[int], inputs: Tensor | None, prepared: dict[str, Any]
 ) -> Sources:
-    """The encoder's output that generate() has computed, a source per row, without pads."""
+    """The encoder's output that generate() has computed, a source per row, without pads.
+
+    Args:
+        inputs: the encoder's input, one row per ``num_return_sequences`` rows of the batch.
+        prepared: what transformers would pass to the model's forward.
+    """
     states: Tensor = prepared["encoder_outputs"][0]
     rows, length = states.shape[:2]
     mask = prepared.get("attention_mask")
@@ -84,7 +92,12 @@ def _encoded(
 def _decoder_pads(
     target: Seq2SeqTarget, model: Any, input_ids: Tensor, prepared: dict[str, Any]
 ) -> list[int]:
-    """The number of pads at the start of each row of the decoder's prompt."""
+    """The number of pads at the start of each row of the decoder's prompt.
+
+    Args:
+        input_ids: the decoder's, [rows, length].
+        prepared: what transformers would pass to the model's forward.
+    """
     mask = prepared.get("decoder_attention_mask")
     pads = left_pads(input_ids, mask, prepared.get("decoder_position_ids"))
     if any(pads) and not target.relative:

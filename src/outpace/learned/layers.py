@@ -32,8 +32,10 @@ class LayerConfig:
     Attributes:
         hidden_size: hidden size; 0 is the target's.
         intermediate_size: size of the feed-forward part; 0 is about 8/3 of the hidden size.
+        heads: attention heads.
         kv_heads: heads of keys and values.
         head_size: size of a head; 0 is the hidden size divided by the number of heads.
+        eps: epsilon of the norms.
         bias: whether the attention projections have a bias.
         rope: transformers' ``rope_parameters``: ``rope_theta``, ``rope_type`` and the parameters of that
             type.
@@ -51,7 +53,11 @@ class LayerConfig:
     context: int = 2048
 
     def sized(self, hidden_size: int) -> Self:
-        """The config with default sizes resolved."""
+        """The config with default sizes resolved.
+
+        Args:
+            hidden_size: the target's hidden size.
+        """
         for name in ("hidden_size", "intermediate_size", "head_size"):
             if getattr(self, name) < 0:
                 raise OutpaceError(
@@ -129,7 +135,12 @@ def rotate(states: Tensor, angles: tuple[Tensor, Tensor]) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Grouped-query attention."""
+    """Grouped-query attention.
+
+    Args:
+        inputs: width of the rows from which queries, keys and values are computed.
+        norms: whether queries and keys are normalised per head, as in Qwen3.
+    """
 
     def __init__(self, config: LayerConfig, inputs: int, norms: bool = False) -> None:
         super().__init__()
@@ -181,7 +192,12 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """One decoder layer, with norms before attention and before the feed-forward part."""
+    """One decoder layer, with norms before attention and before the feed-forward part.
+
+    Args:
+        normed: whether there is a norm before attention.
+        norms: whether queries and keys are normalised.
+    """
 
     def __init__(self, config: LayerConfig, normed: bool = True, norms: bool = False) -> None:
         super().__init__()

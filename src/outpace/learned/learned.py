@@ -66,6 +66,10 @@ class Learned(nn.Module, ABC):
         config_type: a frozen dataclass of plain values and tuples of them, the options of training from
             scratch.
         fitted: names of the target's sizes that it depends on.
+
+    Args:
+        config: of ``config_type``.
+        fit: the target's sizes.
     """
 
     method: ClassVar[str]
@@ -173,6 +177,7 @@ class Learned(nn.Module, ABC):
         """A module for the weights in a folder, made once a sketch without memory fits them and the target.
 
         Args:
+            where: the folder, for messages.
             given: names of buffers that a new module has already, and the folder lacks.
 
         Raises:

@@ -119,7 +119,11 @@ def all_tensors(folder: str | Path, method: str) -> dict[str, Tensor]:
 
 
 def head_tensors(folder: str | Path, file: str, method: str, prefix: str) -> dict[str, Tensor]:
-    """The tensors of published heads: those of ``file``.safetensors, otherwise of all safetensors."""
+    """The tensors of published heads: those of ``file``.safetensors, otherwise of all safetensors.
+
+    Args:
+        prefix: of their names in the checkpoint of a whole model; removed.
+    """
     place = Path(folder)
     files = [place / f"{file}.safetensors"]
     if not files[0].is_file():
@@ -152,6 +156,7 @@ def read_config(
     """The fields of an EagleConfig, and the vocabulary, from the config.json of a published drafter.
 
     Args:
+        layers: the target's layers that are read.
         method: "eagle", or "peagle", whose files differ by the masked places' parts alone.
     """
     known = "eagle3" if method == "eagle" else method

@@ -66,7 +66,12 @@ def read(folder: str | Path) -> dict[str, Any] | None:
 def read_config(
     config: Mapping[str, Any], layers: int, vocabulary: int, folder: str | Path
 ) -> dict[str, Any]:
-    """The fields of a DFlashConfig, and ``vocabulary``, ``mask_token`` and ``target``."""
+    """The fields of a DFlashConfig, and ``vocabulary``, ``mask_token`` and ``target``.
+
+    Args:
+        layers: number of the target's layers.
+        vocabulary: the target's, which transformers' format does not name.
+    """
     speculators = "speculators_model_type" in config
     given = given_by(config)
     for name, neutral in _NEUTRAL.items():

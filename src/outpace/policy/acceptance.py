@@ -15,6 +15,9 @@ class Acceptance:
 
     A draft that is cut to its first nodes loses exactly the acceptances after the cut, so one wide step
     measures every narrower one. Nodes are counted per interval between widths; old counts decay.
+
+    Args:
+        widths: numbers of nodes to distinguish, ascending.
     """
 
     def __init__(self, widths: Seq[int]) -> None:
@@ -27,7 +30,13 @@ class Acceptance:
         self._nodes = [0.0] * len(self.sizes)
 
     def observe(self, planned: int, drafted: Seq[int], paths: Seq[Seq[int]]) -> None:
-        """Count a step of a batch."""
+        """Count a step of a batch.
+
+        Args:
+            planned: number of nodes planned per sequence.
+            drafted: number of nodes of each sequence's draft.
+            paths: the accepted nodes of each draft.
+        """
         last, share = len(self._interval), 1 / len(paths)
         longest = max(drafted)
         low = 0

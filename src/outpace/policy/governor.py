@@ -97,6 +97,7 @@ class Governor:
         widths: the numbers of nodes that make sense for the drafter, ascending; None for any. If given, a
             trial uses the widest, since they are few and one wide step measures all of them.
         ramp: consecutive drafted steps until the drafter performs at its best, at least 1.
+        drafter: the name under which its drafting times are saved.
         costs: measured forwards, shared with other governors; by default a new ``Costs``.
     """
 

@@ -60,6 +60,7 @@ class Outcome:
     """Measured outcome of one step of a batch.
 
     Attributes:
+        plan: the step's plan.
         drafted: number of nodes of each sequence's draft, at most as many as planned.
         paths: accepted nodes of each sequence's draft.
         draft_seconds: time of the drafter: proposing, and learning from the step.

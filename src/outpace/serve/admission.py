@@ -94,6 +94,7 @@ class Admission:
     """Room for choices, of which a ticket reserves some.
 
     Args:
+        clock: function that returns the time in seconds.
         total: the choices that hold a ticket of any model's in this process; None for one model alone.
 
     Attributes:

@@ -40,6 +40,7 @@ class Manner:
 
     Attributes:
         calls: the format of calls; None if there are no functions.
+        functions: those that may be called.
         forced: the answer is one call, by its grammar.
         parallel: it may have several calls.
         marks: the marks that are special tokens, so that they have no text, by their ids.
@@ -62,6 +63,9 @@ class Answer:
     A call is read once it is complete, and what cannot be read is text; a forced one is passed on as it
     comes if its arguments are JSON. An answer that is calls without their marks as a whole is held back until
     it is known to be that.
+
+    Args:
+        decode: the text of token ids, without special tokens.
     """
 
     def __init__(self, manner: Manner, decode: Callable[[list[int]], str]) -> None:
@@ -83,7 +87,11 @@ class Answer:
         return list(self._said())
 
     def end(self, complete: bool) -> list[Said]:
-        """The rest."""
+        """The rest.
+
+        Args:
+            complete: the answer was not cut off.
+        """
         if self._manner.forced and not self.calls and self._state in _CALLING[complete]:
             return list(self._cut())
         found = list[Said]()

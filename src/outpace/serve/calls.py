@@ -47,6 +47,7 @@ class CallFormat(ABC):
     Attributes:
         begin, end: marks around a call; "" if it ends with the answer, or begins it.
         inner: a mark that begins a call whose first mark is missing; "" for none.
+        marks: all marks, of which a tokenizer may have some as tokens.
         tail: what follows the arguments of a call that streams them.
     """
 
@@ -68,6 +69,10 @@ class CallFormat(ABC):
         """Where the mark stands that ends a call; None if it has not come yet.
 
         Of a format without one, a call ends with its last bracket, once nothing follows the text.
+
+        Args:
+            text: what follows the mark that begins the call.
+            final: nothing follows the text.
         """
         if self.end:
             return next(iter(outside(text, self.end)), None)
@@ -86,7 +91,11 @@ class CallFormat(ABC):
 
     @abstractmethod
     def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:
-        """The body of the grammar's rule for a call of a function, and further rules."""
+        """The body of the grammar's rule for a call of a function, and further rules.
+
+        Args:
+            own: what the names of further rules begin with.
+        """
 
     @abstractmethod
     def opening(self, name: str) -> str:

@@ -77,7 +77,11 @@ class Constrained(Wire):
 def constraint_of(
     body: Constrained, min_tokens: int, called: Lark | None = None
 ) -> tuple[Constraint | None, str]:
-    """The constraint of a request, None if it has none, and the name of its field."""
+    """The constraint of a request, None if it has none, and the name of its field.
+
+    Args:
+        called: the grammar of a tool that must be called.
+    """
     formats = _formats(body) if called is None else {}  # of texts: a call has none
     given = {**formats, **_vllms(body), **_older(body), **_llama_servers(body)}
     names, found = list(given), list[Constraint](given.values())

@@ -178,7 +178,12 @@ class Dialogue:
         return self._shown(as_parts(turns) if self.parted else turns, **options)
 
     def prepared(self, turns: Seq[Turn], tools: Seq[dict[str, Any]]) -> tuple[list[Turn], dict[str, Any]]:
-        """A conversation as the template can show it, and the options of rendering it."""
+        """A conversation as the template can show it, and the options of rendering it.
+
+        Args:
+            turns: dicts with "role" and "content", and what templates know of calls.
+            tools: the tools, in OpenAI's format for chats.
+        """
         able, found = self.abilities, list(turns)
         if not able.calls:
             found = [_in_text(turn) for turn in found]

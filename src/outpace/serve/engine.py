@@ -76,7 +76,9 @@ def make_engine(
 
     Args:
         others: spec strings of further drafters, by the names that requests use.
+        learner: an observer that changes the drafter while it is used.
         ready: let requests also select ``ready_drafters`` by their names.
+        more: further arguments of ``Engine``.
     """
     default = drafter_of(drafter)
     drafters: dict[str, Drafter[Any] | str] = {
@@ -105,7 +107,11 @@ def rooms(memory: float, prefixes: int | None) -> dict[str, Any]:
 
 
 class Drafters:
-    """The drafters of an engine by the names that requests use."""
+    """The drafters of an engine by the names that requests use.
+
+    Attributes:
+        names: the names for requests; the first is the default.
+    """
 
     def __init__(self, engine: Engine) -> None:
         default = "off" if isinstance(engine.drafter, NoDraft) else engine.drafter.name

@@ -28,8 +28,11 @@ class Refused(Exception):
     """A refusal: a response with a status other than 200.
 
     Attributes:
+        status: HTTP status.
+        message: the reason and the remedy.
         param: the invalid field of the request.
         code: machine-readable name of the error.
+        headers: headers of the response.
     """
 
     status: int

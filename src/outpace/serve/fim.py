@@ -56,6 +56,7 @@ class Middle:
     """The marks of one tokenizer, as token ids.
 
     Attributes:
+        begin: what begins every text.
         marks: all marks of the tokenizer, none of which a text may become.
     """
 
@@ -66,7 +67,11 @@ class Middle:
 
     @classmethod
     def of(cls, tokenizer: Any, begin: Seq[int]) -> Middle | None:
-        """The marks of a tokenizer; None if it has none."""
+        """The marks of a tokenizer; None if it has none.
+
+        Args:
+            begin: token ids of an empty text.
+        """
         named = tokenizer.get_vocab()
         known = [
             family
@@ -93,7 +98,13 @@ class Middle:
     async def prompt(
         self, read: Read, prefix: str | Seq[int], suffix: str, files: Seq[tuple[str, str]] = ()
     ) -> list[int]:
-        """Token ids of the prompt of what is between two texts."""
+        """Token ids of the prompt of what is between two texts.
+
+        Args:
+            read: reads a text without making marks of it, given whether it begins one.
+            prefix: the text before, or its token ids.
+            files: names and texts of further files.
+        """
         family = self.family
         before = await read(prefix, True) if isinstance(prefix, str) else list(prefix)
         behind = await read(suffix, False)

@@ -93,7 +93,11 @@ def joined(pieces: Iterator[bytes]) -> Iterator[bytes]:
 
 
 class LongResponse(StreamingResponse):
-    """A JSON response that is written while it is sent, by threads: whole it may take gigabytes."""
+    """A JSON response that is written while it is sent, by threads: whole it may take gigabytes.
+
+    Args:
+        sent: is set once nothing is left to do.
+    """
 
     def __init__(self, pieces: Iterator[bytes], sent: asyncio.Future[None]) -> None:
         self._sent = sent
@@ -112,7 +116,12 @@ def sse(data: Any, name: str | None = None) -> bytes:
 
 
 class EventStream(EventSourceResponse):
-    """A response of server-sent events; an error after its head is reported as the last event."""
+    """A response of server-sent events; an error after its head is reported as the last event.
+
+    Args:
+        chunks: the events, one or more in each.
+        error: writes the event of an error.
+    """
 
     def __init__(self, run: Run, chunks: AsyncIterator[bytes], error: Callable[[Refused], bytes]) -> None:
         limits = run.admission.limits
@@ -139,7 +148,11 @@ async def _guarded(chunks: AsyncIterator[bytes], error: Callable[[Refused], byte
 
 
 def usage(run: Run, emitted: int | None = None) -> dict[str, Any]:
-    """OpenAI's usage object."""
+    """OpenAI's usage object.
+
+    Args:
+        emitted: number of tokens so far, if not all choices have ended.
+    """
     request, generations = run.request, run.generations
     prompt = sum(len(tokens) for tokens in request.prompts)
     completion = sum(len(one.tokens) for one in generations) if emitted is None else emitted

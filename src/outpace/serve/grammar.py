@@ -35,6 +35,10 @@ class Grammars:
     It is made before requests are served: llguidance's tokenizer holds Python's lock for a second or more.
 
     Args:
+        tokenizer: a fast transformers tokenizer.
+        vocabulary: number of logits per row.
+        eos: the tokens that end an output.
+        turns: places for jobs of processes.
         marks: further tokens that no text is written with.
     """
 
@@ -67,6 +71,9 @@ class Grammars:
 
         A matcher cannot be sent between processes: a worker compiles the schema first, and what it did within
         its share is repeated here.
+
+        Args:
+            prefix: a grammar of what comes before, in which the text is ``@body``; None for nothing.
 
         Raises:
             Refused: the schema is wrong, or takes too much.

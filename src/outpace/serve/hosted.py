@@ -26,6 +26,7 @@ class Hosted:
     """A loaded model and its app; made in the event loop that it serves.
 
     Args:
+        names: names of the model in requests.
         turn: a context of each step, which models of one process share; see ``AsyncEngine``.
         jobs: places for jobs of processes, which they share too; None for places of its own.
     """
@@ -48,7 +49,12 @@ class Hosted:
         self._empty.set()
 
     async def answer(self, scope: MutableMapping[str, Any], body: bytes) -> AsyncIterator[Message]:
-        """The app's messages in answer to a request; closed early, the client counts as disconnected."""
+        """The app's messages in answer to a request; closed early, the client counts as disconnected.
+
+        Args:
+            scope: the request's ASGI scope.
+            body: its whole body.
+        """
         messages: asyncio.Queue[Message | None] = asyncio.Queue()
         parts: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
         left = asyncio.Event()

@@ -31,6 +31,11 @@ class Images:
     """Reader of images of requests.
 
     Two requests at a time have decoded images, and one of another client; each a limited number of pixels.
+
+    Args:
+        name: the model's name in errors.
+        seconds: maximum time to decode an image.
+        turns: places for jobs of processes.
     """
 
     def __init__(self, model: Loaded, dialogue: Dialogue, name: str, seconds: float, turns: Turns) -> None:

@@ -24,6 +24,7 @@ class Metrics:
     """The metrics of one server.
 
     Args:
+        model: the value of the label ``model_name``.
         running, waiting, memory: functions called when the metrics are read.
     """
 
@@ -73,7 +74,12 @@ class Metrics:
         self._refused(reason).inc()
 
     def ended(self, prompt: int, generation: Generation, drafter: str) -> None:
-        """Count a sequence that ended."""
+        """Count a sequence that ended.
+
+        Args:
+            prompt: number of tokens of its prompt.
+            drafter: name of its drafter; "off" for none.
+        """
         stats = generation.stats
         self.prompt_tokens().inc(prompt)
         self.generation_tokens().inc(len(generation.tokens))
@@ -95,7 +101,12 @@ class Metrics:
 
 
 class Joined(Collector):
-    """The metrics of several models, each name once with the samples of all."""
+    """The metrics of several models, each name once with the samples of all.
+
+    Args:
+        parts: those of each model.
+        own: metrics of the server's own.
+    """
 
     def __init__(self, parts: Iterable[Metrics], own: CollectorRegistry) -> None:
         self._parts, self._own = list(parts), own

@@ -30,6 +30,9 @@ class _Body:
     """A request's body, of which a response may leave a part unread.
 
     A connection that is closed then is reset, and a client that is still sending never sees the response.
+
+    Attributes:
+        left: whether a part of it has not been received yet.
     """
 
     def __init__(self, headers: Headers, receive: Receive) -> None:
@@ -51,7 +54,11 @@ class _Body:
 
 
 class Middleware:
-    """Middleware that gives each request an id, checks its key, and logs one line when it has ended."""
+    """Middleware that gives each request an id, checks its key, and logs one line when it has ended.
+
+    Args:
+        tracer: tracer that gets a span of each request; None for none.
+    """
 
     def __init__(self, app: ASGIApp, keys: Keys, tracer: Tracer | None = None) -> None:
         self._app = app

@@ -18,6 +18,8 @@ class Model:
     """A model of a router, loaded or not.
 
     Attributes:
+        known: what is known of it before it is loaded.
+        service: it, while it is loaded.
         loading: the task that loads it, or waits for room to.
         begun: whether its loading can no longer be called off.
         leaving: done once it is unloaded; its requests wait for that.

@@ -17,6 +17,9 @@ def written_path(body: Any, place: Seq[int | str], absent: bool = False) -> Plac
 
     A name may be both a type's and a field's, as "text"; of two readings the one counts that has the last
     step, and then the longer one.
+
+    Args:
+        absent: the last step is a field that is not there.
     """
     if absent:
         *above, last = place

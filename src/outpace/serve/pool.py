@@ -56,7 +56,9 @@ class WorkerPool:
     own.
 
     Args:
+        kind: a key of ``outpace.serve.worker.KINDS``.
         turns: places for jobs, which pools may share.
+        what: what a job is, for errors.
         param: the field of a request that it comes from.
         load: makes what the workers need; called in a thread, once.
         kept: number of idle workers that stay.

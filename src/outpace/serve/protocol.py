@@ -31,6 +31,11 @@ class Guarded(HttpToolsProtocol):
     to another protocol is declined by an answer in this one. A client that has closed its side gets its
     answer; since one that has left looks the same, it is sent ``100 Continue`` now and then, which a client
     ignores, and to which the system of one that has left replies with a reset.
+
+    Args:
+        limits: those of the server.
+        places: the connections that there may be.
+        given: the arguments of uvicorn's protocol.
     """
 
     def __init__(self, *given: Any, limits: Limits, places: Total, **more: Any) -> None:

@@ -138,7 +138,11 @@ class PrefixRouter(MultiplexMixin, RequestRouter):  # type: ignore[misc]  # Ray 
     """
 
     def initialize_state(self, enough: float) -> None:
-        """Take the ``request_router_kwargs``; Ray Serve calls this once."""
+        """Take the ``request_router_kwargs``; Ray Serve calls this once.
+
+        Args:
+            enough: requests in progress up to which a replica is not crowded.
+        """
         self._enough = enough
 
     async def choose_replicas(
@@ -164,6 +168,10 @@ class Ingress:
     """ASGI application that passes each request to a replica, and the replica's messages to the client.
 
     A request whose replica dies before the answer has begun is given to another one.
+
+    Args:
+        replicas: Ray Serve's handle of the replicas.
+        names: names of the models; the first one is used if a request names none.
     """
 
     def __init__(self, config: Config, replicas: Any, names: list[str]) -> None:
@@ -256,7 +264,11 @@ async def _no_more() -> Message:
 
 
 class Replica:
-    """A replica of the deployment behind the entries: ready when its first model is loaded."""
+    """A replica of the deployment behind the entries: ready when its first model is loaded.
+
+    Args:
+        models: name in requests -> model; the first one is loaded at the start.
+    """
 
     async def __init__(self, config: Config, models: dict[str, str | None]) -> None:  # type: ignore[misc]
         self._config, self._models = config, models
@@ -292,7 +304,14 @@ class Replica:
             return loaded, make_engine(loaded, drafter, config.limits, ready=True, **room)
 
     async def answer(self, key: str, model: str, scope: Scope, body: bytes) -> AsyncIterator[Message]:
-        """The ASGI messages in answer to a request."""
+        """The ASGI messages in answer to a request.
+
+        Args:
+            key: what requests that begin alike have in common; the router reads it.
+            model: the model's name.
+            scope: the request's ASGI scope.
+            body: its body.
+        """
         del key
         hosted = await self.hosted(model)
         async for message in hosted.answer(scope, body):

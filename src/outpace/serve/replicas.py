@@ -57,6 +57,9 @@ def crowded(loads: Mapping[str, int], enough: float, factor: float = 1.25) -> se
 
     These have at least ``enough`` requests in progress, and ``factor`` times the mean (the bound of
     consistent hashing with bounded loads, Mirrokni et al. 2018).
+
+    Args:
+        loads: replica -> its requests in progress.
     """
     mean = sum(loads.values()) / max(1, len(loads))
     return {name for name, load in loads.items() if load >= max(enough, factor * mean)}
@@ -66,7 +69,9 @@ def ranks(key: str, groups: Sequence[Sequence[str]], loads: Mapping[str, int], e
     """Replicas in the order in which a request should try them.
 
     Args:
+        key: the request's beginning.
         groups: replicas, best group first: those that have the request's model, then others.
+        loads: replica -> its requests in progress, as far as known.
         enough: requests in progress up to which a replica is not crowded.
     """
     full = crowded(loads, enough)

@@ -27,6 +27,7 @@ class ParsedRequest:
     Attributes:
         prompts: token ids, one list per prompt.
         params: parameters of the first choice of each prompt.
+        n: number of choices per prompt.
         schema: the JSON schema of the text, or its grammar; None for any text.
         prediction: a text that the output may repeat, as token ids.
         salt: requests with the same salt share cached rows and drafters' memory.
@@ -72,7 +73,11 @@ class Defaults:
         return cls(own_sampling(target), target.context, cut)
 
     def params(self, body: Sampled, **more: Any) -> SamplingParams:
-        """Sampling parameters of a request."""
+        """Sampling parameters of a request.
+
+        Args:
+            more: further fields of ``SamplingParams``; None leaves one at its default.
+        """
         asked = {name: getattr(body, name, None) for name in FROM_CONFIG}
         params = {"temperature": 1.0, **self.values, **{k: v for k, v in asked.items() if v is not None}}
         params["top_p"] = max(_TOP, params.get("top_p", 1.0))  # 0 is OpenAI's value for the best token

@@ -29,7 +29,9 @@ class Known:
     """What is known of a model before it is loaded.
 
     Attributes:
+        name: its name in requests.
         bytes: memory that it takes on its device, without the rows of texts.
+        load: loads it and makes its engine, whose memory it is given as arguments of ``Engine``.
         files: those of its weights.
     """
 
@@ -55,6 +57,7 @@ class Room:
         most: maximum number of models that are loaded at once.
         memory, prefixes: as for ``rooms``, of all models together; each gets an equal part of what is left
             besides weights.
+        free: the free bytes of a device; None if unknown.
     """
 
     def __init__(

@@ -41,8 +41,11 @@ class Router:
     """The models of a server by their names; made in the event loop that it serves. A ``Host``.
 
     Args:
+        known: the models; requests without a name get the first.
+        room: the memory for them.
         idle: seconds without a request after which a model is unloaded; None for never.
         store: the folder that keeps the prefix caches from one process to the next; None for none.
+        clock, sleep: the time in seconds, and a wait for some.
     """
 
     def __init__(

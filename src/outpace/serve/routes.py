@@ -230,7 +230,9 @@ def make_app(
     """Make the application; ``app.state.service`` is its host, None while its only model is being loaded.
 
     Args:
+        origins: origins whose pages may send requests from a browser.
         opening: makes the host, once the event loop runs; returns None if that failed.
+        tracer: OpenTelemetry tracer that gets a span of each request.
     """
 
     @asynccontextmanager

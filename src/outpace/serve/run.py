@@ -28,6 +28,7 @@ class Event:
     """Result of a step for one choice.
 
     Attributes:
+        index: index of the choice.
         end: the complete generation, in the choice's last event. Its ``finish_reason`` is "eos", "stop" or
             "length".
     """
@@ -63,7 +64,13 @@ class Choice:
 
 @dataclass(eq=False)
 class Run:
-    """The choices of one request in the engine: read ``events``, or await ``finish``."""
+    """The choices of one request in the engine: read ``events``, or await ``finish``.
+
+    Attributes:
+        model: the model, with its tokenizer.
+        ticket: the room that it occupies.
+        used: the name of the drafter.
+    """
 
     engine: AsyncEngine
     model: Loaded

@@ -18,6 +18,7 @@ class Lark:
     """A grammar in llguidance's form of Lark, whose terminals are texts, tokens and JSON schemas.
 
     Attributes:
+        text: the grammar.
         bytes: the same for a tokenizer of single bytes, which has no special tokens.
         schemas: the schemas in it, of the functions with these names.
         unlisted: its texts are JSON, but for marks, and may have keys that no schema lists.
@@ -57,7 +58,11 @@ def is_plain(schema: Any) -> bool:
 
 
 def unforced(schemas: Mapping[str, dict[str, Any]]) -> str | None:
-    """Why a call cannot be forced: the name of the function whose schema is the reason; None for another."""
+    """Why a call cannot be forced: the name of the function whose schema is the reason; None for another.
+
+    Args:
+        schemas: those of arguments, by the names of functions.
+    """
     for name, schema in schemas.items():
         try:
             compiled(bytes_alone(), {"type": "object"} | schema)

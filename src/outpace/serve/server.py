@@ -39,7 +39,10 @@ class Options:
     """Options of a server.
 
     Attributes:
+        names: names of the model in requests; empty for the model's own name.
         drain: seconds for running requests to finish after a signal.
+        origins: origins whose pages may send requests from a browser.
+        tracer: OpenTelemetry tracer that gets a span of each request.
         store: the folder that keeps the prefix cache from one process to the next; None for none.
     """
 

@@ -45,7 +45,10 @@ class Service:
     """A loaded model behind an ``AsyncEngine``; made in the event loop that it serves.
 
     Args:
+        model: the model, its tokenizer and template.
+        engine: an engine made by ``make_engine``.
         names: names of the model in requests; the first one is used in logs and metrics.
+        clock: function that returns the time in seconds.
         on_failure: called in the event loop when the engine's thread has died.
         store: the folder that keeps the prefix cache from one process to the next; None for none.
         metrics: those of earlier services of this model, which this one continues.
@@ -216,6 +219,9 @@ class Service:
     async def work(self, work: Callable[[], Awaitable[T]], ticket: Ticket | None = None) -> T:
         """The result of work on a client's text, which has room until it ends, though the client leave.
 
+        Args:
+            ticket: its room; None for that of one choice.
+
         Raises:
             Refused: there is no room, or the text cannot be used.
         """
@@ -239,6 +245,9 @@ class Service:
 
     async def start(self, choices: int, parse: Callable[[], Awaitable[ParsedRequest]]) -> Run:
         """Admit a request, parse it, and wait until it has joined the batch.
+
+        Args:
+            parse: parses the request; called once there is room for its choices.
 
         Raises:
             Refused: the request is invalid, there is no room, or it has waited too long.
@@ -266,7 +275,11 @@ class Service:
         return run
 
     async def _start(self, run: Run, request: ParsedRequest, matcher: Any) -> None:
-        """Give each choice of a request to the engine."""
+        """Give each choice of a request to the engine.
+
+        Args:
+            matcher: that of the request's schema; None for any text.
+        """
         name = self.drafters.chosen(request)
         run.used = self.drafters.shown(name)
         references = [request.prediction] if request.prediction and name != "off" else []

@@ -37,7 +37,11 @@ def provider_to(endpoint: str) -> TracerProvider:
 
 
 def note(tracer: Tracer, headers: Headers, line: dict[str, Any]) -> None:
-    """Record a span of a request that has just ended, as a child of the client's ``traceparent`` if sent."""
+    """Record a span of a request that has just ended, as a child of the client's ``traceparent`` if sent.
+
+    Args:
+        line: the request's line of the access log.
+    """
     from opentelemetry.trace import SpanKind
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 

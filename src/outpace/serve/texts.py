@@ -45,6 +45,7 @@ class Texts:
         """Token ids of a text.
 
         Args:
+            special: add the special tokens that begin or end a text.
             most: maximum number of characters; the number of a longer text is returned instead.
 
         Raises:
@@ -140,7 +141,12 @@ class Prompt:
 
 
 class Prompts:
-    """Prompts of requests as token ids, within the model's context and vocabulary."""
+    """Prompts of requests as token ids, within the model's context and vocabulary.
+
+    Args:
+        texts, images: read them.
+        name: the model's name in errors.
+    """
 
     def __init__(self, model: Loaded, texts: Texts, images: Images, name: str) -> None:
         self._model, self._texts, self._images, self._name = model, texts, images, name
@@ -151,6 +157,9 @@ class Prompts:
 
     async def tokens(self, text: str, special: bool = True) -> list[int]:
         """Token ids of a text; one that cannot fit into the context is refused before it is tokenised.
+
+        Args:
+            special: add the special tokens that begin or end a text.
 
         Raises:
             Refused: the text is too long, or takes too long. OutpaceError: it contains an unpaired surrogate.

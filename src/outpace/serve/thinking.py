@@ -25,6 +25,7 @@ class ReasoningPart:
     """The reasoning that an answer may begin with.
 
     Attributes:
+        begin, end: the marks around it.
         begun: the prompt has the first mark already.
         again: there may be more of it, after its end.
         closing: what ends it, once the budget is spent.
@@ -128,7 +129,11 @@ def _text(model: Loaded, tokens: Seq[int]) -> str:
 
 
 class Budget:
-    """A logits processor that ends reasoning once its tokens are as many as it may have."""
+    """A logits processor that ends reasoning once its tokens are as many as it may have.
+
+    Args:
+        prompt_length: number of tokens before the output.
+    """
 
     def __init__(self, model: Loaded, reasoning: ReasoningPart, prompt_length: int) -> None:
         self._model, self._reasoning, self._prompt = model, reasoning, prompt_length

@@ -96,6 +96,7 @@ def chosen(choice: str | None, name: str | None, tools: Seq[dict[str, Any]]) -> 
 
     Args:
         choice: "none", "auto", "required", or None for the default.
+        name: the name of the function that must be called.
     """
     names = tuple(tool["function"]["name"] for tool in tools)
     if name is not None:
@@ -138,6 +139,8 @@ def reasoning_of_answer(
 
     Args:
         prompt: token ids of the prompt, which may end in the mark that begins reasoning, or in its end.
+        schema: what the answer must be otherwise; None for any text.
+        wanted: whether the client asks for reasoning; None if it does not say.
         budget: maximum number of its tokens; None for no limit.
     """
     dialogue, forced = service.dialogue, isinstance(box.choice, tuple)

@@ -33,6 +33,9 @@ class Total:
     Args:
         most: the amount without the reserve.
         share: the amount that a client may hold in any case.
+
+    Attributes:
+        held: the amount that each client holds, by its key or address.
     """
 
     def __init__(self, most: int, share: int = 1, clients: int = _CLIENTS) -> None:
@@ -45,7 +48,11 @@ class Total:
         return self.held.total()
 
     def take(self, client: str, amount: int, force: bool = False) -> bool:
-        """Give a client more, if it may have it; return whether it may."""
+        """Give a client more, if it may have it; return whether it may.
+
+        Args:
+            force: give it in any case.
+        """
         total = self.all + amount
         small = self.held[client] + amount <= self.share and total <= self.most + self.reserve
         if not (total <= self.most or small or force):
@@ -60,7 +67,11 @@ class Total:
 
 
 class Turns:
-    """Places for work, taken in turns by clients that wait for them: each has its own queue."""
+    """Places for work, taken in turns by clients that wait for them: each has its own queue.
+
+    Args:
+        most: number of places, beside one for a client that has none.
+    """
 
     def __init__(self, most: int) -> None:
         self.total = Total(most, clients=1)

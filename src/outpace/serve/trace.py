@@ -21,6 +21,9 @@ class Trace:
     """The unread steps of one choice.
 
     The engine's thread records a step before the event loop gets its tokens.
+
+    Args:
+        drafter: the name of the drafter, to which all nodes are attributed if it does not count its parts.
     """
 
     def __init__(self, drafter: str) -> None:
@@ -56,7 +59,11 @@ class Trace:
         return {name: count for name, count in found.items() if count["drafted"]}
 
     def take(self, tokens: Seq[StreamedToken], text: Callable[[int], str]) -> list[dict[str, Any]]:
-        """The steps that emitted these tokens, in order, in the format of responses."""
+        """The steps that emitted these tokens, in order, in the format of responses.
+
+        Args:
+            text: text of a single token.
+        """
         found = []
         for number, group in itertools.groupby(tokens, lambda token: token.step):
             emitted = list(group)
@@ -86,7 +93,11 @@ class Traced(SamplingParams):
 
 
 class Tracer:
-    """Observer that records the steps of traced requests only."""
+    """Observer that records the steps of traced requests only.
+
+    Args:
+        learner: a further observer, which is shown everything.
+    """
 
     def __init__(self, learner: Observer | None = None) -> None:
         self._learner = learner

@@ -16,6 +16,7 @@ class Kernel(ABC):
     """A kernel that multiplies rows by the weights of a linear layer.
 
     Attributes:
+        name: name in reports.
         dtypes: supported dtypes of weights.
         least: minimum number of weights of a layer for which its call overhead pays, by their dtype; 1 by
             default.

@@ -35,6 +35,9 @@ class AssistantModule(nn.Module):
     What a committed row reads is the target's last state and those before its layers, joined. A row's output
     has the same size: first what its children read, last what the head reads, and zeros between them.
 
+    Args:
+        stock: transformers' assistant, in the target's dtype and on its device.
+
     Attributes:
         tokens: tokens on a path by default.
         shapes: of the target's keys and values, by kind of layer.
@@ -107,6 +110,7 @@ class AssistantModule(nn.Module):
         """Outputs of rows of a draft, [S, width, ...].
 
         Args:
+            tokens: [S, width].
             read: the outputs of their parents, [S, width, ...].
             depth: of the rows in the draft, at least 1.
         """
@@ -184,7 +188,11 @@ class AssistantModule(nn.Module):
 
 
 class _Clusters(nn.Module):
-    """A head that scores the tokens of a few clusters of the vocabulary."""
+    """A head that scores the tokens of a few clusters of the vocabulary.
+
+    Args:
+        stock: transformers' assistant.
+    """
 
     def __init__(self, stock: Any) -> None:
         super().__init__()

@@ -17,6 +17,11 @@ class MarkovHead(nn.Module):
 
     It depends on the last of them alone ("vanilla"), on the block's output at the place too ("gated"), or on
     all of them and their places, through a recurrent state ("rnn").
+
+    Args:
+        config: an ``ExtendedConfig``.
+        vocabulary: number of ids that may come before.
+        drafted: number of ids that are drafted.
     """
 
     def __init__(self, config: Any, vocabulary: int, drafted: int) -> None:
@@ -53,7 +58,12 @@ class MarkovHead(nn.Module):
 
 
 class CandidateSelector(nn.Module):
-    """DFlash 2's selector: the best tokens of each place, weighed by the token that comes before."""
+    """DFlash 2's selector: the best tokens of each place, weighed by the token that comes before.
+
+    Args:
+        config: an ``ExtendedConfig``.
+        vocabulary: number of ids.
+    """
 
     def __init__(self, config: Any, vocabulary: int) -> None:
         super().__init__()
@@ -100,6 +110,7 @@ class GroupedConvolution(nn.Module):
         """Rows [B, width, size] with those before them in the block.
 
         Args:
+            added: of ``coefficients``.
             side: 0 before the part of the layer, 1 after it.
         """
         width = states.shape[1]
@@ -109,7 +120,11 @@ class GroupedConvolution(nn.Module):
 
 
 class ConvolvedLayer(Layer):
-    """A decoder layer with convolutions around its attention and its feed-forward part."""
+    """A decoder layer with convolutions around its attention and its feed-forward part.
+
+    Args:
+        config: an ``ExtendedConfig``.
+    """
 
     def __init__(self, config: Any, norms: bool) -> None:
         super().__init__(config, norms=norms)

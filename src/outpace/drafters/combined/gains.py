@@ -33,6 +33,7 @@ class Gains:
 
         Args:
             chance: the best chance that a part before it states; 0 if none does.
+            plain: seconds of a plain step.
         """
         tokens, steps = self._cell(part, chance)
         return tokens / steps >= self.speed * self.cost(part) / plain

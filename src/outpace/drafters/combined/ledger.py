@@ -38,6 +38,9 @@ class Guesses(NamedTuple):
 
         Of several stated chances the highest is used.
 
+        Args:
+            drafts: one per drafter.
+
         Returns:
             The tree, and for each draft the map from its nodes to the tree's.
         """
@@ -83,6 +86,9 @@ class Ledger:
     Guesses on which two drafters agree are right more often than others, by a margin that is not known in
     advance, so each set of drafters is counted separately. Guesses with a stated chance are counted by it,
     others by their rank among their siblings.
+
+    Attributes:
+        gains: what the drafters add to each other's guesses, and their times.
     """
 
     def __init__(self) -> None:
@@ -106,6 +112,9 @@ class Ledger:
         """Count the nodes with right parents as right or wrong, by the text emitted after the root.
 
         Nodes beyond the end of the text are not counted.
+
+        Args:
+            text: the tokens after the root.
         """
         depth, ranks = {-1: 0}, {-1: 0}  # as in ``worth``, for the nodes that were right
         for node, parent in enumerate(guesses.parents):

@@ -10,7 +10,11 @@ from outpace.drafters.base import Drafter, State
 
 @dataclass(frozen=True)
 class OfParts(Drafter[State]):
-    """Base of drafters that draft by others: what can be said of one of these can be said of it."""
+    """Base of drafters that draft by others: what can be said of one of these can be said of it.
+
+    Attributes:
+        parts: the drafters.
+    """
 
     parts: tuple[Drafter[Any], ...]
 

@@ -20,6 +20,8 @@ class PartStep(Step):
     Most parts read only the text, so everything else is computed on first use.
 
     Args:
+        whole: the step of all parts together.
+        proposal: the part's draft.
         nodes: for each of its nodes, the node of the merged proposal that represents it; -1 for none.
         layers: the target's layers that the part reads.
     """

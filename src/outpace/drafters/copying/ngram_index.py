@@ -19,6 +19,7 @@ class NgramIndex:
     Args:
         tokens: the text; it is not copied, and may grow.
         max_ngram: the longest n-grams that are indexed, at least 1.
+        min_ngram: the shortest, from 1 to ``max_ngram``.
     """
 
     def __init__(self, tokens: Sequence[int], max_ngram: int, min_ngram: int = 1) -> None:

@@ -10,6 +10,10 @@ class NgramPlaces:
     """The places of all n-grams of a text, in order. Look-ups take time independent of the text's length.
 
     A place is the index of the token that follows an n-gram; the n-gram at the end of the text has none.
+
+    Args:
+        text: token ids.
+        max_ngram: the longest n-grams that are indexed, at least 1.
     """
 
     def __init__(self, text: Sequence[int], max_ngram: int) -> None:

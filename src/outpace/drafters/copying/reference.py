@@ -33,6 +33,8 @@ class Trail:
     """The output's place in one reference.
 
     Attributes:
+        text: the reference's tokens.
+        index: its n-grams.
         place: index of the next token to copy, or, after a difference, of the token where the output left
             the text.
         away: output tokens since it left the text; 0 while it follows the text; None if it never did.

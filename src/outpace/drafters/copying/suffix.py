@@ -57,6 +57,9 @@ class Trust:
 
     Texts that are copied continue long matches nearly always, others much less often. Matches in the text
     itself and in the memory are told apart.
+
+    Args:
+        text: the automaton of the text itself.
     """
 
     def __init__(self, text: SuffixAutomaton) -> None:
@@ -236,6 +239,10 @@ class Suffix(SequenceDrafter[SuffixState]):
 
         Each context in turn, the longest first, assigns a share of the remaining probability to the tokens
         that followed it, in proportion to their counts.
+
+        Args:
+            after: the probability of what follows a match.
+            chance: the estimated probability that the node itself is accepted.
         """
         support: dict[int, float] = {}
         for context in contexts:

@@ -25,6 +25,7 @@ class SuffixAutomaton:
 
     Attributes:
         size: number of tokens added.
+        last: the state of the whole text.
     """
 
     def __init__(self, counted: int = 64) -> None:
@@ -101,6 +102,11 @@ class SuffixAutomaton:
 
         Called token by token, it maintains the longest suffix of another text that occurs in this one, in
         amortised constant time.
+
+        Args:
+            state: state of the n-gram.
+            length: length of the n-gram, in tokens.
+            token: the token that follows it.
         """
         state = self.find(state, length)
         while token not in self._next[state]:

@@ -52,10 +52,13 @@ class Cursor:
     It stays one that occurs while the automaton grows, but there may be a longer one then.
 
     Args:
+        longest: maximum length in tokens.
         text: the text so far, of which the last ``longest`` tokens are looked up.
 
     Attributes:
         size: the automaton's when this was made.
+        state: the suffix's state in the automaton.
+        length: its length in tokens, at most ``longest``.
     """
 
     def __init__(self, automaton: SuffixAutomaton, longest: int, text: Sequence[int] = ()) -> None:

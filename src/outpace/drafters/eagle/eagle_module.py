@@ -200,6 +200,9 @@ class EagleModule(Learned):
 
         Args:
             tokens: the token at the place after each row's feature, [B, width].
+            features: the rows' features, [B, width, hidden size].
+            positions: positions of the features, [B, width].
+            mask: see ``Attention``, [B or 1, 1, width, columns].
         """
         embedded = self.embed_tokens(tokens) if self.config.own_embeddings else self.target.embed(tokens)
         embedded = embedded.to(features)

@@ -49,7 +49,9 @@ class Heads(DraftsPart):
             training has measured it.
 
     Args:
+        depth: number of heads, one per depth.
         ranks: guesses per head that the tree may contain.
+        max_nodes: maximum number of nodes of the tree.
     """
 
     accuracies: Tensor
@@ -69,6 +71,8 @@ class Heads(DraftsPart):
 
         Args:
             states: the target's states before the roots, [B, hidden size].
+            owners: the index of each path's state, [n].
+            paths: tokens from the root on, [n, 1 + depth].
         """
 
     def tree(self, max_nodes: int | None = None) -> list[int]:
@@ -120,6 +124,10 @@ def best_tree(accuracies: Seq[Seq[float]], max_nodes: int) -> list[int]:
     A node's probability is the product of the accuracies on its path. Nodes are taken in the order of
     probability (Cai et al. 2024, section 2.3.3), and after all higher-ranked siblings: none counts as more
     probable than those. There is at least one node, so that the drafter drafts.
+
+    Args:
+        accuracies: by depth and rank.
+        max_nodes: maximum number of nodes.
     """
 
     def children_of(depth: int, chance: float) -> Iterator[tuple[float, int, int]]:
@@ -137,6 +145,7 @@ class HeadGrowth(Growth):
 
     Attributes:
         shapes: captures their forwards on a GPU of CUDA; None elsewhere.
+        memory: what these are captured over.
     """
 
     heads: Heads

@@ -90,6 +90,7 @@ class Leading(TreeShape):
     """A chain of the likeliest tokens with second choices, which ends where a row is worth more than it.
 
     Args:
+        depth: the longest chain.
         branches: children of a node of the chain, at most.
     """
 
@@ -178,7 +179,11 @@ class SelfState(Within):
     guesses: Callable[[Seq[int], int], Draft] | None = field(init=False, default=None)
 
     def copied(self, price: float) -> list[int]:
-        """Guesses below the chain that are worth a further row each."""
+        """Guesses below the chain that are worth a further row each.
+
+        Args:
+            price: time of such a row, in forwards of one row.
+        """
         tree = self.tree
         most = min(tree.layers - tree.depth - 1, _COPIED)
         if self.guesses is None or most < 1:
@@ -342,7 +347,11 @@ def _cuts(active: Seq[SelfState]) -> bool:
 
 
 def advance(part: TargetModel, active: Seq[SelfState]) -> int:
-    """Let each chain grow by a token, and by one for each guess that turns out to be its own: rows fed."""
+    """Let each chain grow by a token, and by one more for each guess below it that turns out to be its own.
+
+    Returns:
+        The number of rows of the forward.
+    """
     shared, cache = active[0].shared, active[0].place.cache
     price = shared.more_cost(len(active))
     feeds = {state.place.slot: [state.last, *state.copied(price)] for state in active}

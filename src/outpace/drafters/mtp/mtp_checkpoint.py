@@ -98,10 +98,13 @@ class Found:
 
     Attributes:
         layers: transformers' modules, each with the norms around it.
+        config: of these layers.
+        chained: see ``PredictionLayout``.
         tables: of the ids that are drafted, by name; empty for all.
         rotary: the target's position embeddings; None if it has none.
         by_kind: these depend on the kind of layer.
         stock: transformers' module of all layers.
+        names: of the layers' tensors in the checkpoint.
     """
 
     layers: nn.ModuleList
@@ -254,7 +257,11 @@ def _config(config: Any, layout: PredictionLayout, count: int) -> Any:
 
 
 def _loaded(model: Any, config: Any, layout: PredictionLayout, folder: Path) -> Any:
-    """transformers' ``MtpModel`` with a folder's weights, without the parts it shares with the target."""
+    """transformers' ``MtpModel`` with the weights of a folder, without the parts it shares with the target.
+
+    Args:
+        config: of the prediction layers.
+    """
     from transformers import modeling_layers
     from transformers.core_model_loading import WeightRenaming
 

@@ -27,10 +27,12 @@ class MtpModule(nn.Module):
     """A target's prediction layers.
 
     Args:
+        target: it lends its embeddings and its head.
         pack: pack the weights for drafting on a CPU (``pack_drafter``), after which they cannot be trained.
 
     Attributes:
         tables: of the drafted ids, by name; empty for all.
+        shapes: of each layer's keys and values.
     """
 
     def __init__(self, found: Found, target: TargetModel, pack: bool = True) -> None:
@@ -100,6 +102,8 @@ class MtpModule(nn.Module):
 
         Args:
             given: what the layer before gave, or the target.
+            positions: of the tokens, [S, width].
+            mask: [S, 1, width, columns], true where a row attends to a column.
         """
         kind, window = self._kind(layer), self.window(layer)
         columns = torch.arange(mask.shape[-1], device=mask.device)

@@ -6,7 +6,12 @@ from collections.abc import Iterable, Sequence
 
 
 class NgramPool:
-    """At most ``capacity`` continuations of ``length`` tokens per first token."""
+    """At most ``capacity`` continuations of ``length`` tokens per first token.
+
+    Args:
+        length: tokens after the first one, n - 1 for n-grams.
+        capacity: continuations kept per first token.
+    """
 
     def __init__(self, length: int, capacity: int) -> None:
         self.length = length

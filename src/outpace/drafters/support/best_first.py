@@ -20,8 +20,11 @@ def best_first(
     """The draft of the ``most`` likeliest guesses, with their chances, the likeliest first.
 
     Args:
+        root: the root's context.
         expand: returns a node's children from its context and its chance of acceptance: for each child its
             chance, at most the parent's, its token and its context.
+        most: maximum number of nodes.
+        stops: tokens without children.
     """
     tokens: list[int] = []
     parents: list[int] = []

@@ -96,6 +96,8 @@ class Places(ABC):
         Args:
             states: outputs of the places of each block, [B, tokens, hidden size].
             logits: of the same places, [B, tokens, drafted ids].
+            owners: the block of each path, [n].
+            paths: their tokens, the root first, [n, 1 + depth].
         """
         width = paths.shape[1]
         rows = logits[:, width - 1][owners.to(logits.device)]  # the target's head may be on another device
@@ -121,6 +123,7 @@ class BlockModule(Places, DraftsPart):
 
         Args:
             norms: whether queries and keys are normalised.
+            kind: makes a layer.
         """
         config = self.config
         self.layers = nn.ModuleList([kind(config, norms=norms) for _ in range(config.depth)])
@@ -137,6 +140,7 @@ class BlockShared(Growth):
     """Data that an engine's sequences share.
 
     Attributes:
+        module: it has the layers, and ``Places``.
         chain: the longest chain.
     """
 
@@ -339,6 +343,11 @@ def within(mask: Tensor, positions: Tensor, window: int, causal: bool) -> Tensor
     """A mask, [S, 1, width, columns], without the columns that are far before a row, or after it.
 
     A column is the row at that position.
+
+    Args:
+        positions: of the rows, [S, width].
+        window: how far before a row a column may be; 0 for no limit.
+        causal: whether columns after a row are left out.
     """
     columns, rows = torch.arange(mask.shape[-1], device=mask.device), positions[:, None, :, None]
     mask = mask & (columns >= rows - window) if window else mask

@@ -72,6 +72,7 @@ class Continuing(Growth):
         """The outputs of a forward's rows, [S, width, ...].
 
         Args:
+            tokens: the token after each row's place, [S, width].
             read: what the rows read, [S, width, ...].
             depth: of the rows in the draft: 0 for rows of committed places, 1 for children of the root.
         """
@@ -134,7 +135,11 @@ class ContinuingDrafter(Drafter[ContinuedState]):
         check_grown(self.name, shape.weighs, self.draws)
 
     def _shape(self, depth: int) -> TreeShape:
-        """The shape of its trees."""
+        """The shape of its trees.
+
+        Args:
+            depth: tokens on a path, where the option leaves them open.
+        """
         given = self.num_speculative_tokens
         depth = depth if given is None else given
         return shape_of(depth, expand=self.expand, max_nodes=self.max_nodes, method=self.name)

@@ -83,7 +83,11 @@ class Draws:
     listed: int = 0
 
     def best(self, rows: Tensor, counts: Seq[int], ids: Tensor | None = None) -> list[Children]:
-        """The most probable tokens of n rows, shape [n, vocabulary], in one pass."""
+        """The most probable tokens of n rows, shape [n, vocabulary], in one pass.
+
+        Args:
+            ids: tokens of the columns; None if they are the tokens.
+        """
         most = max(counts)
         if most == 1 and not self.weigh:
             best = rows.argmax(dim=-1)
@@ -114,6 +118,7 @@ class Draws:
 
         Args:
             rows: logits, [n, vocabulary], which no parameter adjusts.
+            depths: of the candidates in the draft.
             ids: tokens of the columns; None if they are the tokens.
         """
         scores, tokens, totals = layers.best(rows, min(self.listed, rows.shape[-1]))
@@ -143,7 +148,11 @@ class Draws:
         return self.noise == "coupled" and sequence.key.coupled
 
     def word(self, sequence: Sequence, root: int, depth: int, first: int) -> int:
-        """Key of the draw of candidates at a depth of the draft, of which the first is node ``first``."""
+        """Key of the draw of candidates at a depth of the draft, of which the first is node ``first``.
+
+        Args:
+            root: output index of the token that follows the root.
+        """
         if self.shares(sequence):
             return sequence.key.target(root + depth)
         return sequence.key.node(Stream.DRAFT, root, first)
@@ -163,6 +172,8 @@ class Draws:
         two models agree, one of the next if they nearly agree.
 
         Args:
+            depth: depth of the candidates in the draft.
+            first: node index of the first candidate.
             ids: the token of each score, [n]; None if they are the vocabulary's.
         """
         scores = widened(warp(scores, sequence.params))

@@ -65,7 +65,11 @@ class Forest:
         return self.depth == len(self._plan.layers)
 
     def grow(self, rows: Tensor) -> None:
-        """Add a layer."""
+        """Add a layer.
+
+        Args:
+            rows: logits after the nodes of the front, [n, front, drafted ids].
+        """
         layer, rows = self._plan.layers[self.depth], rows.to(self._path.device)  # the head may be elsewhere
         places, weights = self._candidates(rows, layer.count)
         tokens = (
@@ -123,7 +127,12 @@ class Forest:
         return torch.where(values.amax(dim=-1) > -torch.inf, values.argmax(dim=-1), -1)
 
     def _most_confident(self, tokens: Tensor, weights: Tensor) -> Tensor:
-        """The candidates that are the next front, [n, front], by the rules of ``Confident.front``."""
+        """The candidates that are the next front, [n, front], by the rules of ``Confident.front``.
+
+        Args:
+            tokens: the candidates, [n, front x count].
+            weights: theirs, [n, front, count].
+        """
         plan, numbers = self._plan, self._numbers
         before = self._path if plan.by_path else torch.zeros_like(self._path)
         grown = self._real & (before + weights[..., 0] >= plan.floor)
@@ -242,6 +251,9 @@ def grow_on_device(
     Args:
         run: grows the trees of sequences that share a plan; None leaves them to the host.
         graphs: whether it captures graphs.
+
+    Returns:
+        The sequences whose trees the host must grow.
     """
     left, grown = list[G](), []
     for plan, members in groups(states, graphs):
@@ -265,6 +277,7 @@ def grow_paths(
     """Grow trees by the paths to their nodes, without any data from the host.
 
     Args:
+        ids: as of ``Forest``.
         rows: returns the logits [n, drafted ids] after n paths, from whose each is, [n], and from their
             tokens, the root first, [n, 1 + depth].
     """

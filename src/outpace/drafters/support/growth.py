@@ -97,7 +97,11 @@ class GrowthState:
 
 
 def grow_whole(states: Seq[G], rows: Callable[[list[G]], Tensor]) -> None:
-    """Grow every tree to its end."""
+    """Grow every tree to its end.
+
+    Args:
+        rows: returns the logits [n, vocabulary] after the nodes of the front of each given tree.
+    """
     active = [state for state in states if state.tree.layers > 0]
     while active:
         grow(active, rows(active))
@@ -115,7 +119,11 @@ def paths_of(active: Seq[Grows]) -> tuple[list[int], list[list[int]]]:
 
 
 def grow(active: Seq[Grows], rows: Tensor) -> None:
-    """Add the next layer to every tree."""
+    """Add the next layer to every tree.
+
+    Args:
+        rows: logits [n, vocabulary] after the nodes of each tree's front, tree after tree.
+    """
     shared = active[0].shared
     nodes = [(state, node) for state in active for node in state.tree.front]
     counts = [state.tree.shape.count(state.tree, node) for state, node in nodes]

@@ -28,6 +28,7 @@ class LayerFeed:
     """Input of one sequence to a forward: w rows after its cached ones.
 
     Attributes:
+        positions: position of each row, [w].
         sees: the mask over the last k rows, those fed now included, [w, k]; all attend to the rows before.
     """
 
@@ -46,7 +47,10 @@ class Forward:
     """A forward over S slots, as a module's layers see it.
 
     Attributes:
+        window: the rows of the cache that it writes.
+        positions: positions of each slot's rows, [S, width].
         mask: true where a row attends to a column, [S, 1, width, columns].
+        widths: number of rows that each slot feeds, [S].
     """
 
     window: Window | FixedRows
@@ -151,7 +155,11 @@ class LayerCache:
 
     @contextmanager
     def fixed(self, widths: Mapping[Slot, int], kept: bool) -> Iterator[FixedWindow]:
-        """Context of a forward of fixed shapes of these numbers of rows."""
+        """Context of a forward of fixed shapes of these numbers of rows.
+
+        Args:
+            kept: whether the rows stay in the cache.
+        """
         assert isinstance(self._cache, FixedCache)
         (window,) = self._cache.begin_fixed(widths, power_of_two(max(widths.values())))
         yield window

@@ -18,7 +18,11 @@ from outpace.transfer import upload
 
 
 def grow_masked(active: Seq[GrowthState], mask: int) -> None:
-    """Grow the trees of texts by one forward of their draft model."""
+    """Grow the trees of texts by one forward of their draft model.
+
+    Args:
+        mask: the token of a masked place.
+    """
     shared = active[0].shared
     runner, masks = shared.runner, [state.tree.layers - 1 for state in active]
     feeds = [

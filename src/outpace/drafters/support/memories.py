@@ -14,7 +14,11 @@ _MOST = 16  # maximum number of named memories per engine; the least recently us
 
 
 class Memories(Generic[Memory]):
-    """The memories of an engine's drafter, by the request's ``Speculation.memory``."""
+    """The memories of an engine's drafter, by the request's ``Speculation.memory``.
+
+    Args:
+        new: returns an empty memory.
+    """
 
     def __init__(self, new: Callable[[], Memory]) -> None:
         self.new = new

@@ -114,7 +114,12 @@ def _plan(kind: Kind, states: Seq[Grows], graphs: bool) -> GrowthPlan:
 def plan_of(
     kind: Kind, shared: Growth, shape: TreeShape, depth: int, ends: int, cut: bool = False, fused: bool = True
 ) -> GrowthPlan:
-    """The plan of trees of a shape."""
+    """The plan of trees of a shape.
+
+    Args:
+        depth: number of its layers that grow.
+        ends: the most tokens that end a text.
+    """
     return GrowthPlan(
         layers=layers_of(shape.key, depth),
         kind=kind,
@@ -160,7 +165,9 @@ class GrowthNumbers(NamedTuple):
 
     Attributes:
         base: number of rows before each tree, [n].
+        used: whether a place has a sequence, [n].
         roots: the last token of each text, [n].
+        warps: the places' parameters.
         least: ``Growing.least``, [n].
         keys: the key of each layer's draws, [n, layers].
         stops: tokens that end each text, [n, stops].
@@ -178,7 +185,12 @@ class GrowthNumbers(NamedTuple):
 def pack(
     plan: GrowthPlan, states: Seq[Any], places: Seq[int], bases: Seq[int], size: int
 ) -> NDArray[np.int64]:
-    """The numbers of a batch for one upload, [size, n]."""
+    """The numbers of a batch for one upload, [size, n].
+
+    Args:
+        places: of the states in the batch.
+        bases: number of rows before each tree.
+    """
     count = _FIRST + len(plan.layers) + plan.stops
     numbers = np.zeros((size, count), np.int64)
     reals = numbers.view(np.float64)

@@ -37,6 +37,7 @@ class ModelGrowth:
     """A ``Program`` of a draft model: it reads the ends of texts, whose rows stay, and grows trees there.
 
     Args:
+        tracks: of the texts.
         feeds: the tokens of each that have no rows yet, the root included.
         states: of the same texts; none if nothing but the capture is wanted.
 

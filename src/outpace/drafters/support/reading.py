@@ -56,6 +56,11 @@ class TextReader:
 
     Special tokens that both tokenizers have under the same name are mapped, others are omitted. The text
     between special tokens is decoded and re-encoded.
+
+    Args:
+        sequence: the sequence to read.
+        own: the draft model's tokenizer.
+        target: the target's tokenizer.
     """
 
     def __init__(self, sequence: Sequence, own: Any, target: Any) -> None:

@@ -24,6 +24,7 @@ class Track:
     """The rows of one text in the draft model's cache.
 
     Attributes:
+        tokens: the token of each row.
         parents: parents of the last rows, if they are a tree of guesses, as rows of the tree; -1 is the row
             before the tree. The rows before the tree are a chain.
     """
@@ -65,6 +66,7 @@ class DraftRunner:
     """A draft model and its cache; each text has a track in it.
 
     Args:
+        model: the draft model.
         late: maximum number of tokens by which a text may be ahead of its rows to be fed with its guesses in
             one forward.
         ids: the ids that are drafted, [n], whose logits alone are computed; None for all of them.
@@ -125,6 +127,7 @@ class DraftRunner:
         Rows of a tree stay if they are on the text's path.
 
         Args:
+            text: the text in the draft model's tokens.
             unchanged: number of leading rows known to agree.
         """
         most, stem = len(text) - 1, track.stem
@@ -187,7 +190,11 @@ class DraftRunner:
         return self.part(found)
 
     def play(self, tracks: Seq[Track], texts: Seq[Seq[int]], program: Program) -> bool:
-        """Run a program over these tracks; see ``TargetModel``."""
+        """Run a program over these tracks; see ``TargetModel``.
+
+        Args:
+            texts: tokens of each text whose rows it keeps.
+        """
         longest = max(self.cache.length(slot) + width for slot, width in program.widths.items())
         self._make_room(len(self._tracks), longest)
         played = self.model.play(self.cache, program)

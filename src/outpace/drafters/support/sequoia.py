@@ -24,6 +24,8 @@ def best_tree(acceptance: Seq[float], nodes: int, depth: int) -> list[int]:
     Args:
         acceptance: the probability, per rank, that the candidate of this rank is the accepted one; they add
             up to at most 1.
+        nodes: maximum number of nodes in the tree.
+        depth: maximum number of nodes on a path.
     """
 
     @cache

@@ -30,7 +30,10 @@ class Growing:
     """A tree that is being drafted, one layer at a time.
 
     Attributes:
+        layers: maximum number of layers.
+        shape: the shape by which it grows in this step.
         weights: per node, the log of the draft model's confidence in its whole path; 0 if not computed.
+        ranks: per node, its rank among its siblings.
         distributions: parent -> the distribution of its children, if they were drawn.
         front: nodes that get children next; at first the root.
         fed: the row of each node fed to the draft model, counted from the tree's first.
@@ -63,7 +66,11 @@ class Growing:
         return found[::-1]
 
     def finish(self, replacement: bool = False) -> Draft:
-        """Convert the tree to a draft."""
+        """Convert the tree to a draft.
+
+        Args:
+            replacement: whether siblings were drawn with replacement, if there are any and they were drawn.
+        """
         return self.shape.finish(self, replacement or not self.shape.branches)
 
     def add(self, parent: int, tokens: Seq[int], weights: Seq[float]) -> range:
@@ -80,6 +87,8 @@ class TreeShape(ABC):
     """Rules by which a tree grows.
 
     Attributes:
+        depth: maximum number of layers.
+        branches: whether it may branch.
         weighs: whether it depends on the draft model's confidence.
         key: equal for equal shapes: what kind it is, and the numbers that describe it.
     """
@@ -253,6 +262,8 @@ def shape_of(
         branching: children at each depth, as numbers or as "4x2".
         acceptance: acceptance rates by rank, as numbers or as "0.6/0.2".
         expand: number of nodes per layer that get children.
+        max_nodes: nodes in total, with ``acceptance`` or ``expand``.
+        method: name of the method, for messages.
     """
     factors = numbers("branching", branching, "x", int, method)
     chances = numbers("acceptance", acceptance, "/", float, method)
@@ -316,7 +327,11 @@ def _size(factors: Seq[int], depth: int) -> int:
 
 
 def branching_parents(factors: Seq[int], depth: int) -> list[int]:
-    """Parents of a tree whose nodes have a fixed number of children per depth, and one each deeper."""
+    """Parents of a tree whose nodes have a fixed number of children per depth, and one each at deeper depths.
+
+    Args:
+        factors: children of the root, of each of its children, and so on.
+    """
     parents: list[int] = []
     layer = [-1]
     for place in range(depth):

@@ -93,6 +93,7 @@ class Subset(Vocabulary):
 
     Args:
         ids: the target's ids.
+        size: number of the target's ids.
     """
 
     def __init__(self, ids: Tensor, size: int) -> None:
@@ -110,7 +111,11 @@ class Subset(Vocabulary):
 
 
 class Current(Vocabulary):
-    """Some of the target's vocabulary, or all of it: that of the latest forward."""
+    """Some of the target's vocabulary, or all of it: that of the latest forward.
+
+    Attributes:
+        ids: of the latest forward's logits, in the target's; None for all.
+    """
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -207,7 +212,12 @@ class TextOnly(Vocabulary):
 
 
 def vocabulary_of(kind: Kind, model: TargetModel, target: TargetModel, own: Any, theirs: Any) -> Vocabulary:
-    """The translation of a draft model's tokens."""
+    """The translation of a draft model's tokens.
+
+    Args:
+        own: the draft model's tokenizer, None if unknown.
+        theirs: the target's tokenizer.
+    """
     if kind == "same":
         _check_same(model, target, own, theirs)
         return Vocabulary()

@@ -14,7 +14,11 @@ from outpace.targets.base import TargetModel
 
 @dataclass
 class Within:
-    """A sequence for which the target drafts, and the chain of this step."""
+    """A sequence for which the target drafts, and the chain of this step.
+
+    Attributes:
+        place: its place in the target's cache.
+    """
 
     sequence: Sequence
     shared: Growth
@@ -53,6 +57,9 @@ def layers_of(state: Within, depth: int | None = None) -> int:
     """Length of the longest chain that may be drafted; 0 before the prompt is in the cache.
 
     (The last rows of a first prompt are computed in the first step, which therefore has no draft.)
+
+    Args:
+        depth: a limit beside those of the sequence and the cache; by default the shape's.
     """
     sequence, place = state.sequence, state.place
     length = len(sequence.tokens)

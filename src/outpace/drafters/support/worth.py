@@ -103,6 +103,7 @@ class Missed:
 
         Args:
             saved: time per drafted row, in tokens.
+            tokens: emitted per step.
         """
         return self._missed / self._seen * tokens / 2 < saved
 

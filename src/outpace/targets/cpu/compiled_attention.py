@@ -109,7 +109,11 @@ def _rows(sizes: Sizes, mask: Tensor | None) -> AttendedRows:
 
 
 class AttendedRows:
-    """Rows of sequences and the columns that each attends to, as ``native/rows.h`` reads them."""
+    """Rows of sequences and the columns that each attends to, as ``native/rows.h`` reads them.
+
+    Args:
+        mask: boolean [batch, 1, width, columns]; None if each row attends to all before it.
+    """
 
     def __init__(self, sizes: Sizes, mask: Tensor | None) -> None:
         batch, width, columns, *heads, dtype = sizes

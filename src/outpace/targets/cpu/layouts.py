@@ -20,6 +20,7 @@ class Panels(NamedTuple):
     """Weights as ``native/tiles.h`` reads them.
 
     Attributes:
+        panel: outputs of a panel.
         pair: inputs of a pair.
         weights: [panels, pairs of inputs, panel, pair], padded with zeros.
     """
@@ -66,6 +67,7 @@ class Blocks(NamedTuple):
     A block has a scale, with 4 bits a zero too, per output and ``SHARE`` inputs.
 
     Attributes:
+        panel: outputs of a panel.
         weights: bytes, [panels, blocks of inputs, bytes of a block], padded with zeros.
         dtype: of rows and biases.
     """
@@ -152,7 +154,11 @@ class Blocks(NamedTuple):
 
 
 def _fill(packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | None) -> None:
-    """Write the weights of several layers side by side, with all threads, from where they are in memory."""
+    """Write the weights of several layers side by side, with all threads, from where they are in memory.
+
+    Args:
+        order: numbers of the outputs in the order in which they are packed; None for their own.
+    """
     dtype = weights[0].dtype if weights[0].dtype in DTYPES else torch.float32
     rows = [weight.detach().to(dtype) for weight in weights]
     rows = [part if part.stride(1) == 1 else part.contiguous() for part in rows]

@@ -87,7 +87,11 @@ class Table(nn.Module):
 
 
 class RoundedLinear(Linear):
-    """A linear layer of a model whose weights are rounded already, as in its checkpoint."""
+    """A linear layer of a model whose weights are rounded already, as in its checkpoint.
+
+    Args:
+        kernel: for the numbers of ``take``.
+    """
 
     def __init__(self, linear: nn.Linear, kernel: Kernel) -> None:
         super().__init__(linear, kernel, None, 1)
@@ -104,7 +108,11 @@ def rounded_of(model: Any) -> list[RoundedLinear]:
 
 
 class CompiledNorm(nn.Module):
-    """A root mean square norm by the compiled function, of rows in the dtype of its weight."""
+    """A root mean square norm by the compiled function, of rows in the dtype of its weight.
+
+    Args:
+        weight: of a multiple of ``LANES`` numbers.
+    """
 
     def __init__(self, weight: nn.Parameter, epsilon: float) -> None:
         super().__init__()
@@ -313,6 +321,9 @@ def why_unproven(step: nn.Module) -> str | None:
     recurrent layers, which are computed here (``inputs/states.py``). For others, such as
     experts that multiply the rows routed to them, they are not; the bit test may pass them by chance, because
     rounding to a half dtype hides nearly all effects of the order of a sum.
+
+    Returns:
+        Its name and the reason; None if there is none.
     """
     known = {*linears_of(step), *convolutions_of(step)}
     for name, module in _stepped(step):

@@ -194,6 +194,7 @@ class Products(NamedTuple):
     """Seconds of products of one row.
 
     Attributes:
+        call: of a call, whatever its weights.
         rounded: bits -> seconds per rounded weight.
     """
 
@@ -203,7 +204,11 @@ class Products(NamedTuple):
 
 @lru_cache(maxsize=8)
 def products_of_a_row(dtype: torch.dtype, threads: int) -> Products:
-    """Measure compiled products of a row in a dtype that has them; the result is cached."""
+    """Measure compiled products of a row in a dtype that has them; the result is cached.
+
+    Args:
+        threads: torch's number of threads, part of the cache's key.
+    """
     generator = torch.Generator().manual_seed(0)
     weights = [torch.randn(*_TRIED, generator=generator).to(dtype) for _ in range(_LAYERS)]
     calls: dict[int, Callable[[Tensor], Any]] = {}

@@ -66,9 +66,11 @@ class FixedInputs:
     Args:
         window: the window of the first such forward.
         nodes: maximum number of rows of a tree, including those fed before.
+        like: size, dtype and device of hidden states.
         by_states: rows are given as inputs of the first layer, not as tokens.
 
     Attributes:
+        rows: the rows of the cache that are written and read.
         numbers: the array of ``row_numbers`` for a forward's rows, on the device.
         states: inputs of the first layer, [B, width, size]; None if the inputs are tokens.
     """
@@ -147,6 +149,7 @@ class Captured:
     """A forward of one shape.
 
     Attributes:
+        run: runs it.
         bytes: of its inputs and outputs, and of a graph.
         used: number of the last forward that ran it.
     """
@@ -165,6 +168,7 @@ class FixedShapes:
     """A target's forwards of fixed shapes.
 
     Args:
+        runner: captures and replays them.
         most: bytes that captured shapes may take, above which those unused for longest are dropped; None for
             no limit.
 
@@ -214,6 +218,8 @@ class FixedShapes:
 
         Args:
             forward: computes from inputs the logits, and hidden states of layers, without data from the host.
+            rows: the feeds, in the window's order.
+            like: size, dtype and device of hidden states.
             states: inputs of the first layer by slot, [n, size]; None if the inputs are tokens.
             trees: it runs on the modules for trees.
         """
@@ -228,7 +234,11 @@ class FixedShapes:
         )
 
     def play(self, program: Program, window: FixedWindow, device: torch.device, step: FixedStep) -> None:
-        """Run a program over one window."""
+        """Run a program over one window.
+
+        Args:
+            device: of the model's tokens.
+        """
         numbers, forward = program.numbers(window), program.forward
         made = self.replay(
             window.lane.memory,
@@ -251,6 +261,8 @@ class FixedShapes:
 
         Args:
             memory: what it is captured over.
+            make: makes its inputs.
+            fill: writes what differs from forward to forward into them.
             forward: computes from them, without data from the host.
         """
         shapes = self.known.setdefault(memory, {})
@@ -316,6 +328,7 @@ def warm(target: TargetModel, cache: FixedCache, slots: int, layers: Sequence[in
     """Capture steps of 1 to ``_USUAL`` rows for batches of up to ``slots`` sequences, which must be free.
 
     Args:
+        layers: as ``hidden_layers`` of steps.
         trees: forwards with branches run on modules of their own.
     """
     taken: list[Slot] = []

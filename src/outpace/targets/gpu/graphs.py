@@ -67,6 +67,9 @@ class CudaGraphs(Runner):
 
     The pool is shared because outputs are valid only until the next forward. A graph runs the model as it was
     when captured: weights may change in place, modules may not be replaced.
+
+    Args:
+        device: device of all tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -104,5 +107,10 @@ class CudaGraphs(Runner):
 
 
 def runner_for(device: torch.device, devices: set[torch.device]) -> Runner:
-    """A runner with graphs if all of a model is on one CUDA device, otherwise one without."""
+    """A runner with graphs if all of a model is on one CUDA device, otherwise one without.
+
+    Args:
+        device: device of the input tokens.
+        devices: devices of its weights and its layers' rows.
+    """
     return CudaGraphs(device) if device.type == "cuda" and devices == {device} else Eager()

@@ -28,6 +28,9 @@ class Tiles(NamedTuple):
 
         Per stage a tile of keys and one of values, and the words of the mask, of 8 bytes; the query, and what
         is exchanged between threads.
+
+        Args:
+            size, wide: of heads and of their values, padded.
         """
         stage = self.columns * ((size + wide) * itemsize + 8 * self.rows)
         return self.stages * stage + self.rows * max(size, wide) * itemsize // 2
@@ -46,7 +49,12 @@ _TILES = (
 
 
 def tiles_for(rows: int, size: int, wide: int, itemsize: int, shared: int) -> Tiles:
-    """The first tiles that fit into this many bytes of shared memory, of no more rows than there are."""
+    """The first tiles that fit into this many bytes of shared memory, of no more rows than there are.
+
+    Args:
+        rows: to attend for at once: a power of two, at least 16.
+        size, wide, itemsize: as of ``Tiles.shared``.
+    """
     few = [tiles._replace(rows=min(tiles.rows, rows)) for tiles in _TILES]
     fit = [tiles for tiles in few if tiles.shared(size, wide, itemsize) <= shared]
     return fit[0] if fit else few[-1]

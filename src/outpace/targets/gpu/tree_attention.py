@@ -102,7 +102,11 @@ def reference(
     softcap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """``tree_attention`` in torch operations. Rows that attend to no column get finite values."""
+    """``tree_attention`` in torch operations. Rows that attend to no column get finite values.
+
+    Args:
+        seen: the columns that each row attends to, boolean [B, 1, width, columns].
+    """
     batch, heads, width, size = query.shape
     kv, columns = key.shape[1:3]
     rows = query.reshape(batch, kv, heads // kv * width, size)

@@ -21,6 +21,9 @@ class FewOutputs:
     Args:
         product: whose packed weights are ``Blocks``.
         first: number of its first outputs that stay.
+
+    Attributes:
+        ids: the product's output of each of these.
     """
 
     @torch.inference_mode()

@@ -20,7 +20,11 @@ _WORTH = 1.5  # bits of a file's weights, in multiples of those that they are ro
 
 
 class NativeRounding:
-    """Rounded products in place of a runner's; the attributes are those of ``Rounding``."""
+    """Rounded products in place of a runner's; the attributes are those of ``Rounding``.
+
+    Args:
+        bits: of the weights, 8 or 4. Products whose inputs 4 bits do not take have 8.
+    """
 
     def __init__(self, runner: NativeRunner, bits: int) -> None:
         self._runner, self._bits = runner, bits

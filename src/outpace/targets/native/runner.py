@@ -69,6 +69,7 @@ class Angles:
     """Cosines and sines of positions, as a model's rotary module gives them; asked once per position.
 
     Args:
+        rotary: the module.
         kind: of the layers that it is asked for; "" if it knows only one.
         repeated: each angle stands twice side by side.
     """
@@ -99,6 +100,7 @@ class NativeRunner:
 
     Args:
         model: a transformers model of which ``why_not_native`` says None.
+        context: maximum number of positions; None for no limit.
         quantise: "int8" or "int4" to round its weights.
 
     Attributes:
@@ -173,7 +175,11 @@ class NativeRunner:
         return part
 
     def with_head(self, head: ProductStruct, held: Any) -> NativeRunner:
-        """The same with another head, whose outputs may be other tokens."""
+        """The same with another head, whose outputs may be other tokens.
+
+        Args:
+            held: the owner of the memory whose addresses the struct has.
+        """
         part = copy.copy(self)
         part._begin()
         part._head, part.vocabulary, part._held_head = head, int(head.outputs), held
@@ -189,6 +195,11 @@ class NativeRunner:
         inputs: Tensor | None = None,
     ) -> Output:
         """Compute a batch.
+
+        Args:
+            cache_layers: layer of the model -> layer of the cache.
+            hidden: layers whose states are wanted, as in ``Output``.
+            inputs: of the first layer, [N, hidden size], instead of the tokens' embeddings.
 
         Raises:
             OutpaceError: a token has no embedding.

@@ -111,7 +111,11 @@ class Weights:
         order: Tensor | None = None,
         head: bool = False,
     ) -> ProductStruct:
-        """The struct of the product of linear layers with the same input."""
+        """The struct of the product of linear layers with the same input.
+
+        Args:
+            order: numbers of their outputs in the order of the product's; None for their own.
+        """
         self.held.extend(linears)
         packed, kernel = self._packed(linears, order, head)
         self.kernels.update(
