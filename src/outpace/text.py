@@ -53,6 +53,7 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
+        """True if a stop string is complete."""
         return self.stopped_by is not None
 
     @property

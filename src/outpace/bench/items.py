@@ -81,6 +81,7 @@ class Suite:
 
 
 def counted(prompts: int) -> str:
+    """Format a number of prompts."""
     return "1 prompt" if prompts == 1 else f"{prompts} prompts"
 
 

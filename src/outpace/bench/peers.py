@@ -86,6 +86,7 @@ def _stock(subject: Loaded, kind: str, environment: Path | None, options: PeerOp
 
 
 def library_of(name: str) -> Library:
+    """A library by its name."""
     check_peers(name)
     if name == TRANSFORMERS:
         return Library(STOCK, _stock, elsewhere=False)

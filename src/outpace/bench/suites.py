@@ -23,6 +23,7 @@ _FOLDER = Path(__file__).parent / "prompts"
 
 
 def split_names(names: str) -> list[str]:
+    """Names joined by commas."""
     found = [name.strip() for name in names.split(",")]
     if len(set(found)) < len(found):
         raise OutpaceError(f"--suite has a suite twice in {names!r}")
@@ -70,5 +71,6 @@ def load_suite(name: str, data: Path | None = None) -> Suite:
 
 
 def _of_package(name: str, data: Path | None) -> Suite:
+    """A suite of another package."""
     found: Suite = load_object("suite", installed("suites")[name])(data)
     return found

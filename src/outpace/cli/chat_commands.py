@@ -49,6 +49,7 @@ class Conversation(Protocol):
 
 
 def run_command(chat: Conversation, name: str, rest: str) -> str:
+    """Run a command and return what it says."""
     name = _AS.get(name, name)
     if name not in _COMMANDS:
         hint = near(name, _COMMANDS) or " /help lists them"

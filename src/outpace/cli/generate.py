@@ -167,6 +167,7 @@ class GenerateOptions(
     """The options of ``outpace generate``."""
 
     def params(self) -> SamplingParams:
+        """The sampling parameters."""
         check_audio(self, prompt=self.prompt, file=self.file, reference=self.reference, chat=self.chat)
         if self.compare and self.observer:
             raise OutpaceError(

@@ -90,6 +90,7 @@ class Stored:
 
 
 def pulled(name: str) -> Path:
+    """Fetch a model, and return its file or folder."""
     if name == SMOLLM2:
         if not smollm2_path().is_dir():
             need("gguf", "the conversion of smollm2")
@@ -128,6 +129,7 @@ def stored() -> list[Stored]:
 
 
 def _size(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder."""
     files = [path] if path.is_file() else path.rglob("*")
     return sum(file.stat().st_size for file in files if file.is_file())
 

@@ -31,6 +31,7 @@ class Attachment(ABC):
 
 
 def observer_of(spec: str, parallel: str | None = None) -> Attachment | None:
+    """The observer that a spec string names; None for an empty one."""
     if not spec:
         return None
     if parallel is not None:

@@ -192,6 +192,7 @@ def check_length(max_new_tokens: int) -> None:
 
 
 def numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
+    """Parse a list of numbers."""
     try:
         found = tuple(int(number) for number in text.split(","))
     except ValueError:

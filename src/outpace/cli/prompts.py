@@ -31,6 +31,7 @@ class PromptLine:
 
 
 def is_list(file: Path | None) -> bool:
+    """True if a file contains one prompt per line."""
     return file is not None and file.suffix.lower() in LINES
 
 
@@ -84,6 +85,7 @@ def read_lines(text: str, name: str) -> list[PromptLine]:
 
 
 def _prompt(value: object, number: int) -> PromptLine:
+    """The prompt in a line's value."""
     if isinstance(value, dict) and "tokens" in value:
         value = {name: part for name, part in value.items() if name != "tokens"}
         if not value.keys() & {"prompt", "question", "turns"}:
@@ -100,6 +102,7 @@ def _reference(file: Path) -> str:
 
 
 def read_text(file: Path) -> str:
+    """The text of a file that a user names."""
     check_plain(file)
     try:
         return file.read_text("utf-8-sig")

@@ -43,6 +43,7 @@ class CallGuard:
 
     # Two methods, since `contextlib` costs several times as much in each step.
     def __enter__(self) -> None:
+        """Begin a call to the engine."""
         if self._owner is not threading.current_thread():
             self._claim(threading.current_thread())
         here = sys._getframe(1)
@@ -99,6 +100,7 @@ class CallGuard:
                 self._lent.remove(lent)
 
     def release(self) -> None:
+        """Give up ownership."""
         self._owner = None
 
 

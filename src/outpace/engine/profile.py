@@ -76,6 +76,7 @@ def save_costs(path: str | Path, target: TargetModel, costs: Mapping[str, Any]) 
 
 
 def _save(path: Path, target: TargetModel, entry: Mapping[str, Any]) -> None:
+    """Write fields of a target's profile; keep its other fields, and costs of other drafters."""
     import tomlkit  # imported here, since most runs need no profile
 
     known = read_profiles(path) if path.exists() else {}
@@ -91,6 +92,7 @@ def _save(path: Path, target: TargetModel, entry: Mapping[str, Any]) -> None:
 
 
 def load_costs(path: str | Path, target: TargetModel) -> dict[str, Any]:
+    """Load the measured costs of a target's model, dtype and machine."""
     known = read_profiles(Path(path))
     costs = known.get(key_of(target), {}).get("costs")
     if not isinstance(costs, dict) or not costs:
@@ -103,6 +105,7 @@ def load_costs(path: str | Path, target: TargetModel) -> dict[str, Any]:
 
 
 def load_profile(path: str | Path, target: TargetModel) -> Profile:
+    """Load the profile of a target's model, dtype and machine."""
     path = Path(path)
     known = read_profiles(path)
     key = key_of(target)
@@ -131,6 +134,7 @@ def other_batch(profile: Profile, at_once: Iterable[int]) -> str | None:
 
 
 def read_profiles(path: Path) -> dict[str, dict[str, Any]]:
+    """Load all profiles of a file, by their keys."""
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 

@@ -169,6 +169,7 @@ class Requests:
         return self.target.parts(ids) if source is None else (ids, source)
 
     def _text(self, params: SamplingParams) -> TextStream | None:
+        """The decoder of an output, if there is a tokenizer."""
         if self.tokenizer is not None:
             return TextStream(self.tokenizer, params.stop, params.min_tokens)
         if params.stop:
@@ -189,6 +190,7 @@ def check_logits(params: SamplingParams, target: TargetModel) -> None:
 
 
 def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]) -> Drafting:
+    """The drafter of a request."""
     name = params.drafts.drafter
     if name not in draftings:
         known = ", ".join(repr(one) for one in draftings if one is not None)

@@ -63,6 +63,7 @@ class Node:
 
 
 def lark_of(text: str) -> str:
+    """The Lark of a grammar in GBNF."""
     rules = _Reader(text).rules()
     if "root" not in rules:
         raise OutpaceError("the grammar has no rule root")

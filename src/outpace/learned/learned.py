@@ -97,12 +97,14 @@ class Learned(nn.Module, ABC):
         return made
 
     def bind(self, target: TargetModel) -> None:
+        """Bind the module to the target whose embeddings and head it shares."""
         self.check(target)
         if self._target not in (None, target):
             raise OutpaceError(f"{self.method}: this module is bound to another target; load one per target")
         self._target = target
 
     def check(self, target: TargetModel) -> None:
+        """Check that it fits a target."""
         found = Fit.of(target)
         for what in self.fitted:
             if getattr(found, what) != getattr(self.fit, what):
@@ -148,6 +150,7 @@ class Learned(nn.Module, ABC):
         write_folder(folder, described, self.saved())
 
     def saved(self) -> dict[str, Tensor]:
+        """The tensors of its folder, by name."""
         return self.state_dict()
 
     @classmethod
@@ -234,6 +237,7 @@ class Learned(nn.Module, ABC):
         self.load_state_dict(dict(tensors))
 
     def compare(self, tensors: Mapping[str, Tensor], where: str) -> None:
+        """Compare tensors with the module's own."""
         place = f"{where} ({self.method} for {self.fit.name})"
         own = self.state_dict()
         for name, tensor in own.items():
@@ -300,6 +304,7 @@ _WHOLE = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.i
 
 
 def _kind(tensor: Tensor) -> str:
+    """The kind of a tensor's numbers."""
     if tensor.dtype in _FLOATS:
         return "floats"
     return "integers" if tensor.dtype in _WHOLE else str(tensor.dtype)

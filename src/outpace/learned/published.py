@@ -73,6 +73,7 @@ def config_of(folder: str | Path) -> dict[str, Any]:
 
 
 def tensors_of(files: Seq[Path], method: str) -> dict[str, Tensor]:
+    """All tensors of safetensors files."""
     found: dict[str, Tensor] = {}
     for file in files:
         check_plain(file)
@@ -109,6 +110,7 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
 
 
 def all_tensors(folder: str | Path, method: str) -> dict[str, Tensor]:
+    """The tensors of all safetensors files in a folder."""
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise OutpaceError(
@@ -146,6 +148,7 @@ def named_layers(config: Mapping[str, Any]) -> tuple[int, ...] | None:
 
 
 def target_of(config: Mapping[str, Any]) -> str:
+    """The name of the target, if the config has it."""
     verifier = (config.get("speculators_config") or {}).get("verifier") or {}
     return str(verifier.get("name_or_path") or "the target of its config.json")
 

@@ -47,9 +47,11 @@ class DraftVocabulary(nn.Module):
 
     @property
     def part(self) -> Tensor | None:
+        """The ids that are drafted; None if all are."""
         return self.ids if self.reduced else None
 
     def check(self, where: str) -> None:
+        """Check ids that came from a file."""
         wrong = self.reduced and (
             self.ids[0] < 0 or self.ids[-1] >= self._whole or (self.ids.diff() <= 0).any()
         )
@@ -65,6 +67,7 @@ class DraftVocabulary(nn.Module):
         self._head = None
 
     def head(self, target: TargetModel) -> PartialHead:
+        """The target's head over the drafted ids."""
         if self._head is None:
             self._head = PartialHead(target, self.part)
         return self._head

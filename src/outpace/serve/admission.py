@@ -51,6 +51,7 @@ class Limits:
 
     @property
     def choices(self) -> int:
+        """Maximum number of choices, running and waiting."""
         return self.running + self.waiting
 
     @property
@@ -117,6 +118,7 @@ class Admission:
         self._ends: deque[float] = deque(maxlen=_RECENT)
 
     def admit(self, choices: int) -> Ticket:
+        """Reserve room for choices."""
         most = self.limits.choices
         if choices > most:
             raise Refused(400, f"{choices} choices exceed the maximum of {most}", "n")
@@ -129,6 +131,7 @@ class Admission:
         return Ticket(self, choices)
 
     def leave(self, client: str, choices: int) -> None:
+        """Release the room of a ticket."""
         self.total.give(client, choices)
         self.inside -= choices
         if not self.inside and not self.empty.is_set():

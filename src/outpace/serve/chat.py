@@ -156,6 +156,7 @@ class Chat(OpenAI, Constrained):
 
 
 async def chat(service: Service, body: Chat, salt: str | None) -> Response:
+    """Handle a chat request."""
     run = await service.start(body.n, lambda: _parse(service, body, salt))
     return await _ChatWriter(service, body, run).response()
 
@@ -254,6 +255,7 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def toolbox(body: Chat) -> Toolbox:
+    """The tools of a chat."""
     choice = body.tool_choice
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     if choice == "auto" and not tools:
@@ -340,6 +342,7 @@ class _ChatWriter(ChunkWriter[Chat]):
 
 
 def calls_of(said: Seq[Said]) -> list[dict[str, Any]]:
+    """The calls of a complete answer."""
     calls = [_tool_call(one.name, "") for one in said if one.name is not None]
     for one in said:
         if one.kind == "call":

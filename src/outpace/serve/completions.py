@@ -54,6 +54,7 @@ class Completions(OpenAI, Constrained):
 
 
 async def completions(service: Service, body: Completions, salt: str | None) -> Response:
+    """Handle a request for completions."""
     run = await service.start(len(_prompts(service, body)) * body.n, lambda: _parse(service, body, salt))
     try:
         scores = await _scores(service, body, run)
@@ -74,6 +75,7 @@ async def _scores(service: Service, body: Completions, run: Run) -> list[list[To
 
 
 def _prompts(service: Service, body: Completions) -> Seq[str | list[int]]:
+    """The prompts, each a text or a list of token ids."""
     prompt = body.prompt
     if prompt is None and body.suffix:
         return [""]
@@ -153,6 +155,7 @@ class _CompletionsWriter(ChunkWriter[Completions]):
         self._begun = set[int]()
 
     def _echo(self, index: int) -> str:
+        """The prompt's text, if requested."""
         if not self._body.echo:
             return ""
         prompt = self._prompts[index // self._run.request.n]

@@ -60,6 +60,7 @@ class Grammars:
         self._threads = ThreadPoolExecutor(2, "outpace-schemas")
 
     def constraints(self) -> Constraints:
+        """The grammars of outputs."""
         if isinstance(self._constraints, OutpaceError):
             raise Refused(400, str(self._constraints))
         return self._constraints
@@ -102,11 +103,13 @@ class Grammars:
             raise Refused(400, unforced(schema.schemas) or str(error), "tools") from error
 
     def of(self, matcher: llguidance.LLMatcher, request: ParsedRequest, prompt_length: int) -> Grammar:
+        """A matcher for a sequence of a request."""
         schema = request.schema
         free = schema.unlisted if isinstance(schema, Lark) else unlisted(schema)
         return self.constraints().grammar(matcher, prompt_length, unlisted=free, thought=request.reasoning)
 
     async def close(self) -> None:
+        """End the processes."""
         await self.pool.close()
         self._threads.shutdown(wait=False)
 

@@ -85,6 +85,7 @@ class ImageBlock(Wire):
     cache_control: Annotated[Object | None, INERT] = None
 
     def base64(self) -> str:
+        """The image."""
         if self.source.type != "base64":
             raise Refused(400, _NO_LINK, "messages")
         return checked_image(self.source.data or "", "messages")
@@ -216,6 +217,7 @@ class Messages(Prompted, Sampled):
 
 
 def toolbox(body: Prompted) -> Toolbox:
+    """The tools of a body."""
     tools, left_out = list[dict[str, Any]](), list[str]()
     for tool in body.tools or ():
         if isinstance(tool, AnthropicHosted):
@@ -261,6 +263,7 @@ def thinking_of(body: Prompted) -> tuple[bool | None, int | None]:
 
 
 def _turns_of_system(system: str | Seq[TextPart]) -> list[dict[str, Any]]:
+    """The turn of the system; none if its text was for others than the model."""
     text = content_of(system, "system")
     return [{"role": "system", "content": text}] if text or not system else []
 

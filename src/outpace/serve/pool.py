@@ -85,6 +85,7 @@ class WorkerPool:
 
     @property
     def pids(self) -> set[int]:
+        """The ids of all its processes."""
         return {worker.pid for worker in self._all}
 
     async def run(self, job: bytes) -> Any:
@@ -179,6 +180,7 @@ class WorkerPool:
         await worker.end()
 
     async def close(self) -> None:
+        """End all processes."""
         self._idle.clear()
         for worker in list(self._all):
             await self._end(worker)
@@ -212,6 +214,7 @@ class _Worker:
 
     @property
     def late(self) -> bool:
+        """True if the process has ended at its limit of processor time."""
         return self._process.returncode == -_OUT_OF_TIME
 
     @property
@@ -242,6 +245,7 @@ class _Worker:
             raise BrokenPipeError(str(error)) from None
 
     async def work(self, job: bytes) -> Any:
+        """The answer to a job."""
         try:
             await self.answer(job)
         except (EOFError, OSError):
@@ -249,6 +253,7 @@ class _Worker:
         return await self.answer()
 
     async def answer(self, piece: bytes | None = None) -> Any:
+        """Read an answer, after writing a piece."""
         assert self._process.stdin is not None and self._process.stdout is not None
         if piece is not None:
             self.tell(piece)
@@ -257,6 +262,7 @@ class _Worker:
         return json.loads(await self._process.stdout.readexactly(size))
 
     async def end(self) -> None:
+        """Kill the process, and wait for its end."""
         if self._process.returncode is None:
             self._process.kill()
         assert self._process.stdin is not None

@@ -80,6 +80,7 @@ class Room:
         return self._totals[device]
 
     def check(self, model: Known) -> None:
+        """Refuse a model that would not fit alone."""
         total = self.of(model.device)
         needed = model.bytes + model.bytes // _ROWS
         if total is not None and needed > total:

@@ -126,6 +126,7 @@ class Service:
 
     @property
     def name(self) -> str:
+        """The model's name, if a request gives none."""
         return self.names[0]
 
     @cached_property
@@ -157,6 +158,7 @@ class Service:
         yield self
 
     def cards(self) -> list[dict[str, Any]]:
+        """The model as ``/v1/models`` lists it, once by each of its names."""
         card = {
             "object": "model",
             "created": self.created,
@@ -175,11 +177,13 @@ class Service:
         return {"slow": self.slow} if self.slow else {}
 
     async def unload(self, model: str) -> None:
+        """Refuse to unload the only model."""
         raise Refused(400, f"{model} is the server's only model, and stays loaded; end the server instead")
 
     # -- admission ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
+        """Check that requests can still be decoded."""
         if self.engine.failed is not None:
             raise Refused(503, "the engine has failed; restart the server", code="engine_failed")
         if self.draining:
@@ -324,6 +328,7 @@ class Service:
         await self.close()
 
     async def close(self) -> None:
+        """End the engine and the processes."""
         await self.engine.shutdown(drain=False)
         store, self._store = self._store, None  # once
         if store is not None and self.engine.failed is None:

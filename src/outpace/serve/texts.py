@@ -125,6 +125,7 @@ class Texts:
         return self._model.render(with_arguments(messages), **options)
 
     async def close(self) -> None:
+        """End the processes."""
         await self.pool.close()
 
 
@@ -172,6 +173,7 @@ class Prompts:
         return Middle.of(self._model.tokenizer, self._model.tokens(""))
 
     def middle(self) -> Middle:
+        """Those marks."""
         if self.fills is None:
             told = f"the tokenizer of {self._name} has no marks for filling in the middle; leave suffix out"
             raise Refused(400, told, "suffix")
@@ -218,6 +220,7 @@ class Prompts:
         return Prompt(*await self._images.prompt(text, images))
 
     def check_tokens(self, tokens: Seq[int]) -> list[int]:
+        """Check token ids sent by a client."""
         most = self._model.target.vocabulary
         if any(token >= most for token in tokens):
             raise Refused(400, f"token ids are below {most}", "prompt")

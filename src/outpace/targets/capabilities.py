@@ -210,4 +210,5 @@ class RunsPrograms:
 
 
 def kind_of(target: Any) -> str:
+    """A target in an error's message."""
     return f"a target of the class {type(target).__name__}"

@@ -246,6 +246,7 @@ def _kv_heads(layer: Any) -> int:
 
 
 def _check_sizes(stock: Any, target: TargetModel, layers: Mapping[str, tuple[int, Any]]) -> None:
+    """Compare an assistant's sizes with its target's."""
     own = stock.config
     pairs = {
         "backbone_hidden_size": (own.backbone_hidden_size, target.hidden.size),

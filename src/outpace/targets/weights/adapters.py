@@ -17,6 +17,7 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def base_of(folder: str | Path) -> str:
+    """The name or folder of the base model of a peft folder."""
     file = Path(folder) / ADAPTER
     found = read_json(file)
     base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
@@ -61,6 +62,7 @@ def merge(model: Any, folder: str | Path) -> Any:
 
 
 def import_peft(purpose: str) -> Any:
+    """Import peft."""
     try:
         import peft
     except ImportError as error:
