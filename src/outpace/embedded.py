@@ -28,7 +28,14 @@ def nano_draft_path() -> Path:
 
 
 def nano_drafter_path(method: str) -> Path:
-    """The folder of the embedded "eagle" or "medusa" that was trained for the model at `nano_path()`."""
+    """The folder of an embedded drafter that was trained for the model at `nano_path()`.
+
+    Args:
+        method: "eagle" or "medusa".
+
+    Raises:
+        OutpaceError: there is none of this method.
+    """
     if method not in _TRAINED:
         raise OutpaceError(
             f"there is no embedded drafter {method!r}, only {' and '.join(_TRAINED)}; train one with: "
@@ -45,6 +52,9 @@ def smollm2_path() -> Path:
 def cache_path() -> Path:
     """The folder of models that are made or fetched once: ``$OUTPACE_CACHE``, by default ``outpace`` in the
     user's cache folder (``$XDG_CACHE_HOME`` or ``~/.cache``).
+
+    Raises:
+        NoHome: none of these is known.
     """
     if named := os.environ.get(CACHE):
         return Path(named)

@@ -30,7 +30,11 @@ JSON_BYTES = 1 << 22  # of a file that describes something: configs have a few t
 
 
 def read_line(line: str) -> Any:
-    """The value of a line."""
+    """The value of a line.
+
+    Raises:
+        OutpaceError: it is not JSON, or contains an unpaired surrogate; the message does not name the place.
+    """
     try:
         value = json.loads(line)
     except RecursionError:
@@ -46,6 +50,9 @@ def check_plain(path: Path) -> None:
     """Refuse what is not a file, which may never end: a named pipe, a device, a socket, a folder.
 
     What does not exist passes, for the reader to report.
+
+    Raises:
+        OutpaceError: the message names what it is.
     """
     try:
         mode = path.stat().st_mode
@@ -61,6 +68,9 @@ def read_json(path: Path, most: int = JSON_BYTES) -> Any:
 
     Args:
         most: maximum size of the file in bytes, since values take far more memory than their text.
+
+    Raises:
+        OutpaceError: it cannot be read, is too large, or is not JSON; the message names it.
     """
     check_plain(path)
     try:
@@ -82,7 +92,11 @@ def read_json(path: Path, most: int = JSON_BYTES) -> Any:
 
 
 def check_text(text: str) -> None:
-    """Refuse unpaired surrogates, which no tokenizer takes and which are not valid UTF-8."""
+    """Refuse unpaired surrogates, which no tokenizer takes and which are not valid UTF-8.
+
+    Raises:
+        OutpaceError: the message names it.
+    """
     try:
         text.encode("utf-8")
     except UnicodeEncodeError as error:
@@ -133,6 +147,9 @@ def replacing(path: Path, mode: int = 0o666) -> Iterator[Path]:
 
     Args:
         mode: what others may do with it, as far as the process's mask lets them.
+
+    Raises:
+        OutpaceError: it cannot be written.
     """
     part = beside(path)
     try:
@@ -179,6 +196,9 @@ def unsealed(path: Path, value: Any, *more: Any) -> dict[str, Any]:
 
     Args:
         path: the file that it was read from, for the error.
+
+    Raises:
+        OutpaceError: it is not what was written.
     """
     if not isinstance(value, dict) or not isinstance(value.get(_DIGEST), str):
         raise OutpaceError(f"{path} is damaged: it has no digest")

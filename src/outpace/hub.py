@@ -76,6 +76,10 @@ def pull(repository: str, known: Iterable[str] = ()) -> Path:
 
     Args:
         known: further names, one of which may be meant.
+
+    Raises:
+        OutpaceError: there is no such model, it has no weights that outpace loads, or the hub cannot be
+            reached.
     """
     from huggingface_hub import snapshot_download
 

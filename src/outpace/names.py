@@ -164,7 +164,11 @@ def check_method(library: str, kind: str, known: Collection[str]) -> None:
 
 
 def read_device_map(text: str) -> str | dict[str, int | str]:
-    """A device map: a name, or devices by module from JSON."""
+    """A device map: a name, or devices by module from JSON.
+
+    Raises:
+        OutpaceError: it is neither, or accelerate is missing.
+    """
     need("devices", "a device map")
     if text in DEVICE_MAPS:
         return text
@@ -270,6 +274,9 @@ def source_of(name: str | None) -> str:
     """The path or hub name that transformers loads a model from: a path if the folder exists.
 
     A path in the hub's cache if the hub does not answer.
+
+    Raises:
+        OutpaceError: the name is neither.
     """
     if name is None:
         if not (nano_path() / "config.json").is_file():

@@ -56,6 +56,9 @@ def unmarked_ids(tokenizer: Any, text: str, marks: Mapping[str, int], begins: bo
     Args:
         marks: as ``marks_of``.
         begins: the text is the beginning of one, before which some tokenizers put a space.
+
+    Raises:
+        OutpaceError: the text contains an unpaired surrogate, or becomes a mark all the same.
     """
     check_text(text)
     spellings = "|".join(re.escape(mark) for mark in sorted(marks, key=len, reverse=True))
@@ -129,6 +132,10 @@ def render(tokenizer: Any, name: str, messages: Messages, **options: Any) -> str
         name: the model's name, for errors.
         messages: dicts with "role" and "content".
         options: passed to the template, such as ``tools`` or ``add_generation_prompt=False``.
+
+    Raises:
+        OutpaceError: there is no chat template, a message has no role, or the template rejects them or
+            does not end, or does not show one to be continued.
     """
     if not has_template(tokenizer):
         raise OutpaceError(f"{name} has no chat template; give the prompt as a text, not as messages")

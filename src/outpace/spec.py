@@ -88,7 +88,11 @@ def _check_bounds(
 
 
 def check_choices(owner: str, options: object, *names: str) -> None:
-    """Check options whose types are ``Literal``; a spec string's are checked when it is read."""
+    """Check options whose types are ``Literal``; a spec string's are checked when it is read.
+
+    Raises:
+        OutpaceError: an option has another value; the message names the choices.
+    """
     hints = typing.get_type_hints(type(options))
     for option in names:
         value, choices = getattr(options, option), typing.get_args(hints[option])
@@ -131,6 +135,9 @@ def check(kind: str, table: Mapping[str, type[T]], spec: str, foreign: Foreign[T
 
     Returns:
         What the spec describes, of outlines; None if a class has none: nothing is then checked.
+
+    Raises:
+        OutpaceError: as ``load``, for a mistake that the outlines show.
     """
     spec = plain(spec)
     if not balanced(spec):
@@ -145,7 +152,11 @@ class _Foreign(Exception):
 
 
 def named(kind: str, table: Mapping[str, type[T]], name: str, base: type[T] | None = None) -> type[T]:
-    """The class that a name selects, as ``load`` does."""
+    """The class that a name selects, as ``load`` does.
+
+    Raises:
+        OutpaceError: there is none; or options follow the name.
+    """
     _, cls, options = _Loader(kind, table, base).named(name)
     if options:
         raise OutpaceError(f"give a name without options, not {name!r}")

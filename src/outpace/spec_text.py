@@ -53,7 +53,11 @@ class _Written(str):
 
 
 def plain(spec: str) -> str:
-    """A spec without JSON."""
+    """A spec without JSON.
+
+    Raises:
+        OutpaceError: it begins as JSON does, and is none that describes a method.
+    """
     if not spec.lstrip().startswith("{"):
         return spec
     try:

@@ -86,7 +86,11 @@ def counted(prompts: int) -> str:
 
 
 def read_values(file: Path) -> list[Any]:
-    """Read the values of a JSONL file, one per line, which may be compressed with gzip."""
+    """Read the values of a JSONL file, one per line, which may be compressed with gzip.
+
+    Raises:
+        OutpaceError: it cannot be read, or a line is not JSON, or contains an unpaired surrogate.
+    """
     check_plain(file)
     try:
         with gzip.open(file) if file.suffix == ".gz" else file.open("rb") as opened:
@@ -116,6 +120,9 @@ def read_items(file: Path, name: str) -> list[Item]:
 
     A line is a string, or an object with ``prompt``, ``question``, ``turns`` (a list: a conversation) or
     ``tokens`` (a list of token ids), and optionally ``id``, ``category``, ``chat`` and ``references``.
+
+    Raises:
+        OutpaceError: the file cannot be read, or a line is not a prompt.
     """
     items = []
     for number, value in enumerate(read_values(file), start=1):
@@ -134,6 +141,9 @@ def item_of(value: Any, default: str) -> Item:
 
     Args:
         default: the id if the line has none.
+
+    Raises:
+        OutpaceError: the value is not a prompt.
     """
     if isinstance(value, str):
         value = {"prompt": value}

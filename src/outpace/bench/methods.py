@@ -18,6 +18,9 @@ def split_drafters(text: str) -> list[str]:
     """Split a list of drafters' specs at its commas.
 
     Plain decoding comes first, listed or not, since all others are compared with it.
+
+    Raises:
+        OutpaceError: a spec is empty, or given twice.
     """
     specs = split_specs(text)
     if not all(specs):
@@ -30,7 +33,11 @@ def split_drafters(text: str) -> list[str]:
 
 
 def with_lengths(specs: Seq[str], lengths: Seq[int]) -> list[str]:
-    """Repeat each drafter that has ``num_speculative_tokens`` with every length; keep the others."""
+    """Repeat each drafter that has ``num_speculative_tokens`` with every length; keep the others.
+
+    Raises:
+        OutpaceError: no drafter has this option, or a spec sets it already.
+    """
     option = "num_speculative_tokens"
     found: list[str] = []
     for spec in specs:

@@ -86,7 +86,11 @@ def _stock(subject: Loaded, kind: str, environment: Path | None, options: PeerOp
 
 
 def library_of(name: str) -> Library:
-    """A library by its name."""
+    """A library by its name.
+
+    Raises:
+        OutpaceError: there is no such peer, or its package cannot be imported.
+    """
     check_peers(name)
     if name == TRANSFORMERS:
         return Library(STOCK, _stock, elsewhere=False)
@@ -100,6 +104,9 @@ def split_peers(text: str) -> list[Peer]:
     """Parse a list of peers such as ``transformers:plain,vllm=/path/to/venv``; ``none`` for no peer.
 
     A library's name alone selects all of its methods.
+
+    Raises:
+        OutpaceError: unknown library or method, or a path for a library that runs in this process.
     """
     found: list[Peer] = []
     for piece in text.split(","):

@@ -97,6 +97,9 @@ def read_rows(file: Path) -> tuple[dict[str, Any], dict[tuple[str, str, int], di
 
     Where a file of several runs has a drafter more than once, what differs follows its name in parentheses:
     ``suffix (governed)``.
+
+    Raises:
+        OutpaceError: there is no such file, or it is not a benchmark's JSON.
     """
     try:
         found = read_json(file, _MOST_BYTES)

@@ -205,7 +205,11 @@ def _watched(model: Any, watch: _Watch) -> Iterator[None]:
 
 
 def load_assistant(name: str, dtype: str, device: str) -> PreTrainedModel:
-    """Load the draft model of assisted generation, in the target's dtype, on its device."""
+    """Load the draft model of assisted generation, in the target's dtype, on its device.
+
+    Raises:
+        OutpaceError: it cannot be loaded.
+    """
     try:
         model: Any = AutoModelForCausalLM.from_pretrained(
             name, dtype=getattr(torch, dtype), use_safetensors=True

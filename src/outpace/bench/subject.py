@@ -61,7 +61,11 @@ def _is_too_long(subject: Loaded, item: Item, context: int) -> bool:
 
 
 def fitting(subject: Loaded, suite: Suite, new_tokens: int) -> Suite:
-    """Leave out the items that do not fit the model's context with all their answers."""
+    """Leave out the items that do not fit the model's context with all their answers.
+
+    Raises:
+        OutpaceError: no item fits, or an item has no tokens or one outside the model's vocabulary.
+    """
     # The source of an encoder-decoder model does not count as its decoder's text.
     context = None if subject.target.has_encoder else subject.target.context
     kept = []

@@ -23,7 +23,11 @@ _FOLDER = Path(__file__).parent / "prompts"
 
 
 def split_names(names: str) -> list[str]:
-    """Names joined by commas."""
+    """Names joined by commas.
+
+    Raises:
+        OutpaceError: a suite is named twice.
+    """
     found = [name.strip() for name in names.split(",")]
     if len(set(found)) < len(found):
         raise OutpaceError(f"--suite has a suite twice in {names!r}")

@@ -83,6 +83,9 @@ def plan(given: BenchOptions, peers: str, batches: tuple[int, ...]) -> BenchPlan
 
     Args:
         peers: those that are measured where none is given.
+
+    Raises:
+        OutpaceError: a list names something unknown, or a suite twice.
     """
     names, adaptive = split_names(given.suite), given.adaptive
     specs = split_drafters(given.drafters)

@@ -120,6 +120,9 @@ class ChatSession:
         """The prompt's token ids, after dropping the oldest turns if the context is full.
 
         Also returns the number of dropped turns; a turn is a question and its answer.
+
+        Raises:
+            OutpaceError: the last message alone is too long.
         """
         context = self.model.target.context
         # First the message alone: this ends early if it is far too long.

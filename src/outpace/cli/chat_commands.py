@@ -49,7 +49,11 @@ class Conversation(Protocol):
 
 
 def run_command(chat: Conversation, name: str, rest: str) -> str:
-    """Run a command and return what it says."""
+    """Run a command and return what it says.
+
+    Raises:
+        OutpaceError: there is no such command, or it cannot be run.
+    """
     name = _AS.get(name, name)
     if name not in _COMMANDS:
         hint = near(name, _COMMANDS) or " /help lists them"

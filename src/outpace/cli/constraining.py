@@ -14,7 +14,11 @@ _LONG = 200  # characters; a longer value is no file's name
 
 
 def constraint_of(given: Seq[str]) -> StructuredOutputs | None:
-    """The constraint that options name; None for none."""
+    """The constraint that options name; None for none.
+
+    Raises:
+        OutpaceError: a kind is unknown, or there are two of them.
+    """
     found: dict[str, Any] = {}
     for one in given:
         kind, equals, value = one.partition("=")

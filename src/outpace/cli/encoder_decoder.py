@@ -70,6 +70,10 @@ def spoken(given: AudioOptions, model: Loaded) -> list[Job]:
 
     The decoder starts with the tokens that transformers' own generate() gives it; without a language, the
     model detects one.
+
+    Raises:
+        OutpaceError: a file cannot be read or is too long, or the model lacks its feature extractor, the
+            language or the task.
     """
     from transformers import AutoFeatureExtractor
 
@@ -117,7 +121,11 @@ def _start(model: Loaded, source: Source, asked: dict[str, str]) -> list[int]:
 
 
 def read_wav(file: Path, rate: int) -> NDArray[np.float32]:
-    """The samples of a wav file, from -1 to 1, the mean of its channels."""
+    """The samples of a wav file, from -1 to 1, the mean of its channels.
+
+    Raises:
+        OutpaceError: it cannot be read, or does not have this many samples a second, of 16 bits.
+    """
     import numpy as np
 
     remedy = f"convert it: ffmpeg -i {file} -ar {rate} -ac 1 -c:a pcm_s16le OUT.wav"

@@ -167,7 +167,11 @@ class GenerateOptions(
     """The options of ``outpace generate``."""
 
     def params(self) -> SamplingParams:
-        """The sampling parameters."""
+        """The sampling parameters.
+
+        Raises:
+            OutpaceError: options are invalid, or at odds with each other.
+        """
         check_audio(self, prompt=self.prompt, file=self.file, reference=self.reference, chat=self.chat)
         if self.compare and self.observer:
             raise OutpaceError(

@@ -90,7 +90,11 @@ class Stored:
 
 
 def pulled(name: str) -> Path:
-    """Fetch a model, and return its file or folder."""
+    """Fetch a model, and return its file or folder.
+
+    Raises:
+        OutpaceError: there is no such model, or it cannot be fetched.
+    """
     if name == SMOLLM2:
         if not smollm2_path().is_dir():
             need("gguf", "the conversion of smollm2")

@@ -31,7 +31,11 @@ class Attachment(ABC):
 
 
 def observer_of(spec: str, parallel: str | None = None) -> Attachment | None:
-    """The observer that a spec string names; None for an empty one."""
+    """The observer that a spec string names; None for an empty one.
+
+    Raises:
+        OutpaceError: unknown observer or option, an invalid value, or several processes.
+    """
     if not spec:
         return None
     if parallel is not None:

@@ -32,7 +32,11 @@ _OF_DRAWS = ("top_k", "top_p", "min_p")  # without an effect on greedy decoding
 
 
 def sampling(**values: Any) -> SamplingParams:
-    """SamplingParams from command line options; errors name the option as the user wrote it."""
+    """SamplingParams from command line options; errors name the option as the user wrote it.
+
+    Raises:
+        OutpaceError: a value is invalid, or has no effect because decoding is greedy.
+    """
     try:
         params = SamplingParams(**values)
     except OutpaceError as error:
@@ -192,7 +196,11 @@ def check_length(max_new_tokens: int) -> None:
 
 
 def numbers(option: str, text: str, least: int = 1) -> tuple[int, ...]:
-    """Parse a list of numbers."""
+    """Parse a list of numbers.
+
+    Raises:
+        OutpaceError: they are not distinct numbers of at least ``least``.
+    """
     try:
         found = tuple(int(number) for number in text.split(","))
     except ValueError:

@@ -17,7 +17,11 @@ PARALLEL = ("draft", "tensor")
 
 
 def spread_of(device: str | None, device_map: str | None) -> Place:
-    """Parse one device or several, of this process."""
+    """Parse one device or several, of this process.
+
+    Raises:
+        OutpaceError: both are given, or the map is invalid.
+    """
     if device_map is None:
         return device
     if device is not None:
@@ -37,7 +41,12 @@ def place_of(
     dtype: str,
     trust_remote_code: bool,
 ) -> Place:
-    """The place that the options describe; of several processes only the first returns."""
+    """The place that the options describe; of several processes only the first returns, the others serve it.
+
+    Raises:
+        OutpaceError: options exclude each other, or no launcher has started several processes.
+        SystemExit: in the other processes, when the first has ended.
+    """
     if parallel is None:
         return spread_of(device, device_map)
     if device_map is not None:

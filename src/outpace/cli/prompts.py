@@ -102,7 +102,11 @@ def _reference(file: Path) -> str:
 
 
 def read_text(file: Path) -> str:
-    """The text of a file that a user names."""
+    """The text of a file that a user names.
+
+    Raises:
+        OutpaceError: it cannot be read, or is not UTF-8.
+    """
     check_plain(file)
     try:
         return file.read_text("utf-8-sig")

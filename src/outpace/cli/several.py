@@ -48,6 +48,9 @@ def named_models(given: list[str], plain: bool) -> dict[str, str | None] | None:
     Args:
         given: models, or NAME=MODEL, or folders of models.
         plain: whether one model is loaded at the start, if it is given by itself.
+
+    Raises:
+        OutpaceError: two have one name, or a folder has none.
     """
     if plain and len(given) < 2 and not any(_named(one) or _folder(one) for one in given):
         return None
@@ -93,6 +96,9 @@ class Several:
 
         Args:
             single: the values of options that are for one model, by their names.
+
+        Raises:
+            OutpaceError: the message names the option.
         """
         for option, value in single.items():
             if value:

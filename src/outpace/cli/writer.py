@@ -15,7 +15,11 @@ STANDARD_OUTPUT = "-"
 
 
 def check_out(file: Path, overwrite: bool, remedy: str = "give another --out, or --overwrite") -> None:
-    """Refuse a file that cannot be written, or that would be lost."""
+    """Refuse a file that cannot be written, or that would be lost.
+
+    Raises:
+        OutpaceError: the file cannot be written, or is not empty.
+    """
     if file.is_dir() or not file.parent.is_dir():
         why = "a folder" if file.is_dir() else f"no such folder: {file.parent}"
         raise OutpaceError(f"cannot write {file}: {why}")

@@ -51,7 +51,11 @@ def out_of_memory(error: BaseException) -> bool:
 
 
 def load_extra(module: str, purpose: str, extra: str, package: Package = "outpace") -> Any:
-    """Import a package that an extra of outpace or outpace-lab installs."""
+    """Import a package that an extra of outpace or outpace-lab installs.
+
+    Raises:
+        OutpaceError: it cannot be imported; the message names the extra.
+    """
     try:
         return import_module(module)
     except ImportError as error:
@@ -69,6 +73,9 @@ def check_known(what: str, given: Iterable[str], known: Iterable[str], meant: It
 
     Args:
         meant: names among which the similar one is sought; by default those known.
+
+    Raises:
+        OutpaceError: the message has the similar one.
     """
     names = sorted(known)
     for name in given:

@@ -28,7 +28,11 @@ def missing(extra: str) -> list[str]:
 
 
 def need(extra: str, purpose: str) -> None:
-    """Check that an extra is installed, without importing it."""
+    """Check that an extra is installed, without importing it.
+
+    Raises:
+        OutpaceError: it is not; the message names the remedy.
+    """
     if lacks := missing(extra):
         raise OutpaceError(f"{purpose} needs {lacks[0]}, which is not installed: {install(extra)}")
 

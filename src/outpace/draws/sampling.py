@@ -31,7 +31,11 @@ def margin_of(vocabulary: int) -> float:
 
 
 def best_token(scores: Tensor) -> int:
-    """The token with the highest score, shape [vocabulary]; the first one on a tie."""
+    """The token with the highest score, shape [vocabulary]; the first one on a tie.
+
+    Raises:
+        NoTokenLeft: every score is minus infinity, or one is NaN.
+    """
     best = int(scores.argmax())  # the index of a NaN, if there is one
     if not float(scores[best]) > -math.inf:
         raise NoTokenLeft(NO_TOKEN_LEFT)
@@ -235,7 +239,11 @@ def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) ->
 
 
 def processed(processor: LogitsProcessor, input_ids: Tensor, scores: Tensor) -> Tensor:
-    """What a logits processor makes of scores, [1, vocabulary]."""
+    """What a logits processor makes of scores, [1, vocabulary].
+
+    Raises:
+        OutpaceError: it returns something else than scores of this shape.
+    """
     found: Any = processor(input_ids, scores)
     if isinstance(found, Tensor) and found.shape == scores.shape and found.is_floating_point():
         return found

@@ -43,7 +43,11 @@ class CallGuard:
 
     # Two methods, since `contextlib` costs several times as much in each step.
     def __enter__(self) -> None:
-        """Begin a call to the engine."""
+        """Begin a call to the engine.
+
+        Raises:
+            OutpaceError: the engine belongs to another thread, or the call comes from within a step.
+        """
         if self._owner is not threading.current_thread():
             self._claim(threading.current_thread())
         here = sys._getframe(1)
@@ -105,7 +109,11 @@ class CallGuard:
 
 
 def whole_number(name: str, value: Any, least: int) -> int:
-    """Check an argument that must be a whole number, and return it as an int."""
+    """Check an argument that must be a whole number, and return it as an int.
+
+    Raises:
+        OutpaceError: it is not a whole number, or too small.
+    """
     try:
         number = None if isinstance(value, bool) else operator.index(value)
     except TypeError:

@@ -125,7 +125,11 @@ class Memory:
         self._revision = self._target.revision()
 
     def stored(self) -> PrefixCache:
-        """The prefix cache, if it can be stored."""
+        """The prefix cache, if it can be stored.
+
+        Raises:
+            OutpaceError: it cannot.
+        """
         if self.prefixes is None:
             raise OutpaceError("there is no prefix cache to store; make one, or leave the store out")
         if self.cache.state_bytes or not isinstance(self.cache, KVCache):
@@ -157,6 +161,9 @@ def capacity_of(memory: Any, cache: Cache, device: torch.device) -> int | None:
 
     Args:
         memory: bytes; below 1, a share of the free memory; None for no limit.
+
+    Raises:
+        OutpaceError: the value is invalid.
     """
     if memory is None:
         return None

@@ -25,7 +25,11 @@ Adaptive = Literal["auto"] | bool | Policy
 
 
 def drafter_of(given: Drafter[Any] | str | None) -> Drafter[Any]:
-    """The given drafter, the drafter of a spec string, or for None the one that proposes nothing."""
+    """The given drafter, the drafter of a spec string, or for None the one that proposes nothing.
+
+    Raises:
+        OutpaceError: the argument is neither, or the string does not describe a drafter.
+    """
     drafter = load_drafter(given) if isinstance(given, str) else given or NoDraft()
     if not isinstance(drafter, Drafter):
         raise OutpaceError(f"drafter must be an instance or a spec string, as in 'lookahead'; not {given!r}")
@@ -112,6 +116,9 @@ def policy_of(
             always, False never. A drafter that proposes nothing has no governor.
         costs: a profile written by ``Engine.save_costs`` or ``outpace tune``, with the governor's initial
             costs.
+
+    Raises:
+        OutpaceError: ``adaptive`` is invalid, there are costs but no governor, or the file contains no costs.
     """
     policy: Policy | None = None
     if adaptive == "auto" or isinstance(adaptive, bool):

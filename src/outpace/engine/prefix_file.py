@@ -32,7 +32,11 @@ _CLOSE = 1e-3  # relative; of steps that are not bit-exact
 
 
 def private(folder: Path) -> Path:
-    """A folder that this user alone may read and write, made if it is not there."""
+    """A folder that this user alone may read and write, made if it is not there.
+
+    Raises:
+        OutpaceError: it cannot be made, or others may write to it.
+    """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         why = why_foreign(folder.stat())
@@ -44,7 +48,11 @@ def private(folder: Path) -> Path:
 
 
 def write(folder: Path, entries: Iterable[Entry], about: Mapping[str, str]) -> None:
-    """Write blocks whose rows are tensors."""
+    """Write blocks whose rows are tensors.
+
+    Raises:
+        OutpaceError: the file cannot be written.
+    """
     tensors, listed = dict[str, Tensor](), list[Any]()
     for number, before, tokens, rows in entries:
         listed.append([number, _shown(before), [_shown(token) for token in tokens]])
@@ -61,7 +69,11 @@ def write(folder: Path, entries: Iterable[Entry], about: Mapping[str, str]) -> N
 
 
 def read(folder: Path, about: Mapping[str, str], target: TargetModel, cache: Cache) -> list[Entry]:
-    """The blocks of a file; none if there is no file."""
+    """The blocks of a file; none if there is no file.
+
+    Raises:
+        OutpaceError: it cannot be read, or is of another model, version or machine; the message says why.
+    """
     path = private(folder) / NAME
     if not path.exists():
         return []

@@ -92,7 +92,11 @@ def _save(path: Path, target: TargetModel, entry: Mapping[str, Any]) -> None:
 
 
 def load_costs(path: str | Path, target: TargetModel) -> dict[str, Any]:
-    """Load the measured costs of a target's model, dtype and machine."""
+    """Load the measured costs of a target's model, dtype and machine.
+
+    Raises:
+        OutpaceError: the file does not exist, is not a valid profile, or has no costs of this target.
+    """
     known = read_profiles(Path(path))
     costs = known.get(key_of(target), {}).get("costs")
     if not isinstance(costs, dict) or not costs:
@@ -105,7 +109,11 @@ def load_costs(path: str | Path, target: TargetModel) -> dict[str, Any]:
 
 
 def load_profile(path: str | Path, target: TargetModel) -> Profile:
-    """Load the profile of a target's model, dtype and machine."""
+    """Load the profile of a target's model, dtype and machine.
+
+    Raises:
+        OutpaceError: the file does not exist, is not a valid profile, or has no profile of this target.
+    """
     path = Path(path)
     known = read_profiles(path)
     key = key_of(target)
@@ -134,7 +142,11 @@ def other_batch(profile: Profile, at_once: Iterable[int]) -> str | None:
 
 
 def read_profiles(path: Path) -> dict[str, dict[str, Any]]:
-    """Load all profiles of a file, by their keys."""
+    """Load all profiles of a file, by their keys.
+
+    Raises:
+        OutpaceError: there is no such file, or it is not a file of profiles.
+    """
     import tomlkit
     from tomlkit.exceptions import TOMLKitError
 

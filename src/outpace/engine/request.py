@@ -190,7 +190,11 @@ def check_logits(params: SamplingParams, target: TargetModel) -> None:
 
 
 def drafting_of(params: SamplingParams, draftings: Mapping[str | None, Drafting]) -> Drafting:
-    """The drafter of a request."""
+    """The drafter of a request.
+
+    Raises:
+        OutpaceError: the engine has no drafter of that name.
+    """
     name = params.drafts.drafter
     if name not in draftings:
         known = ", ".join(repr(one) for one in draftings if one is not None)
@@ -233,6 +237,9 @@ def reference_ids(
 
     Args:
         read: whether the drafter reads references.
+
+    Raises:
+        OutpaceError: one is not a list of token ids of the target's vocabulary, or the drafter reads none.
     """
     if len(references) and not read:
         raise OutpaceError(
@@ -332,7 +339,12 @@ def check_prompt(prompt: Seq[int], target: TargetModel) -> None:
 
 
 def output_limit(prompt_length: int, params: SamplingParams, target: TargetModel, cache: Cache) -> int:
-    """The least of ``max_new_tokens``, what the context leaves, and the rows of a static cache."""
+    """Maximum number of tokens to emit: by ``max_new_tokens``, the context, and the rows of a static cache.
+
+    Raises:
+        OutpaceError: a slot of the static cache has too few rows for the prompt, or the cache too few for the
+            request.
+    """
     limit = params.max_new_tokens
     if target.context is not None:
         limit = min(limit, target.context - prompt_length)

@@ -33,6 +33,9 @@ def compiled(
 
     Args:
         prefix: a grammar of what comes before, in which the text is ``@body``; None for nothing.
+
+    Raises:
+        OutpaceError: the schema is wrong, or beyond llguidance's limits.
     """
     try:
         if isinstance(schema, str):

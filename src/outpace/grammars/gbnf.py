@@ -63,7 +63,11 @@ class Node:
 
 
 def lark_of(text: str) -> str:
-    """The Lark of a grammar in GBNF."""
+    """The Lark of a grammar in GBNF.
+
+    Raises:
+        OutpaceError: it is none, or allows texts that Lark cannot tell.
+    """
     rules = _Reader(text).rules()
     if "root" not in rules:
         raise OutpaceError("the grammar has no rule root")

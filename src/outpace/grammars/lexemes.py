@@ -86,6 +86,9 @@ def check_apart(rules: dict[str, Any], start: str) -> None:
     Args:
         rules: by name; each a ``Lexeme``, a rule's name, or ``("seq" | "alt", ...)`` or ``("rep", part, may
             be empty, may follow itself)``.
+
+    Raises:
+        OutpaceError: two are not.
     """
     follows = _follows(rules, start)
     if sum(len(lexeme.sets) for lexeme in follows) > _POSITIONS:

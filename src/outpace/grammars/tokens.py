@@ -22,6 +22,9 @@ def tokenizer_of(
         vocabulary: number of logits per row.
         eos: the tokens that end an output.
         marks: further tokens that no text is written with.
+
+    Raises:
+        OutpaceError: llguidance does not know the tokenizer.
     """
     named, ends = getattr(tokenizer, "vocabulary", None), sorted(eos)
     vocabulary = max(vocabulary, len(tokenizer))  # of which the model may have no logits for the last

@@ -39,6 +39,9 @@ def sources_of(
         input_ids: the decoder's, [rows, length].
         inputs: the model's main input; an encoder's, if there is one.
         prepared: what transformers would pass to the model's forward.
+
+    Raises:
+        OutpaceError, UnsupportedModel: the call is not supported; the message names the remedy.
     """
     if isinstance(target, Seq2SeqTarget):
         return _encoded(target, _decoder_pads(target, model, input_ids, prepared), inputs, prepared)

@@ -29,7 +29,11 @@ _RENAMED = {
 
 
 def write_folder(folder: str | Path, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
-    """Write both files, and into ``config.json`` a digest of both; create the folder if needed."""
+    """Write both files, and into ``config.json`` a digest of both; create the folder if needed.
+
+    Raises:
+        OutpaceError: they cannot be written.
+    """
     place = Path(folder)
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -51,7 +55,11 @@ def _mapped(path: Path) -> Any:
 
 
 def read_config(folder: str | Path, method: str) -> dict[str, Any]:
-    """The contents of ``config.json`` in a folder."""
+    """The contents of ``config.json`` in a folder.
+
+    Raises:
+        OutpaceError: there is no such file, or it has another method or format.
+    """
     path = Path(folder) / CONFIG
     if not path.is_file():
         raise OutpaceError(
@@ -80,7 +88,11 @@ def read_config(folder: str | Path, method: str) -> dict[str, Any]:
 
 
 def read_weights(folder: str | Path) -> dict[str, Tensor]:
-    """The tensors in a folder, by name."""
+    """The tensors in a folder, by name.
+
+    Raises:
+        OutpaceError: there is no such file, or it is not in safetensors format.
+    """
     path = Path(folder) / WEIGHTS
     check_plain(path)
     try:

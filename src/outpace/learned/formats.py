@@ -195,7 +195,11 @@ def format_of(config: Config) -> DrafterFormat | None:
 
 
 def check_format(config: Config, folder: str | Path, method: str) -> None:
-    """Refuse a folder of a format that a drafter does not read."""
+    """Refuse a folder of a format that a drafter does not read.
+
+    Raises:
+        OutpaceError: the message names the format, and what reads it or what to use in its place.
+    """
     found = format_of(config)
     if found is None or "method" in config or found.drafter == method:
         return

@@ -53,6 +53,9 @@ def drafted_of(given: Any, text: str | Path | None, target: TargetModel, method:
         given: their number, the ids, or a file of them; None with a text for as many as ``common``.
         text: a file whose most frequent tokens they are; without it a number takes the first ones, as
             vocabularies begin with the most common tokens.
+
+    Raises:
+        OutpaceError: a file cannot be read, or they are no ids of the target.
     """
     size = target.vocabulary
     number = common(size) if given is None else _number(given)

@@ -14,7 +14,11 @@ def low_middle_high(count: int) -> tuple[int, ...]:
 
 
 def check_layers(method: str, layers: Seq[int], target: TargetModel) -> None:
-    """Check that a target has the layers that a drafter reads, numbered as in ``Output.hidden``."""
+    """Check that a target has the layers that a drafter reads, numbered as in ``Output.hidden``.
+
+    Raises:
+        OutpaceError: it has fewer.
+    """
     named = [layer for layer in layers if layer != -1]
     if not named:
         return

@@ -57,6 +57,9 @@ class LayerConfig:
 
         Args:
             hidden_size: the target's hidden size.
+
+        Raises:
+            OutpaceError: sizes that are invalid for attention.
         """
         for name in ("hidden_size", "intermediate_size", "head_size"):
             if getattr(self, name) < 0:

@@ -97,14 +97,22 @@ class Learned(nn.Module, ABC):
         return made
 
     def bind(self, target: TargetModel) -> None:
-        """Bind the module to the target whose embeddings and head it shares."""
+        """Bind the module to the target whose embeddings and head it shares.
+
+        Raises:
+            OutpaceError: the target does not fit, or the module is bound to another one.
+        """
         self.check(target)
         if self._target not in (None, target):
             raise OutpaceError(f"{self.method}: this module is bound to another target; load one per target")
         self._target = target
 
     def check(self, target: TargetModel) -> None:
-        """Check that it fits a target."""
+        """Check that it fits a target.
+
+        Raises:
+            OutpaceError: the target has other sizes, or fewer layers than it reads.
+        """
         found = Fit.of(target)
         for what in self.fitted:
             if getattr(found, what) != getattr(self.fit, what):
@@ -237,7 +245,12 @@ class Learned(nn.Module, ABC):
         self.load_state_dict(dict(tensors))
 
     def compare(self, tensors: Mapping[str, Tensor], where: str) -> None:
-        """Compare tensors with the module's own."""
+        """Compare tensors with the module's own.
+
+        Raises:
+            OutpaceError: a tensor is missing, superfluous, of the wrong shape, or of integers in place of
+                floats; the message names it.
+        """
         place = f"{where} ({self.method} for {self.fit.name})"
         own = self.state_dict()
         for name, tensor in own.items():

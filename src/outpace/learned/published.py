@@ -73,7 +73,11 @@ def config_of(folder: str | Path) -> dict[str, Any]:
 
 
 def tensors_of(files: Seq[Path], method: str) -> dict[str, Tensor]:
-    """All tensors of safetensors files."""
+    """All tensors of safetensors files.
+
+    Raises:
+        OutpaceError: a file cannot be read.
+    """
     found: dict[str, Tensor] = {}
     for file in files:
         check_plain(file)
@@ -110,7 +114,11 @@ def read_tensors(folder: str | Path) -> dict[str, Tensor]:
 
 
 def all_tensors(folder: str | Path, method: str) -> dict[str, Tensor]:
-    """The tensors of all safetensors files in a folder."""
+    """The tensors of all safetensors files in a folder.
+
+    Raises:
+        OutpaceError: there are none, or they cannot be read.
+    """
     files = sorted(Path(folder).glob("*.safetensors"))
     if not files:
         raise OutpaceError(
@@ -125,6 +133,9 @@ def head_tensors(folder: str | Path, file: str, method: str, prefix: str) -> dic
 
     Args:
         prefix: of their names in the checkpoint of a whole model; removed.
+
+    Raises:
+        OutpaceError: there is only a pickle, or a file cannot be read.
     """
     place = Path(folder)
     files = [place / f"{file}.safetensors"]
@@ -161,6 +172,9 @@ def read_config(
     Args:
         layers: the target's layers that are read.
         method: "eagle", or "peagle", whose files differ by the masked places' parts alone.
+
+    Raises:
+        OutpaceError: it is of another method, or has unknown parts.
     """
     known = "eagle3" if method == "eagle" else method
     version, kind = version_of(config), config.get("speculators_model_type", known)
@@ -214,7 +228,11 @@ def sizes_of(layer: Any) -> dict[str, Any]:
 def check_attention(
     layer: Any, depth: int, folder: str | Path, method: str, known: Seq[str] = ("full_attention",)
 ) -> None:
-    """Check that every layer has a known kind of attention."""
+    """Check that every layer has a known kind of attention.
+
+    Raises:
+        OutpaceError: a layer has another kind.
+    """
     kinds = set((getattr(layer, "layer_types", None) or ())[:depth]) - {*known}
     if kinds:
         raise OutpaceError(
@@ -230,7 +248,11 @@ def _steps(config: Mapping[str, Any]) -> int:
 
 
 def layer_of(given: Mapping[str, Any], folder: str | Path, method: str) -> Any:
-    """The config of a drafter's layers. Published files omit their family's defaults."""
+    """The config of a drafter's layers. Published files omit their family's defaults.
+
+    Raises:
+        OutpaceError: transformers cannot read it, or the activation is not SiLU.
+    """
     from transformers import AutoConfig
 
     check_counts(given, f"{method}: config.json in {folder}")

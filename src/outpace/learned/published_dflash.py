@@ -71,6 +71,9 @@ def read_config(
     Args:
         layers: number of the target's layers.
         vocabulary: the target's, which transformers' format does not name.
+
+    Raises:
+        OutpaceError: it is of another method, has unknown parts, or lacks what is needed.
     """
     speculators = "speculators_model_type" in config
     given = given_by(config)
@@ -113,7 +116,11 @@ def _anchored(config: Mapping[str, Any]) -> bool:
 
 
 def read_extension(config: Mapping[str, Any], depth: int, folder: str | Path) -> dict[str, Any]:
-    """The fields of an ExtendedConfig that differ from those of a DFlash by itself."""
+    """The fields of an ExtendedConfig that differ from those of a DFlash by itself.
+
+    Raises:
+        OutpaceError: a part is of an unknown kind, or its size is no number.
+    """
     given, inner = (
         given_by(config),
         layer_of(config.get("transformer_layer_config", config), folder, "dflash"),
@@ -143,7 +150,11 @@ def read_extension(config: Mapping[str, Any], depth: int, folder: str | Path) ->
 
 
 def _number(given: Mapping[str, Any], name: str, kind: type[Number], folder: str | Path) -> Number:
-    """An entry that must be a number."""
+    """An entry that must be a number.
+
+    Raises:
+        OutpaceError: it is none.
+    """
     try:
         return kind(given[name])
     except (TypeError, ValueError):
@@ -153,7 +164,11 @@ def _number(given: Mapping[str, Any], name: str, kind: type[Number], folder: str
 
 
 def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The drafter's tensors, and the copies of the target's."""
+    """The drafter's tensors, and the copies of the target's.
+
+    Raises:
+        OutpaceError: there are no safetensors, they cannot be read, or the maps of ids contradict each other.
+    """
     every = all_tensors(folder, "dflash")
     found = {name: one for name, one in every.items() if not name.startswith(_CONFIDENCE)}
     copies = {name: found.pop(name) for name in COPIES if name in found}

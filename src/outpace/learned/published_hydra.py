@@ -30,7 +30,11 @@ def read(folder: str | Path) -> dict[str, Any] | None:
 
 
 def read_tensors(folder: str | Path, config: Mapping[str, Any]) -> tuple[dict[str, Tensor], int, int]:
-    """The heads' tensors by outpace's names, the number of heads, and the number of layers per head."""
+    """The heads' tensors by outpace's names, the number of heads, and the number of layers per head.
+
+    Raises:
+        OutpaceError: the heads are of another architecture, or a tensor has an unknown name or is missing.
+    """
     supported = {"hydra_head_arch": "mlp", "grounded_heads": True, "hidden_state_offset": 0}
     for name, value in supported.items():
         if config.get(name, value) != value:

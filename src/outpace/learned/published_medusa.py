@@ -29,7 +29,11 @@ def read(folder: str | Path) -> dict[str, Any] | None:
 
 
 def read_tensors(folder: str | Path) -> tuple[dict[str, Tensor], int, int]:
-    """The heads' tensors by outpace's names, the number of heads, and of residual layers per head."""
+    """The heads' tensors by outpace's names, the number of heads, and the number of residual layers per head.
+
+    Raises:
+        OutpaceError: there are no safetensors with heads, or a tensor has an unknown name.
+    """
     found = _by_number(head_tensors(folder, "medusa_lm_head", "medusa", "medusa_head."))
     names = {name: _NAME.fullmatch(name) for name in found}
     unknown = sorted(name for name, matched in names.items() if matched is None)

@@ -51,7 +51,11 @@ class DraftVocabulary(nn.Module):
         return self.ids if self.reduced else None
 
     def check(self, where: str) -> None:
-        """Check ids that came from a file."""
+        """Check ids that came from a file.
+
+        Raises:
+            OutpaceError: one is not the target's, or they do not ascend.
+        """
         wrong = self.reduced and (
             self.ids[0] < 0 or self.ids[-1] >= self._whole or (self.ids.diff() <= 0).any()
         )
@@ -111,6 +115,9 @@ def drafted_ids(model: Any) -> Tensor | None:
 
     Args:
         model: a transformers model, or None.
+
+    Raises:
+        OutpaceError: they are not ids of its vocabulary, or it is no Llama.
     """
     config: Any = getattr(model, "config", None)
     listed = getattr(config, "draft_vocabulary_ids", None)
@@ -131,7 +138,11 @@ def drafted_ids(model: Any) -> Tensor | None:
 
 
 def mask_token(model: TargetModel) -> int | None:
-    """The token of places that a draft model fills in one forward (PARD), by its config; None for none."""
+    """The token of places that a draft model fills all in one forward (PARD), by its config; None for none.
+
+    Raises:
+        OutpaceError: it is not a token of the model.
+    """
     config: Any = getattr(model.model, "config", None)
     told = [getattr(config, name, None) for name in MASK_ENTRIES]
     mask = next((one for one in told if one is not None), None)

@@ -238,7 +238,11 @@ class Costs:
         }
 
     def fill(self, table: Mapping[str, Iterable[tuple[float, float]]]) -> None:
-        """Import a table that ``dump`` returned, used until the same widths are measured here."""
+        """Import a table that ``dump`` returned, used until the same widths are measured here.
+
+        Raises:
+            ValueError, TypeError, AttributeError: it is not such a table.
+        """
         for batch, points in table.items():
             if int(batch) < 1:
                 raise ValueError(f"a batch of {batch}")

@@ -290,7 +290,11 @@ class Governor:
         return {"verify": self.forwards.dump(), f"draft, {self.drafter}": self.drafting.dump()}
 
     def begin_with(self, costs: Mapping[str, Any]) -> None:
-        """Import measured costs, used until the same widths are measured here."""
+        """Import measured costs, used until the same widths are measured here.
+
+        Raises:
+            OutpaceError: the table does not have the format of ``costs``.
+        """
         try:
             self.forwards.fill(costs["verify"])
             self.drafting.fill(costs.get(f"draft, {self.drafter}", {}))

@@ -118,7 +118,11 @@ class Admission:
         self._ends: deque[float] = deque(maxlen=_RECENT)
 
     def admit(self, choices: int) -> Ticket:
-        """Reserve room for choices."""
+        """Reserve room for choices.
+
+        Raises:
+            Refused: there is no room.
+        """
         most = self.limits.choices
         if choices > most:
             raise Refused(400, f"{choices} choices exceed the maximum of {most}", "n")

@@ -27,7 +27,11 @@ class Keys:
 
     @classmethod
     def read(cls, path: Path | None, environment: str = "") -> Keys:
-        """The keys of a file, one per line, and of an environment variable, separated by commas."""
+        """The keys of a file, one per line, and of an environment variable, separated by commas.
+
+        Raises:
+            OutpaceError: the file cannot be read, or contains no key.
+        """
         keys = [key.strip() for key in environment.split(",") if key.strip()]
         if path is not None:
             try:
@@ -44,7 +48,11 @@ class Keys:
         return len(self._digests)
 
     def tenant(self, headers: Headers) -> str | None:
-        """The tenant of a request's key; None if no key is needed."""
+        """The tenant of a request's key; None if no key is needed.
+
+        Raises:
+            Refused: the key is missing or wrong.
+        """
         if not self._digests:
             return None
         scheme, _, bearer = headers.get("authorization", "").partition(" ")

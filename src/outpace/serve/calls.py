@@ -87,7 +87,11 @@ class CallFormat(ABC):
 
     @abstractmethod
     def read(self, text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
-        """The calls in a text between the marks."""
+        """The calls in a text between the marks.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is no call.
+        """
 
     @abstractmethod
     def rule(self, function: Signature, mark: Mark, own: str) -> tuple[str, str]:

@@ -255,7 +255,11 @@ def template_message(message: Message) -> dict[str, Any]:
 
 
 def toolbox(body: Chat) -> Toolbox:
-    """The tools of a chat."""
+    """The tools of a chat.
+
+    Raises:
+        Refused: one that must be called is not among them, there are none, or two have one name.
+    """
     choice = body.tool_choice
     tools = [tool.model_dump(exclude_none=True) for tool in body.tools or ()]
     if choice == "auto" and not tools:

@@ -81,6 +81,9 @@ def constraint_of(
 
     Args:
         called: the grammar of a tool that must be called.
+
+    Raises:
+        Refused: there are two constraints, or they do not go with other fields, or a schema is missing.
     """
     formats = _formats(body) if called is None else {}  # of texts: a call has none
     given = {**formats, **_vllms(body), **_older(body), **_llama_servers(body)}

@@ -32,7 +32,11 @@ class Talk(Protocol):
 async def prompt_of(
     service: Service, body: Talk, turns: Seq[dict[str, Any]], options: dict[str, Any]
 ) -> Prompt:
-    """The prompt of a chat: up to the answer, or to the end of the message that the answer continues."""
+    """The prompt of a chat: up to the answer, or to the end of the message that the answer continues.
+
+    Raises:
+        Refused: a message is to be continued and is not the last one, or the fields exclude each other.
+    """
     *before, last = body.messages or ()
     for place, turn in enumerate(before):
         if turn.prefix or turn.partial:
@@ -50,7 +54,11 @@ async def prompt_of(
 
 
 async def continued(service: Service, turns: Seq[dict[str, Any]], options: dict[str, Any]) -> Prompt:
-    """The prompt up to the end of the last turn's text."""
+    """The prompt up to the end of the last turn's text.
+
+    Raises:
+        Refused: that turn is not a text of the assistant, or the format of answers does not allow it.
+    """
     last = turns[-1]
     if last["role"] != "assistant":
         raise Refused(400, "the last message is not of the assistant, so it is not continued", "messages")

@@ -79,6 +79,9 @@ def make_engine(
         learner: an observer that changes the drafter while it is used.
         ready: let requests also select ``ready_drafters`` by their names.
         more: further arguments of ``Engine``.
+
+    Raises:
+        OutpaceError: the parts do not fit together.
     """
     default = drafter_of(drafter)
     drafters: dict[str, Drafter[Any] | str] = {
@@ -125,7 +128,11 @@ class Drafters:
         return self._names[name]
 
     def chosen(self, request: ParsedRequest) -> str | None:
-        """The engine's name of the drafter for a request."""
+        """The engine's name of the drafter for a request.
+
+        Raises:
+            Refused: there is no drafter of this name, or it cannot draft from the request's prediction.
+        """
         name = request.params.drafts.drafter
         if name == self._names[None] and name != "off":
             name = None

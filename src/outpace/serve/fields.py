@@ -119,7 +119,11 @@ class Wire(BaseModel):
 
 
 def check_size(value: Any) -> None:
-    """Refuse objects of very many fields, each of which may be an error, and very many objects and lists."""
+    """Refuse objects of very many fields, each of which may be an error, and very many objects and lists.
+
+    Raises:
+        ValueError: there is one.
+    """
     left, count = [value], 0
     while left:
         one = left.pop()
@@ -277,7 +281,11 @@ class RefusalPart(Wire):
 
 
 def from_url(url: str, param: str) -> str:
-    """The image in a data URL, in base64."""
+    """The image in a data URL, in base64.
+
+    Raises:
+        Refused: it is another URL, or too long.
+    """
     head = _URL.match(url)
     if head is None:
         message = "images are taken as data URLs (data:image/png;base64,...); this server fetches none"
@@ -286,7 +294,11 @@ def from_url(url: str, param: str) -> str:
 
 
 def checked_image(image: str, param: str) -> str:
-    """An image in base64."""
+    """An image in base64.
+
+    Raises:
+        Refused: it is too long, or empty.
+    """
     if not image:
         raise Refused(400, "an image is empty", param)
     if len(image) // 4 * 3 > _IMAGE_BYTES:
@@ -347,7 +359,11 @@ class HasImage(Protocol):
 def content_of(
     content: str | Seq[TextPart | RefusalPart | HasImage] | None, role: str
 ) -> str | list[dict[str, str]]:
-    """A message's content as one text or, with images, as the parts of ``Prompts.conversation``."""
+    """A message's content as one text or, with images, as the parts of ``Prompts.conversation``.
+
+    Raises:
+        Refused: an image is neither a user's nor in a result, or as ``ImagePart.base64``.
+    """
     told = _for_the_model if role in ("system", "developer") else str
     if content is None or isinstance(content, str):
         return told(content or "")

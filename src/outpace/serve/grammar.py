@@ -60,7 +60,11 @@ class Grammars:
         self._threads = ThreadPoolExecutor(2, "outpace-schemas")
 
     def constraints(self) -> Constraints:
-        """The grammars of outputs."""
+        """The grammars of outputs.
+
+        Raises:
+            Refused: the tokenizer is of a kind that llguidance does not know.
+        """
         if isinstance(self._constraints, OutpaceError):
             raise Refused(400, str(self._constraints))
         return self._constraints

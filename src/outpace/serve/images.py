@@ -47,7 +47,11 @@ class Images:
         self._thread = ThreadPoolExecutor(1, "outpace-images")
 
     def check(self, turns: Seq[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
-        """Turns as the template takes them, with places of images, and the images in base64."""
+        """Turns as the template takes them, with places of images, and the images in their order, in base64.
+
+        Raises:
+            Refused: the model takes no images, or there are too many or too large ones.
+        """
         found, images = list[dict[str, Any]](), list[str]()
         for turn in turns:
             if isinstance(turn["content"], list):
@@ -82,7 +86,12 @@ class Images:
                 _log.warning("images may be refused: %s", first_line(error))
 
     async def prompt(self, text: str, images: Seq[str]) -> tuple[list[int], Mapping[str, Any]]:
-        """Token ids of a rendered conversation with images, and the source of its request."""
+        """Token ids of a rendered conversation with images, and the source of its request.
+
+        Raises:
+            Refused: an image cannot be read, or has too many pixels. OutpaceError: as ``Images.prompt`` of
+            the model.
+        """
         reader = self._model.images
         assert reader is not None  # as check() has seen
         if len(text) > _TEXT:

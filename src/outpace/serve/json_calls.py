@@ -77,7 +77,11 @@ def may_be_unmarked(text: str, functions: Mapping[str, Signature]) -> bool:
 
 
 def unmarked(text: str, functions: Mapping[str, Signature]) -> list[WrittenCall]:
-    """The calls that an answer without marks is as a whole: JSON of offered functions, fenced or not."""
+    """The calls that an answer without marks is as a whole: JSON of offered functions, fenced or not.
+
+    Raises:
+        ValueError, KeyError, TypeError: it is something else.
+    """
     values = list(values_of(text.strip().removeprefix(PYTHON_TAG)))
     found = [from_value(one) for one in values]
     known = all(one.keys() <= _CALL_KEYS for one in values)
@@ -121,7 +125,11 @@ def _mended(text: str) -> Any:
 
 
 def from_python(text: str) -> Any:
-    """The value of a literal of Python, if JSON has it too."""
+    """The value of a literal of Python, if JSON has it too.
+
+    Raises:
+        ValueError: it is something else.
+    """
     try:
         value = ast.literal_eval(text)
     except (SyntaxError, TypeError, RecursionError, MemoryError) as error:
@@ -170,7 +178,11 @@ def from_value(value: Any) -> WrittenCall:
 
 
 def call_of(name: Any, arguments: Any) -> WrittenCall:
-    """A call of a function; without arguments it has an empty object of them."""
+    """A call of a function; without arguments it has an empty object of them.
+
+    Raises:
+        ValueError: there is no name, or no object of arguments.
+    """
     arguments = {} if arguments is None else arguments
     if not (isinstance(name, str) and name and isinstance(arguments, dict)):
         raise ValueError("a call has a name, and an object of arguments")

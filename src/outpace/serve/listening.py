@@ -10,7 +10,11 @@ _BACKLOG = 2048
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Open a listening socket."""
+    """Open a listening socket.
+
+    Raises:
+        OutpaceError: the address is not available.
+    """
     try:
         return socket.create_server(
             (host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET, backlog=_BACKLOG

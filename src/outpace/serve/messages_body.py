@@ -85,7 +85,11 @@ class ImageBlock(Wire):
     cache_control: Annotated[Object | None, INERT] = None
 
     def base64(self) -> str:
-        """The image."""
+        """The image.
+
+        Raises:
+            Refused: it is a link, or too long.
+        """
         if self.source.type != "base64":
             raise Refused(400, _NO_LINK, "messages")
         return checked_image(self.source.data or "", "messages")
@@ -217,7 +221,11 @@ class Messages(Prompted, Sampled):
 
 
 def toolbox(body: Prompted) -> Toolbox:
-    """The tools of a body."""
+    """The tools of a body.
+
+    Raises:
+        Refused: one that must be called is not among them, or two have one name.
+    """
     tools, left_out = list[dict[str, Any]](), list[str]()
     for tool in body.tools or ():
         if isinstance(tool, AnthropicHosted):

@@ -195,7 +195,11 @@ def _term(name: str, schema: Any, document: Callable[[], Schema], tail: list[str
 
 
 def matched(pattern: str, text: str) -> tuple[str, str]:
-    """The first group of a pattern at a text's beginning, and what follows the match."""
+    """The first group of a pattern at a text's beginning, and what follows the match.
+
+    Raises:
+        ValueError: it does not begin so.
+    """
     found = re.match(pattern, text)
     if found is None:
         raise ValueError("a call has no name")

@@ -245,7 +245,11 @@ class _Worker:
             raise BrokenPipeError(str(error)) from None
 
     async def work(self, job: bytes) -> Any:
-        """The answer to a job."""
+        """The answer to a job.
+
+        Raises:
+            _NotBegun: the process had ended before it read the job. EOFError, OSError: it has ended since.
+        """
         try:
             await self.answer(job)
         except (EOFError, OSError):
@@ -253,7 +257,11 @@ class _Worker:
         return await self.answer()
 
     async def answer(self, piece: bytes | None = None) -> Any:
-        """Read an answer, after writing a piece."""
+        """Read an answer, after writing a piece.
+
+        Raises:
+            EOFError, OSError: the process has ended.
+        """
         assert self._process.stdin is not None and self._process.stdout is not None
         if piece is not None:
             self.tell(piece)

@@ -284,7 +284,11 @@ class Guarded(HttpToolsProtocol):
 
 
 def check_head(version: str, method: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-    """Check what a request says of its host and its body."""
+    """Check what a request says of its host and its body.
+
+    Raises:
+        Refused: with the status that HTTP gives the mistake.
+    """
     if method == b"CONNECT":
         raise Refused(501, "CONNECT is for proxies, and this is none; send POST or GET")
     hosts = [value for name, value in headers if name == b"host"]

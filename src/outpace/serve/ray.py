@@ -120,7 +120,11 @@ class Config(BaseModel):
         return Keys(key.strip() for key in self.api_keys.split(",") if key.strip())
 
     def check(self) -> None:
-        """Check options against each other."""
+        """Check options against each other.
+
+        Raises:
+            OutpaceError: two contradict each other; the message names them.
+        """
         if self.max_replicas < self.min_replicas:
             raise OutpaceError(
                 f"max_replicas ({self.max_replicas}) must be at least min_replicas ({self.min_replicas})"

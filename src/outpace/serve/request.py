@@ -86,7 +86,12 @@ class Defaults:
         return SamplingParams(**params, speculation=speculation(body.speculation))
 
     def most_tokens(self, prompts: Seq[Seq[int]], asked: int | None) -> int:
-        """Maximum number of tokens to emit."""
+        """Maximum number of tokens to emit.
+
+        Raises:
+            Refused: the prompt leaves nothing of the context for an answer, or less than was asked for and
+                must not be cut.
+        """
         longest = max((len(prompt) for prompt in prompts), default=0)
         if self.context is None:
             return _ANSWER if asked is None else asked
@@ -105,7 +110,11 @@ class Defaults:
 
 
 def openai_params(body: OpenAI, defaults: Defaults, most: int, logprobs: int | None) -> SamplingParams:
-    """Sampling parameters of a request to chat or completions."""
+    """Sampling parameters of a request to chat or completions.
+
+    Raises:
+        Refused: there is a wrong bias, or more tokens must be emitted than may be.
+    """
     if body.min_tokens > most:
         message = f"min_tokens is {body.min_tokens}, but at most {most} tokens are emitted; lower it"
         raise Refused(400, message, "min_tokens")
@@ -144,7 +153,11 @@ def speculation(asked: str | bool | Speculate | None) -> Speculation:
 
 
 def check_stream(body: OpenAI) -> None:
-    """Refuse options of chat and completions that need a stream."""
+    """Refuse options of chat and completions that need a stream.
+
+    Raises:
+        Refused: one is given for a response that is not streamed.
+    """
     if body.stream_options is not None and not body.stream:
         raise Refused(400, "stream_options needs stream: true", "stream_options")
     if body.trace and not body.stream:

@@ -324,7 +324,11 @@ def toolbox(body: Responses) -> tuple[Toolbox, Mapping[str, Origin]]:
 
 
 def schema_of(body: Responses) -> dict[str, Any] | None:
-    """The schema of the answer; None if it has none."""
+    """The schema of the answer; None if it has none.
+
+    Raises:
+        Refused: it is missing.
+    """
     form = body.text.format if body.text is not None else None
     if form is None or form.type == "text":
         return None

@@ -80,7 +80,11 @@ class Room:
         return self._totals[device]
 
     def check(self, model: Known) -> None:
-        """Refuse a model that would not fit alone."""
+        """Refuse a model that would not fit alone.
+
+        Raises:
+            Refused: its weights take more memory than there is.
+        """
         total = self.of(model.device)
         needed = model.bytes + model.bytes // _ROWS
         if total is not None and needed > total:

@@ -183,7 +183,11 @@ class Service:
     # -- admission ---------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check that requests can still be decoded."""
+        """Check that requests can still be decoded.
+
+        Raises:
+            Refused: the engine has died, or the server is shutting down.
+        """
         if self.engine.failed is not None:
             raise Refused(503, "the engine has failed; restart the server", code="engine_failed")
         if self.draining:
@@ -193,6 +197,9 @@ class Service:
         """Check that a request of the server's own passes through the engine's thread in time.
 
         It has no prompt, so that the engine refuses it, between two steps, and it waits for no slot.
+
+        Raises:
+            Refused: the engine has died, or has not answered for ``Limits.stuck`` seconds.
         """
         if self.engine.failed is not None:
             raise Refused(503, "the engine has failed; restart the server", code="engine_failed")

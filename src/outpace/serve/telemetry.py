@@ -21,7 +21,11 @@ def tracer_to(endpoint: str) -> Tracer:
 
 
 def provider_to(endpoint: str) -> TracerProvider:
-    """Make a provider whose spans are sent to a collector's URL (OTLP over HTTP) in the background."""
+    """Make a provider whose spans are sent to a collector's URL (OTLP over HTTP) in the background.
+
+    Raises:
+        OutpaceError: OpenTelemetry is not installed.
+    """
     try:
         from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.resources import Resource

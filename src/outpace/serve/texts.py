@@ -173,7 +173,11 @@ class Prompts:
         return Middle.of(self._model.tokenizer, self._model.tokens(""))
 
     def middle(self) -> Middle:
-        """Those marks."""
+        """Those marks.
+
+        Raises:
+            Refused: there are none.
+        """
         if self.fills is None:
             told = f"the tokenizer of {self._name} has no marks for filling in the middle; leave suffix out"
             raise Refused(400, told, "suffix")
@@ -195,7 +199,11 @@ class Prompts:
         return await middle.prompt(read, prefix, suffix, files)
 
     def beginning(self) -> list[int]:
-        """The prompt for a request without one: the token that begins texts, or the one that ends them."""
+        """The prompt for a request without one: the token that begins texts, or the one that ends them.
+
+        Raises:
+            Refused: the model has neither.
+        """
         tokenizer = self._model.tokenizer
         for token in (tokenizer.bos_token_id, tokenizer.eos_token_id):
             if token is not None:
@@ -208,6 +216,10 @@ class Prompts:
         Args:
             messages: whose contents are texts or, with images, lists of parts: ``{"type": "text", "text"}``,
                 ``{"type": "image", "image"}`` with the image in base64.
+
+        Raises:
+            Refused: there is no template or no message, or it rejects the messages, or they are too long, or
+                an image cannot be read.
         """
         if not messages:
             raise Refused(400, "the conversation is empty; send a message of the user", "messages")
@@ -220,7 +232,11 @@ class Prompts:
         return Prompt(*await self._images.prompt(text, images))
 
     def check_tokens(self, tokens: Seq[int]) -> list[int]:
-        """Check token ids sent by a client."""
+        """Check token ids sent by a client.
+
+        Raises:
+            Refused: one is outside the model's vocabulary.
+        """
         most = self._model.target.vocabulary
         if any(token >= most for token in tokens):
             raise Refused(400, f"token ids are below {most}", "prompt")

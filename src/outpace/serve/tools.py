@@ -69,7 +69,11 @@ class Toolbox:
         return response
 
     def grammar(self, dialogue: Dialogue) -> Lark | None:
-        """The grammar of the call that the answer must be; None if it need not be one."""
+        """The grammar of the call that the answer must be; None if it need not be one.
+
+        Raises:
+            Refused: a name is none, or a schema is not that of an object.
+        """
         if not isinstance(self.choice, tuple):
             return None
         for name in self.choice:
@@ -99,6 +103,9 @@ def chosen(choice: str | None, name: str | None, tools: Seq[dict[str, Any]]) -> 
     Args:
         choice: "none", "auto", "required", or None for the default.
         name: the name of the function that must be called.
+
+    Raises:
+        Refused: it is not among the tools, or there are none.
     """
     names = tuple(tool["function"]["name"] for tool in tools)
     if name is not None:
@@ -116,6 +123,9 @@ def allowed(
     """The tools that the prompt shows, and a ``Toolbox.choice``, if an answer may call some of them alone.
 
     Where it must call one, its grammar keeps it to them, and the prompt stays; otherwise it shows no others.
+
+    Raises:
+        Refused: one is not among the tools, or there are none.
     """
     known = [tool["function"]["name"] for tool in tools]
     if others := [name for name in names if name not in known]:
@@ -125,7 +135,11 @@ def allowed(
 
 
 def check_names(tools: Seq[dict[str, Any]]) -> None:
-    """Refuse two functions of one name."""
+    """Refuse two functions of one name.
+
+    Raises:
+        Refused: there are some.
+    """
     seen = set[str]()
     for tool in tools:
         name = tool["function"]["name"]

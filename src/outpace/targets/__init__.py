@@ -93,6 +93,9 @@ def of_file(
         others: llama.cpp runs what is not read here.
         updated: merges low-rank updates into the model.
         options: as for ``Target``.
+
+    Raises:
+        UnsupportedModel: neither runs it; the message has both reasons.
     """
     from outpace.targets.gguf import GgufFile, tokenizer_of
     from outpace.targets.llamacpp import LlamaCppTarget

@@ -77,7 +77,11 @@ class Described:
 
     @property
     def layers(self) -> int:
-        """Number of layers, counted as in ``Output.hidden`` and ``some_layers``."""
+        """Number of layers, counted as in ``Output.hidden`` and ``some_layers``.
+
+        Raises:
+            OutpaceError: the number is not known.
+        """
         raise OutpaceError(
             f"{kind_of(self)} does not state how many layers it has; name those to read, or use another "
             "drafter"
@@ -104,7 +108,11 @@ class TakesSources(Described):
     start: tuple[int, ...]
 
     def encode(self, source: Any) -> Source | None:
-        """The source of a request, checked and encoded; None where there is none."""
+        """The source of a request, checked and encoded; None where there is none.
+
+        Raises:
+            OutpaceError: a source for a model without an encoder, none for a model with one, or a wrong one.
+        """
         if source is not None:
             raise OutpaceError("this model has no encoder and takes no source; put the text into the prompt")
         return None
@@ -120,6 +128,9 @@ class TakesSources(Described):
         """The prompt and the source of a request for a text, given as token ids.
 
         Without an encoder the text is the prompt. Otherwise it is the source, and the prompt is ``start``.
+
+        Raises:
+            OutpaceError: the config of a model with an encoder lacks the token that its decoder starts with.
         """
         if not self.has_encoder:
             return list(tokens), None
@@ -133,17 +144,28 @@ class SharesParts:
 
     @property
     def hidden(self) -> HiddenStates:
-        """Size, dtype and device of its hidden states."""
+        """Size, dtype and device of its hidden states.
+
+        Raises:
+            OutpaceError: it does not expose them.
+        """
         raise OutpaceError(f"{kind_of(self)} shares no hidden states; use a drafter without trained parts")
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings of token ids: [...] -> [..., hidden size]. Gradients do not reach its weights."""
+        """Embeddings of token ids: [...] -> [..., hidden size]. Gradients do not reach its weights.
+
+        Raises:
+            OutpaceError: it does not expose them.
+        """
         raise OutpaceError(f"{kind_of(self)} shares no embeddings; use a drafter without trained parts")
 
     def head(self, states: Tensor) -> Tensor:
         """Logits of outputs of the last layer: [..., hidden size] -> [..., vocabulary].
 
         Gradients reach the states, if the caller's grad mode records them.
+
+        Raises:
+            OutpaceError: it does not expose its head.
         """
         raise OutpaceError(f"{kind_of(self)} shares no head; use a drafter without trained parts")
 
@@ -163,6 +185,9 @@ class SharesParts:
             seen: the rows that each row attends to, [B, N, N], boolean.
             hidden_layers: layers whose hidden states to return.
             weights: weights by name, instead of the model's own; gradients reach these too.
+
+        Raises:
+            OutpaceError: the target cannot be trained through.
         """
         raise OutpaceError(f"{kind_of(self)} cannot be trained through; use another method")
 
@@ -172,6 +197,9 @@ class SharesParts:
         Args:
             tokens, positions: [B, N].
             seen: the rows that each row attends to, [B, N, N], boolean.
+
+        Raises:
+            OutpaceError: the target cannot be trained.
         """
         raise OutpaceError(f"{kind_of(self)} cannot be trained; use a transformers model")
 

@@ -61,7 +61,11 @@ class AssistantModule(nn.Module):
 
     @classmethod
     def of(cls, given: Any, target: TargetModel) -> AssistantModule:
-        """The given assistant, or the one in a folder, which may be a name on the hub."""
+        """The given assistant, or the one in a folder, which may be a name on the hub.
+
+        Raises:
+            OutpaceError: it is none, it does not fit the target, or weights are missing.
+        """
         if isinstance(given, AssistantModule):
             return given
         if given is None:
@@ -129,7 +133,11 @@ class AssistantModule(nn.Module):
         return outputs[:, -self.stock.hidden_size :]
 
     def head(self, ids: Tensor | None) -> nn.Module:
-        """The head: its inputs [n, hidden size] -> logits of the ids, [n, ids]; None for all of them."""
+        """The head: its inputs [n, hidden size] -> logits of the ids, [n, ids]; None for all of them.
+
+        Raises:
+            OutpaceError: it scores a few clusters of the vocabulary already.
+        """
         whole: nn.Module = self.stock.lm_head
         if ids is None:
             return whole if self.stock.masked_embedding is None else _Clusters(self.stock)
@@ -214,7 +222,11 @@ def _loaded(path: str | Path, target: TargetModel) -> Any:
 
 
 def _producers(target: TargetModel, stock: Any) -> dict[str, tuple[int, Any]]:
-    """Kind of layer -> number and layer of the target whose keys and values an assistant reads."""
+    """Kind of layer -> number and layer of the target whose keys and values an assistant reads.
+
+    Raises:
+        OutpaceError: the target is no Gemma 4, or its weights were released.
+    """
     model = target.model
     decoder = model.get_decoder() if hasattr(model, "get_decoder") and not target.has_encoder else None
     layers = getattr(decoder, "layers", ())
@@ -246,7 +258,11 @@ def _kv_heads(layer: Any) -> int:
 
 
 def _check_sizes(stock: Any, target: TargetModel, layers: Mapping[str, tuple[int, Any]]) -> None:
-    """Compare an assistant's sizes with its target's."""
+    """Compare an assistant's sizes with its target's.
+
+    Raises:
+        OutpaceError: one differs; the message names it.
+    """
     own = stock.config
     pairs = {
         "backbone_hidden_size": (own.backbone_hidden_size, target.hidden.size),

@@ -177,7 +177,11 @@ class DFlashModule(BlockModule):
         return ExtendedConfig(**fields, **further) if further else DFlashConfig(**fields)
 
     def save(self, folder: str | Path) -> None:
-        """See ``Learned``."""
+        """See ``Learned``.
+
+        Raises:
+            OutpaceError: it has parts that outpace's own format lacks.
+        """
         if isinstance(self.config, ExtendedConfig):
             raise OutpaceError("dflash: a published drafter with further parts is not saved; keep its folder")
         super().save(folder)
@@ -237,6 +241,9 @@ def _check_copies(copies: Mapping[str, Tensor], target: TargetModel, place: Path
 
     Args:
         ids: those that are drafted, of which alone the file has the head; None for all.
+
+    Raises:
+        OutpaceError: they differ.
     """
     own = {"embed_tokens.weight": target.embed(torch.arange(target.vocabulary, device=target.hidden.device))}
     head = head_weights(target)

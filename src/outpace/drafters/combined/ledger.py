@@ -43,6 +43,9 @@ class Guesses(NamedTuple):
 
         Returns:
             The tree, and for each draft the map from its nodes to the tree's.
+
+        Raises:
+            ValueError: a draft has distributions (its siblings are separate trials).
         """
         tokens: list[int] = []
         parents: list[int] = []

@@ -68,7 +68,11 @@ class NgramIndex:
         self.update()
 
     def matches(self, limit: int) -> list[Occurrence]:
-        """At most ``limit`` earlier occurrences of the text's end: the longest first, then the latest."""
+        """At most ``limit`` earlier occurrences of the text's end: the longest first, then the latest.
+
+        Raises:
+            ValueError: the text has grown since the last ``update``.
+        """
         tokens, end = self._tokens, len(self._tokens)
         if end != self._read:
             raise ValueError(f"the text has {end} tokens but the index {self._read}: call update first")

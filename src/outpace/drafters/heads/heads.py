@@ -113,7 +113,11 @@ class HeadConfig:
 
 
 def check_nodes(method: str, max_nodes: int) -> None:
-    """Refuse a configuration whose tree has no node, or more than a forward should have."""
+    """Refuse a configuration whose tree has no node, or more than a forward should have.
+
+    Raises:
+        OutpaceError: it does.
+    """
     if not 1 <= max_nodes <= MOST_NODES:
         raise OutpaceError(f"{method}: max_nodes must be between 1 and {MOST_NODES:,}, not {max_nodes:,}")
 

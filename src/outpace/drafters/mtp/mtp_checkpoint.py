@@ -168,7 +168,11 @@ def load(target: TargetModel, path: Any) -> Found:
 
 
 def published(found: Found, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors of the layers, by transformers' names, in the form and by the names of their checkpoint."""
+    """Tensors of the layers, by transformers' names, in the form and by the names of their checkpoint.
+
+    Raises:
+        OutpaceError: transformers cannot undo its conversions.
+    """
     from transformers.core_model_loading import revert_weight_conversion
 
     reverted = revert_weight_conversion(found.stock, dict(tensors))

@@ -264,6 +264,9 @@ def shape_of(
         expand: number of nodes per layer that get children.
         max_nodes: nodes in total, with ``acceptance`` or ``expand``.
         method: name of the method, for messages.
+
+    Raises:
+        OutpaceError: values are invalid or exclude each other.
     """
     factors = numbers("branching", branching, "x", int, method)
     chances = numbers("acceptance", acceptance, "/", float, method)
@@ -310,7 +313,11 @@ def _named(factors: Seq[int], chances: Seq[float], expand: int | None) -> dict[s
 def numbers(
     name: str, given: str | Seq[T], separator: str, kind: type[T], method: str = "draft_model"
 ) -> tuple[T, ...]:
-    """The numbers of an option, given as numbers or as text with separators."""
+    """The numbers of an option, given as numbers or as text with separators.
+
+    Raises:
+        OutpaceError: they are not numbers; the message names the method and the option.
+    """
     parts: Seq[Any] = given.split(separator) if isinstance(given, str) and given else given
     try:
         return tuple(kind(part) for part in parts)

@@ -217,6 +217,9 @@ def vocabulary_of(kind: Kind, model: TargetModel, target: TargetModel, own: Any,
     Args:
         own: the draft model's tokenizer, None if unknown.
         theirs: the target's tokenizer.
+
+    Raises:
+        OutpaceError: the kind is "same" and the vocabularies differ, or a tokenizer is missing.
     """
     if kind == "same":
         _check_same(model, target, own, theirs)

@@ -46,7 +46,11 @@ class PartShared(Growth):
 
 
 def place_of(sequence: Sequence, name: str) -> Place:
-    """The place of a sequence's rows in the target's cache."""
+    """The place of a sequence's rows in the target's cache.
+
+    Raises:
+        OutpaceError: it has none, since it is the text of a draft model.
+    """
     if sequence.place is None:
         raise OutpaceError(
             f"{name} drafts in the target's own cache, so it cannot draft for a draft model; use it by itself"

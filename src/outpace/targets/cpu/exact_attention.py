@@ -40,6 +40,9 @@ def exact_attention(
 
     Returns:
         [B, width, heads, size], and no weights.
+
+    Raises:
+        UnsupportedModel: the model needs more than scaled dot products: a soft cap, sinks, a bias.
     """
     more = [name for name in ("softcap", "s_aux", "position_bias") if kwargs.get(name) is not None]
     if more or dropout:

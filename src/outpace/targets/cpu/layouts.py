@@ -161,6 +161,9 @@ def _fill(packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | No
 
     Args:
         order: numbers of the outputs in the order in which they are packed; None for their own.
+
+    Raises:
+        UnsupportedModel: what is read back is not what was to be written.
     """
     dtype = weights[0].dtype if weights[0].dtype in DTYPES else torch.float32
     rows = [weight.detach().to(dtype) for weight in weights]

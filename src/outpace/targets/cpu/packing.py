@@ -38,7 +38,11 @@ def copies_fit(model: Any) -> bool:
 
 
 def check_quantise(model: Any, quantise: str | None) -> None:
-    """Refuse a model whose weights cannot be rounded."""
+    """Refuse a model whose weights cannot be rounded.
+
+    Raises:
+        UnsupportedModel: the model does not allow it.
+    """
     if quantise is not None and (
         why := why_untouchable(model) or _why_not_rounded(model, QUANTISED[quantise])
     ):

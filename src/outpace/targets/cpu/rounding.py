@@ -96,7 +96,11 @@ class Rounding:
         return None
 
     def made(self) -> Any:
-        """A copy of the step with rounded layers."""
+        """A copy of the step with rounded layers.
+
+        Raises:
+            UnsupportedModel: the reason is ``refused``.
+        """
         if self.refused:
             raise UnsupportedModel(self.refused)
         layers = set(self.layers)

@@ -109,6 +109,9 @@ def invariant_attention(
     """An attention function of transformers' ``AttentionInterface``.
 
     Its mask is one of ``device_rows.in_order``. The other arguments are those of ``tree_attention``.
+
+    Raises:
+        UnsupportedModel: the model needs other features, or makes its own masks.
     """
     if dropout or kwargs.get("position_bias") is not None:
         raise UnsupportedModel(f"attention with {'dropout' if dropout else 'a bias'} has no bit-exact form")

@@ -50,6 +50,9 @@ def tree_attention(
 
     Returns:
         [B, width, heads, size of values], and no weights.
+
+    Raises:
+        UnsupportedModel: the model needs other features.
     """
     if dropout or kwargs.get("position_bias") is not None:
         raise UnsupportedModel(f"attention with {'dropout' if dropout else 'a bias'} cannot be replaced")

@@ -56,7 +56,11 @@ class NativeRounding:
             multiply(torch.zeros(1, packed.inputs, dtype=packed.dtype), packed, bias)
 
     def made(self) -> NativeRunner:
-        """A runner with rounded products, made one after the other."""
+        """A runner with rounded products, made one after the other.
+
+        Raises:
+            UnsupportedModel: the reason is ``refused``.
+        """
         if self.refused:
             raise UnsupportedModel(self.refused)
         rounded = [self._rounded(product) for product in self.layers]

@@ -70,7 +70,11 @@ class Ranks:
 
     @classmethod
     def of_launcher(cls, timeout: float = 120.0) -> Ranks:
-        """The ranks of ``torchrun``, or of another launcher that sets RANK, WORLD_SIZE and MASTER_ADDR."""
+        """The ranks of ``torchrun``, or of another launcher that sets RANK, WORLD_SIZE and MASTER_ADDR.
+
+        Raises:
+            OutpaceError: no launcher has started this process, or it started only one.
+        """
         size = int(os.environ.get("WORLD_SIZE", "0"))
         if size < 2 or "RANK" not in os.environ:
             raise OutpaceError(
@@ -89,7 +93,11 @@ class Ranks:
         return self.rank == 0
 
     def ready(self) -> None:
-        """Wait until every rank has loaded; from then on the leader sends heartbeats."""
+        """Wait until every rank has loaded; from then on the leader sends heartbeats.
+
+        Raises:
+            RanksLost: a rank has failed, or takes more than an hour.
+        """
         began = time.monotonic()
         self._store.add("ready", 1)
         while self._store.add("ready", 0) < self.size:

@@ -17,7 +17,11 @@ _WEIGHTS = "adapter_model.safetensors"
 
 
 def base_of(folder: str | Path) -> str:
-    """The name or folder of the base model of a peft folder."""
+    """The name or folder of the base model of a peft folder.
+
+    Raises:
+        OutpaceError: the folder does not name it.
+    """
     file = Path(folder) / ADAPTER
     found = read_json(file)
     base = found.get("base_model_name_or_path") if isinstance(found, dict) else None
@@ -36,7 +40,11 @@ def tensors_of(folder: str | Path) -> list[str]:
 
 
 def merge(model: Any, folder: str | Path) -> Any:
-    """Add the updates in a peft folder to a model's weights, in place, and return the model."""
+    """Add the updates in a peft folder to a model's weights, in place, and return the model.
+
+    Raises:
+        OutpaceError: peft is missing, or the updates do not fit the model; the message names a tensor.
+    """
     from safetensors import SafetensorError
 
     peft = import_peft(f"reading {folder}")
@@ -62,7 +70,11 @@ def merge(model: Any, folder: str | Path) -> Any:
 
 
 def import_peft(purpose: str) -> Any:
-    """Import peft."""
+    """Import peft.
+
+    Raises:
+        OutpaceError: it is not installed.
+    """
     try:
         import peft
     except ImportError as error:

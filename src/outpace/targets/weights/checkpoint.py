@@ -54,6 +54,9 @@ def check_counts(config: Mapping[str, Any], where: str, tensors: int | None = No
     Args:
         where: the file's name, for messages.
         tensors: number of tensors in the weights, if known: most layers have several of their own.
+
+    Raises:
+        OutpaceError: the message names the entry.
     """
     layers = _MOST_LAYERS if tensors is None else max(tensors, _SHARED_LAYERS)
     for name, value in _entries(config):
@@ -84,6 +87,10 @@ def check_weights(folder: Path, config: Mapping[str, Any]) -> int | None:
     """Check a folder's index and the headers of its weights; return the number of tensors.
 
     None if there are no weights in safetensors format.
+
+    Raises:
+        OutpaceError: the index is not one, or names files elsewhere or missing ones; a header is broken; or
+            weights are not floats although the config names no quantisation.
     """
     files = weight_files(folder)
     if not files:
@@ -145,7 +152,11 @@ def _inside(name: str) -> bool:
 
 
 def header(file: Path) -> dict[str, str]:
-    """The dtype of each tensor of a safetensors file, in the format's notation."""
+    """The dtype of each tensor of a safetensors file, in the format's notation.
+
+    Raises:
+        OutpaceError: the file cannot be read.
+    """
     from safetensors import SafetensorError, safe_open
 
     check_plain(file)

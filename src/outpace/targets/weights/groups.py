@@ -76,7 +76,11 @@ class Layout(ABC):
         """
 
     def check(self, name: str, found: Mapping[str, tuple[int, ...]], inputs: int, outputs: int) -> int:
-        """The bits of a layer's numbers, by the shapes of its tensors."""
+        """The bits of a layer's numbers, by the shapes of its tensors.
+
+        Raises:
+            UnsupportedModel: it has another number of bits, or groups of another size.
+        """
         packed, scales = found.get(self.packed), found.get(self.scales, ())
         for bits in BITS:
             shape, along = self.shapes(bits, inputs, outputs)

@@ -114,6 +114,9 @@ def refuse_incomplete(info: Mapping[str, Any], shown: str) -> None:
     Args:
         info: the ``output_loading_info`` of ``from_pretrained``.
         shown: the model's name for messages.
+
+    Raises:
+        OutpaceError: weights are missing; the message names some.
     """
     missing = sorted(info["missing_keys"])
     if missing:
