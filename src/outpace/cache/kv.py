@@ -74,7 +74,6 @@ class KVCache(Cache):
         return Lane(self._layout, places, room)
 
     def _rows_of(self, places: int, room: int) -> int:
-        """Number of rows that a lane reserves."""
         return places * room
 
     @property
@@ -94,7 +93,6 @@ class KVCache(Cache):
         return self._rows_of(1, self._room_for(rows))
 
     def _room_for(self, rows: int) -> int:
-        """The room of a lane for a slot of this number of rows."""
         room = max(self._least_room, power_of_two(rows))
         if self.capacity is not None and self._rows_of(1, room) > self.capacity:
             room = self.capacity - self._rows_of(1, 0)
@@ -163,7 +161,6 @@ class KVCache(Cache):
             self._lanes.remove(lane)
 
     def _left(self, lane: Lane) -> None:
-        """Release memory after a slot has left a lane."""
         if not self._seats:
             first = self._lanes[0]
             if len(self._lanes) > 1 or (first.places, first.room) != self._first:

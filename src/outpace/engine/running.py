@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import RanksLost, StoppedBy, out_of_memory
-from outpace.engine.active import Active, Drafts, Stage, by_drafter, fail
+from outpace.engine.active import Active, Drafting, Stage, by_drafter, fail
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.scheduler import Scheduler
@@ -45,7 +45,7 @@ class RunningBatch:
         target: TargetModel,
         memory: Memory,
         scheduler: Scheduler,
-        draftings: Mapping[str | None, Drafts],
+        draftings: Mapping[str | None, Drafting],
         layers: tuple[int, ...],
         observer: Observer | None,
         clock: Callable[[], float],
@@ -75,7 +75,6 @@ class RunningBatch:
 
     @property
     def sequences(self) -> list[Sequence]:
-        """The sequences in the batch, and those waiting to join."""
         return [active.sequence for active in self.active] + self.scheduler.waiting
 
     # -- joining -----------------------------------------------------------------------------------------

@@ -54,7 +54,6 @@ class View(NamedTuple):
 
 
 def views_of(recipe: Recipe, config: Any) -> list[View]:
-    """The view of each layer."""
     kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
     return [
         View(
@@ -141,7 +140,6 @@ class NativeRunner:
         self._library: Any = functions(weights.dtype)
 
     def _begin(self) -> None:
-        """Start without what is kept between forwards."""
         self._lanes: WeakKeyDictionary[Any, _Buffers] = WeakKeyDictionary()
         self._struct: tuple[DecoderStruct, int] | None = None  # with the number of positions that it has
 

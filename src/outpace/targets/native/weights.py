@@ -62,7 +62,6 @@ class Weights:
         self.hidden, self.inner = int(self.config.hidden_size), int(self.config.intermediate_size)
 
     def layer(self, number: int, view: int) -> LayerStruct:
-        """The struct of a layer."""
         recipe, module = self.recipe, self.base.layers[number]
         attention = getattr(module, recipe.attention)
         joined, output, up, down = linears_of_layer(module, recipe)
