@@ -51,14 +51,19 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 # Everything runs on models in the repository; nothing is fetched while it runs.
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Processes that tests start read modules that were compiled before.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo gpu real-gguf test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-arm wheels-elsewhere test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
 
+# TESTS="tests integrations lab/tests" are those of both packages in one run, which collects them once.
+TESTS :=
+
 test: $(TEST)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS) $(TESTS)
 
 test-lab: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS) lab/tests

@@ -599,9 +599,10 @@ TARGETS = [
     Mutant(
         "rows of a window of its own attend to the sequence beside theirs",
         "outpace/cache/lanes.py",
-        "        self.start, self.stop = covered.start, covered.stop\n",
-        "        beside = len(covered) == 1 < lane.places and (1 if covered.start == 0 else -1)\n"
-        "        self.start, self.stop = covered.start + beside, covered.stop + beside\n",
+        "        self.places = slice(covered.start, covered.stop) if"
+        " isinstance(covered, range) else covered\n",
+        "        beside = len(covered) == 1 < lane.places and (1 if covered[0] == 0 else -1)\n"
+        "        self.places = slice(covered[0] + beside, covered[-1] + 1 + beside)\n",
         ("tests/lossless/test_joins.py::test_tokens_are_those_of_each_alone -k lookup",),
         untested=True,
     ),
@@ -707,6 +708,22 @@ TARGETS = [
         (
             "tests/unit/targets/test_causal.py::test_rows_in_windows_of_their_own_have_the_logits_of_each_alone",
         ),
+    ),
+    Mutant(
+        "a window that skips places reads the keys of others",
+        "outpace/cache/lanes.py",
+        "        return kept[self.places, :, : self.columns], seen[self.places, :, : self.columns]\n",
+        "        return kept[: len(self.places), :, : self.columns], seen[self.places, :, : self.columns]\n",
+        (
+            "tests/unit/targets/test_causal.py::test_rows_in_windows_of_their_own_have_the_logits_of_each_alone",
+        ),
+    ),
+    Mutant(
+        "a flat forward's attention gives rows to the sequence before theirs",
+        "outpace/targets/cpu/flat_attention.py",
+        "            out[part.rows.flatten()[part.real]] = rows\n",
+        "            out[part.rows.flatten()[part.real].roll(1)] = rows\n",
+        ("tests/lossless/test_joins.py::test_rows_of_transformers_modules_share_forwards",),
     ),
     Mutant(
         "writes to weights are not seen",

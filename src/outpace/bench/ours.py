@@ -62,7 +62,6 @@ class Ours(Method):
         self._engine = Engine(self._target, before.drafter, before.verifier, adaptive=governor or False)
 
     def run(self, request: PromptBatch) -> MethodRun:
-        """Decode step by step."""
         engine = self._engine
         reads = engine.drafter.reads_references
         sequences: list[Sequence] = []

@@ -45,7 +45,6 @@ class BenchRecord:
 
     @property
     def failed(self) -> list[Row]:
-        """Rows with an error."""
         return [row for row in self.rows if row.error is not None]
 
     @property
@@ -60,7 +59,6 @@ class BenchRecord:
 
 
 def as_json(record: BenchRecord) -> dict[str, Any]:
-    """Convert to one JSON object; each row has its main figures at the top level."""
     return {
         "format": FORMAT,
         "version": VERSION,
@@ -158,7 +156,6 @@ def _word(name: str, value: Any) -> list[str]:
 
 
 def _check(found: Mapping[str, Any]) -> None:
-    """Access every field that a comparison reads, to detect broken files."""
     for part in ("model", "settings", "machine"):
         found[part].get("name")
     for named in (found.get("peers") or {}, found["settings"].get("suites") or {}):

@@ -75,12 +75,10 @@ def add_plugins(app: typer.Typer) -> None:
 
 
 def _registered(app: typer.Typer) -> list[Any]:
-    """The commands and groups of commands."""
     return [*app.registered_commands, *app.registered_groups, *benchmarks.registered_commands]
 
 
 def fail(message: str) -> None:
-    """Print an error on standard error."""
     screen.note(f"Error: {message}", style="bold red")
 
 
@@ -136,7 +134,6 @@ def finish(whole: bool, equal: bool = True) -> None:
 
 
 def show(found: T, as_json: bool, table: Callable[[T], Any]) -> None:
-    """Print a command's result on standard output."""
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:

@@ -113,7 +113,6 @@ def _draw_compiled(
 
 @cache
 def has_kernels(device: torch.device) -> bool:
-    """True if ``draw_kernel`` runs on a device."""
     return device.type == "cuda" and not why_no_triton()
 
 
@@ -175,7 +174,6 @@ def _heated(scores: Tensor, params: Seq[SamplingParams]) -> Tensor:
 
 
 def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
-    """The reference's draw from a row of adjusted scores, shape [vocabulary]."""
     try:
         return noisy_argmax(warp(scores, params), word)
     except NoTokenLeft:
@@ -183,7 +181,6 @@ def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
 
 
 def host_keys(words: Seq[int]) -> NDArray[np.int64]:
-    """The rows' keys as int64, shape [n]."""
     return np.array(words, np.uint64).view(np.int64)
 
 

@@ -136,7 +136,6 @@ class Processor:
         self._times = np.zeros(len(self._ids), np.float32)
 
     def observe(self, token: int) -> None:
-        """Count an emitted token."""
         if not self.penalises:
             return
         place = self._place.setdefault(token, len(self._place))

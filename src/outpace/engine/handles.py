@@ -51,7 +51,6 @@ class Handle:
         self._inbox.put(Cancel(self._key))
 
     async def joined(self) -> None:
-        """Wait until the request is in the batch, or has ended."""
         await self._joined.wait()
 
     async def result(self) -> Generation:

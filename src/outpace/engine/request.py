@@ -20,7 +20,7 @@ from outpace.core import (
 from outpace.core.parameters import token_id
 from outpace.draws.noise import Key
 from outpace.draws.sampling import NoEnd
-from outpace.engine.drafting import Drafting
+from outpace.engine.active import Drafting
 from outpace.engine.observer import Observer
 from outpace.engine.parts import need_logits
 from outpace.engine.slow import reasons

@@ -48,7 +48,6 @@ def tell(reason: str) -> None:
 
 
 def _step(target: TargetModel) -> str:
-    """The reason why steps on a CPU are slow."""
     options, plan = options_of(target), target.plan
     if options is None or target.quantised:
         return ""
@@ -72,7 +71,6 @@ def _step(target: TargetModel) -> str:
 
 
 def _graphs(target: TargetModel) -> str:
-    """The reason why steps on a GPU are slow."""
     options = options_of(target)
     if options is None or options.static or target.device.type != "cuda":
         return ""

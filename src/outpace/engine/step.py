@@ -15,11 +15,9 @@ from outpace.cache import CacheFull, Slot
 from outpace.core import Draft
 from outpace.draws.logits import Logits
 from outpace.draws.own_tokens import own_tokens
-from outpace.engine.active import Active, by_drafter, fail
+from outpace.engine.active import NOTHING, Active, by_drafter, check_draft, fail
 from outpace.engine.clock import StepClock
-from outpace.engine.drafting import NOTHING
 from outpace.engine.observer import Observer
-from outpace.engine.parts import check_draft
 from outpace.engine.running import RunningBatch
 from outpace.sequence import KeyedDraw, Sequence, Step
 from outpace.targets import Output, Rows, TargetModel

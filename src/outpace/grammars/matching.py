@@ -54,7 +54,6 @@ class Grammar:
         return scores.masked_fill(~upload(allowed, scores.device), -torch.inf)
 
     def ended(self, tokens: list[int]) -> bool:
-        """True if the text is complete and nothing may follow it."""
         self._follow(tokens[self._read :])
         return bool(self._matcher.is_stopped())
 

@@ -49,7 +49,6 @@ class _Cell:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def add(self, seconds: float) -> bool:
-        """Add a measurement; return True if the median changed."""
         before, samples = self.seconds, self.samples
         samples.append(seconds)
         if len(samples) > 1:
@@ -79,7 +78,6 @@ class Curve:
         self._stale = True
 
     def __bool__(self) -> bool:
-        """True if any width was measured."""
         return any(cell.seconds or cell.known for cell in self._cells.values())
 
     def age(self, rows: int) -> float:
@@ -103,7 +101,6 @@ class Curve:
         )
 
     def add(self, rows: int, seconds: float) -> None:
-        """Add a measurement; ignored if the clock stopped or jumped back."""
         if not 0 < seconds < math.inf:
             return
         place = bucket(rows)
@@ -211,11 +208,9 @@ class Costs:
                 curve.set_floor(floor)
 
     def seconds(self, batch: int, rows: int) -> float:
-        """Seconds of a forward of ``batch`` sequences over ``rows`` rows in total; nan if unknown."""
         return self.curve(batch).seconds_at(rows)
 
     def add(self, batch: int, rows: int, seconds: float) -> None:
-        """Add a measured forward of ``batch`` sequences over ``rows`` rows in total."""
         self.curve(batch).add(rows, seconds)
 
     def curve(self, batch: int) -> Curve:

@@ -80,7 +80,6 @@ class StrictRequest(Request):
             self._counted = size
 
     def release(self) -> None:
-        """End the count of the body's bytes."""
         self._bodies.give(self._client, self._counted)
         self._counted = 0
 
@@ -150,7 +149,6 @@ def _as(kind: type[Wire], body: bytes, ignored: list[str] | None) -> Wire | Refu
 
 
 def _removed(body: Any, place: Seq[int | str]) -> str:
-    """Remove the field at pydantic's place of it; the client's name of it."""
     path = written_path(body, place)
     holder = body
     for step in path[:-1]:

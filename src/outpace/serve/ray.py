@@ -284,7 +284,6 @@ class Replica:
         await self.hosted(next(iter(models)))
 
     async def hosted(self, name: str) -> Hosted:
-        """The model of this name; ``build`` keeps what this returns, up to ``loaded`` models."""
         config = self._config
         model, engine = await loaded_apart(partial(self._load, self._models[name]))
         hosted = Hosted(model, engine, config.limits, [name], config.keys, self._steps, self._jobs)

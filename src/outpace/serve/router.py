@@ -84,13 +84,11 @@ class Router:
     # -- requests ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check that requests are taken; see ``Host``."""
         if self.draining:
             raise later(503, "the server is shutting down; use another one", "draining", 1)
 
     @asynccontextmanager
     async def use(self, model: str | None) -> AsyncIterator[Service]:
-        """The service of a model, which is loaded first; see ``Host``."""
         self.check()
         one = self._named(next(iter(self.models)) if model is None else model)
         async with self._needed(one):
@@ -231,7 +229,6 @@ class Router:
     # -- unloading ---------------------------------------------------------------------------------------
 
     async def unload(self, model: str) -> None:
-        """Unload a model, once its requests have ended; see ``Host``."""
         one = self._named(model)
         if one.loading is not None:
             await asyncio.wait({one.loading})
@@ -294,11 +291,9 @@ class Router:
 
     @cached_property
     def metrics(self) -> Joined:
-        """The metrics of all models, loaded or not."""
         return Joined([one.metrics for one in self.models.values()], self._own)
 
     def cards(self) -> list[dict[str, Any]]:
-        """The models with their states; see ``Host``."""
         return [self._card(one) for one in self.models.values()]
 
     def _card(self, model: Model) -> dict[str, Any]:
@@ -328,7 +323,6 @@ class Router:
         await self.close()
 
     async def close(self) -> None:
-        """End the engines."""
         self.draining = self._closed = True
         tasks = list(self._tasks)
         for task in tasks:

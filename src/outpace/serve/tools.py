@@ -47,12 +47,10 @@ class Toolbox:
 
     @property
     def shown(self) -> Seq[dict[str, Any]]:
-        """The tools that the prompt shows."""
         return () if self.choice == "none" else self.tools
 
     @property
     def functions(self) -> dict[str, Signature]:
-        """The functions by name, of those that may be called."""
         found = {}
         for tool in self.shown:
             function = tool["function"]

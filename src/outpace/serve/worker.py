@@ -34,7 +34,6 @@ Job = Callable[[dict[str, Any]], Any]
 
 
 def main() -> None:
-    """Work until the parent closes the pipe."""
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     os.nice(_NICE)

@@ -38,7 +38,6 @@ class Numbers(NamedTuple):
 
 
 def applies(logits: Logits, draft: Draft, draw: Draw) -> bool:
-    """True if a draft can be verified by ``verify_chain``."""
     if logits.device.type != "cuda" or not isinstance(draw, KeyedDraw) or draw.greedy:
         return False
     sequence = draw.sequence

@@ -34,7 +34,6 @@ class NgramIndex:
         return len(self._known)
 
     def update(self) -> None:
-        """Index the tokens that were appended to the text."""
         read, places = self._read, self._places
         first = max(0, read + 1 - self._sizes[-1])  # first token of the longest n-gram that ends in a new one
         tail = tuple(self._tokens[first:])

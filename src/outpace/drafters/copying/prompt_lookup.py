@@ -41,7 +41,6 @@ class PromptLookupState:
     front: int
 
     def update(self) -> None:
-        """Index the tokens that the sequence has got since the last call."""
         if self.front:
             self.text += self.sequence.tokens[len(self.text) - self.front :]
         self.index.update()

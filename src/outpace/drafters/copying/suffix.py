@@ -67,13 +67,11 @@ class Trust:
         self._cells: dict[tuple[bool, int], list[float]] = {}  # own, octave of the length -> right, counted
 
     def chance_after(self, match: Context) -> float:
-        """The probability after a match."""
         length = match.length
         right, counted = self._cells.get((match.automaton is self._text, length.bit_length()), (0.0, 0.0))
         return (right + _DOUBT * trust(length)) / (counted + _DOUBT)
 
     def count(self, match: Context, token: int) -> None:
-        """Count a long match, whose likeliest token was right or wrong."""
         length, automaton, state = match
         if length < _LONG or (guess := automaton.likeliest(state)) < 0:
             return

@@ -178,7 +178,6 @@ class HeadState:
         self.before = hidden[-1][-1]
 
     def begin(self) -> None:
-        """Begin a tree; without layers if there is no state of the target yet."""
         self.tree = self.shared.begin(self.sequence)
         if self.before is None:
             self.tree.layers = 0
@@ -207,11 +206,9 @@ class HeadDrafter(Drafter[HeadState]):
         self.check_choices("draws")
 
     def heads(self, target: TargetModel) -> Heads:
-        """The heads, bound to the target."""
         return self.kind.of(self.path, target)
 
     def shape(self, heads: Heads) -> TreeShape:
-        """The shape of the tree of guesses."""
         return Static(heads.tree())
 
     def prepare(self, target: TargetModel) -> HeadGrowth:

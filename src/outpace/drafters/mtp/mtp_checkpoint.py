@@ -69,7 +69,6 @@ class PredictionLayout:
 
 
 def layouts(layers: int) -> list[PredictionLayout]:
-    """The layouts of a model with this many layers."""
     stem = rf"^(?!{_TABLE}$)(?:model\.)?(?:language_model\.)?(?:model\.)?"
     return [
         PredictionLayout(rf"{stem}layers\.({'|'.join(str(layers + more) for more in range(64))})\."),
@@ -187,7 +186,6 @@ def published(found: Found, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _tables(folder: Path) -> dict[str, Tensor]:
-    """The tables of drafted ids in a folder."""
     found: dict[str, Tensor] = {}
     for file in weight_files(folder):
         if names := [name for name in header(file) if re.fullmatch(_TABLE, name)]:

@@ -130,7 +130,6 @@ class LayerCache:
         return cls([LayerShape(rows, rows)] * layers, shapes)
 
     def renewed(self) -> LayerCache:
-        """An empty cache of the same shape."""
         return LayerCache(self._layers, self.shapes)
 
     def warm(self, slots: int) -> None:
@@ -139,7 +138,6 @@ class LayerCache:
             self.close(slot)
 
     def open(self) -> Slot:
-        """Allocate an empty slot."""
         return self._cache.allocate()
 
     def close(self, slot: Slot) -> None:
@@ -149,12 +147,10 @@ class LayerCache:
         return self._cache.length(slot)
 
     def truncate(self, slot: Slot, length: int) -> None:
-        """Remove a slot's rows from ``length`` on."""
         if self.length(slot) > length:
             self._cache.truncate(slot, length)
 
     def begin(self, feeds: Seq[LayerFeed]) -> Feeding:
-        """Open a forward for feeds of at least one row each."""
         return Feeding(self._cache, feeds, self.device)
 
     @contextmanager
