@@ -200,7 +200,7 @@ def _scaling(config: Any, value: Any) -> bool:
 
 def _recurrent(config: Any, value: Any) -> bool:
     own = [kind == "linear_attention" for kind in config.layer_types]
-    return own == value[: len(own)]
+    return own == list(value)[: len(own)]
 
 
 def _window(config: Any, value: Any) -> bool:
