@@ -1387,6 +1387,13 @@ QUANTS = [
         (f"{_GGUF}::test_a_setting_that_the_config_leaves_out_is_refused",),
     ),
     Mutant(
+        "Gemma's queries are scaled by the config's default, whatever the size of a head",
+        "outpace/targets/gguf/settings.py",
+        "if (layers := _WIDE_QUERIES.get(config.model_type)) is not None:",
+        "if (layers := _WIDE_QUERIES.get(config.model_type)) == 0:",
+        (f"{_GGUF}::test_a_file_is_the_model_that_it_was_written_from",),
+    ),
+    Mutant(
         "a row's bits depend on how many rows are multiplied with it",
         "outpace/native/quant_products.h",
         "const float by = rows[row].scales[block];",
