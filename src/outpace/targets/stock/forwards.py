@@ -19,13 +19,13 @@ from torch import Tensor
 from outpace.cache import Cache, FixedCache, FixedRows, FixedWindow, KVCache, Slot, Window
 from outpace.core import TargetOptions
 from outpace.targets.base import checked_cache
-from outpace.targets.batch import Batch, laid_out
+from outpace.targets.batch import Batch
 from outpace.targets.cpu.flat_attention import FlatCache, FlatWindow
 from outpace.targets.gpu.fixed import FixedInputs, FixedShapes, Program, warm, width_of
 from outpace.targets.gpu.graphs import Made, NotCaptured
 from outpace.targets.inputs.changes import Addresses
 from outpace.targets.inputs.device_rows import Trees, read_numbers
-from outpace.targets.inputs.forward import CacheAdapter, padded_states, rows_of
+from outpace.targets.inputs.forward import CacheAdapter, laid_out, padded_states, rows_of
 from outpace.targets.inputs.refusals import refuse_training
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output

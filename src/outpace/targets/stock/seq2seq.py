@@ -20,10 +20,17 @@ from outpace.cache import Cache, Slot, Window
 from outpace.core import OutpaceError, Source, UnsupportedModel
 from outpace.native.pool import follow_torch
 from outpace.targets.base import TargetModel, check_chains, checked_cache
-from outpace.targets.batch import Batch, laid_out
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family
-from outpace.targets.inputs.forward import CacheAdapter, device_of, embeddings_of, inputs_of, rows_of
+from outpace.targets.inputs.forward import (
+    CacheAdapter,
+    device_of,
+    embeddings_of,
+    inputs_of,
+    laid_out,
+    rows_of,
+)
 from outpace.targets.inputs.masks import Mask, MaskMaker, NoMasks
 from outpace.targets.inputs.positions import ByBias, Positioning, positioning_of
 from outpace.targets.inputs.probe import Probe, probed
