@@ -305,7 +305,7 @@ class KVCache(Cache):
         self._windows = None
 
     def _closing(self, paths: Mapping[Slot, Sequence[int]]) -> Sequence[Window]:
-        """The windows of the open forward, whose paths are checked."""
+        """Check paths against the open forward, and return its windows."""
         if self._windows is None:
             raise RuntimeError("keep without a forward: call begin first")
         for slot, path in paths.items():

@@ -213,7 +213,7 @@ class _Limits(NamedTuple):
 
 
 def limits_of(own: SamplingParams, vocabulary: int) -> tuple[int, float, float]:
-    """Top-k, top-p and min-p; one that is off has a value without effect."""
+    """Top-k, top-p and min-p; where one is off, a value without effect."""
     return (
         own.top_k if 0 < own.top_k < vocabulary else vocabulary,
         own.top_p if own.top_p < 1 else 2.0,

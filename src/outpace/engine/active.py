@@ -114,7 +114,7 @@ class Drafting:
 
     @property
     def drafts(self) -> bool:
-        """True if the latest plan was to draft: a drafter that does not need not read a prompt."""
+        """True if the latest plan was to draft; a drafter that drafts nothing need not read a prompt."""
         return self.plan is None or self.plan.nodes > 0
 
     def renew(self) -> None:

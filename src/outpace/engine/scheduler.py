@@ -93,7 +93,7 @@ class Scheduler:
     def decoding(self) -> list[Active]:
         """The sequences of the next step: those that are ready, and whose own work has not had its share.
 
-        If there are none of these, nobody waits for it.
+        Without them, nobody waits for it.
         """
         ready = self.ready
         rested = [active for active in ready if active.debt <= 0]

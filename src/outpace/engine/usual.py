@@ -123,7 +123,7 @@ class Chosen(NamedTuple):
 def usual(target: TargetModel, verifier: Verifier | str = "match", changes: bool = False) -> Chosen:
     """The drafter where none is named; one of chains if the target or the verifier takes only those.
 
-    What a folder brings and cannot be used is told, once in a process.
+    A drafter in the folder that cannot be used is reported, once in a process.
 
     Args:
         changes: the target's weights change between texts, or it has one text only.

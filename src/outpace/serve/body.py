@@ -42,7 +42,7 @@ def written_path(body: Any, place: Seq[int | str], absent: bool = False) -> Plac
 
 
 def _readings(value: Any, place: Seq[int | str]) -> list[tuple[Place, Any]]:
-    """All paths that the steps of a place may be, with what is there."""
+    """All paths that a place may mean, with the value at each."""
     found: list[tuple[Place, Any]] = [((), value)]
     for step in place:
         found += [((*path, step), held[step]) for path, held in found if _has(held, step)]

@@ -64,7 +64,7 @@ class AssistantModule(nn.Module):
         """The given assistant, or the one in a folder, which may be a name on the hub.
 
         Raises:
-            OutpaceError: it is none, it does not fit the target, or weights are missing.
+            OutpaceError: it is not an assistant, it does not fit the target, or weights are missing.
         """
         if isinstance(given, AssistantModule):
             return given

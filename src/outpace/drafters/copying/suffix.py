@@ -56,7 +56,7 @@ class Trust:
     """The probability that the token after a match follows again, learnt from one text's longest matches.
 
     Texts that are copied continue long matches nearly always, others much less often. Matches in the text
-    itself and in the memory are told apart.
+    itself and in the memory are counted separately.
 
     Args:
         text: the automaton of the text itself.
