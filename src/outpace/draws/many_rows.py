@@ -185,11 +185,7 @@ def host_keys(words: Seq[int]) -> NDArray[np.int64]:
 
 
 def _draw_whole(scores: Tensor, words: Seq[int]) -> list[int]:
-    """Draws from all tokens of rows of heated scores, float32 [n, vocabulary].
-
-    Args:
-        words: the rows' keys.
-    """
+    """Draws from all tokens of rows of heated scores, float32 [n, vocabulary]."""
     device = scores.device
     noisy = (
         noise_of(token_words(scores.shape[-1], device) ^ upload(host_keys(words)[:, None], device)) + scores
@@ -285,7 +281,6 @@ def _draw_cut(scores: Tensor, words: Seq[int], limits: _Limits, size: int | None
     """Draws from the tokens that top-k, top-p and min-p keep of heated scores, float32 [n, vocabulary].
 
     Args:
-        words: the rows' keys.
         size: length of the lists; None for those by weight, on the CPU.
 
     Returns:

@@ -134,9 +134,6 @@ class Decoder:
     ) -> GenerateDecoderOnlyOutput | GenerateEncoderDecoderOutput | Tensor:
         """Decode; called by generate().
 
-        Args:
-            inputs_tensor: the model's main input; an encoder's, if there is one.
-
         Raises:
             OutpaceError: the request is not supported; the message names the remedy.
         """

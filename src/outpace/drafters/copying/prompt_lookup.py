@@ -202,9 +202,6 @@ class PromptLookup(SequenceDrafter[PromptLookupState]):
 
         Each match in turn, the longest first, assigns a share of the remaining probability to its next token.
         At depth d a match of n tokens counts as n + d long, since the drafted tokens agree with it too.
-
-        Args:
-            chance: the estimated probability that the node itself is accepted.
         """
         depth, matches = context[0] + 1, context[1]
         support: dict[int, tuple[float, list[Occurrence]]] = {}

@@ -239,10 +239,6 @@ class Suffix(SequenceDrafter[SuffixState]):
 
         Each context in turn, the longest first, assigns a share of the remaining probability to the tokens
         that followed it, in proportion to their counts.
-
-        Args:
-            after: the probability of what follows a match.
-            chance: the estimated probability that the node itself is accepted.
         """
         support: dict[int, float] = {}
         for context in contexts:

@@ -261,11 +261,7 @@ def _config(config: Any, layout: PredictionLayout, count: int) -> Any:
 
 
 def _loaded(model: Any, config: Any, layout: PredictionLayout, folder: Path) -> Any:
-    """transformers' ``MtpModel`` with the weights of a folder, without the parts it shares with the target.
-
-    Args:
-        config: of the prediction layers.
-    """
+    """transformers' ``MtpModel`` with a folder's weights, without the parts it shares with the target."""
     from transformers import modeling_layers
     from transformers.core_model_loading import WeightRenaming
 

@@ -225,11 +225,7 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
 
 def _plant(levels: Seq[Seq[int]], trie: Trie) -> list[list[int]]:
-    """Put the window into a trie.
-
-    Returns:
-        ``nodes[l][i]``, the node of each cell (l, i); the root's, cell (0, 0), is -1.
-    """
+    """Put the window into a trie."""
     nodes = [[-1]]
     for token in levels[0][1:]:
         nodes[0].extend(trie.add([token], under=nodes[0][-1]))
