@@ -161,6 +161,7 @@ class KVCache(Cache):
             self._lanes.remove(lane)
 
     def _left(self, lane: Lane) -> None:
+        """Release memory after a slot has left a lane."""
         if not self._seats:
             first = self._lanes[0]
             if len(self._lanes) > 1 or (first.places, first.room) != self._first:

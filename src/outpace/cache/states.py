@@ -108,6 +108,7 @@ class StateWindow(Window):
 
     @property
     def state_bytes(self) -> int:
+        """Bytes of a slot's states."""
         assert isinstance(self.lane, StateLane)
         return sum(state[0].nbytes for state in self.lane.states)
 

@@ -181,6 +181,7 @@ def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
 
 
 def host_keys(words: Seq[int]) -> NDArray[np.int64]:
+    """The rows' keys as int64, shape [n]."""
     return np.array(words, np.uint64).view(np.int64)
 
 

@@ -122,6 +122,7 @@ class Drafting:
         self.shared, self.plan = self.drafter.renew(self.shared, self.target), None
 
     def decide(self, members: Seq[Active]) -> None:
+        """Plan a step for these sequences."""
         self.plan = None if self.policy is None else self.policy.plan(len(members))
         for active in members:
             sequence = active.sequence

@@ -59,6 +59,7 @@ def filled(
 def _filled(
     cache: Any, kept: Seq[Seq[LayerRows]], places: Seq[Tensor], columns: int, model: Any
 ) -> DynamicCache:
+    """A DynamicCache with each sequence's rows at their columns."""
     plain = type(cache) is DynamicCache and not getattr(cache, "offloading", False)
     made = cache if plain else DynamicCache(config=model.config.get_text_config(decoder=True))
     for layer in range(len(kept[0])):

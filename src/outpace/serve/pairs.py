@@ -82,6 +82,7 @@ class Pairs(CallFormat):
         return self._other_key(text)
 
     def _value(self, text: str, others: set[str]) -> tuple[str, str]:
+        """A value, and what follows it; its end may be missing before another known key, or at the end."""
         blank, close = r"\s*", re.escape(self.closes)
         ends = [re.escape(mark) for mark in (self.opens, self.after, self.inner) if mark] + [r"\Z"]
         shut = re.search(f"{close}(?={blank}(?:{'|'.join(ends)}))", text)

@@ -27,6 +27,7 @@ class Within:
 
     @property
     def last(self) -> int:
+        """The end of the chain so far, at first the root."""
         end = self.tree.front[-1]
         return self.tree.tokens[end] if end >= 0 else self.sequence.tokens[-1]
 
