@@ -53,7 +53,7 @@ class Sequence:
             vocabulary, they are the first of ``references``: a correction or a summary repeats its source.
         priority: sequences with higher priority join first and are preempted last.
         salt: it shares cached rows only with sequences that have the same salt.
-        client: whose it is.
+        client: the client whose request it is.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A draft, what its drafter was told, and the verdict on it."""
+"""A draft and the verdict on it, and what a model is given beside tokens."""
 
 from __future__ import annotations
 

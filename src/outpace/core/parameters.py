@@ -62,10 +62,10 @@ class Speculation:
 
 
 def token_id(given: Any) -> int:
-    """A token id as Python's integer; True and False, which Python counts among these, are none.
+    """A token id as a Python integer; refuses True and False, which Python counts among them.
 
     Raises:
-        TypeError: it is none.
+        TypeError: it is not an integer.
     """
     if isinstance(given, bool) or str(getattr(given, "dtype", "")) in _BOOLEANS:
         raise TypeError(f"{given!r} is no token id, which is an integer")

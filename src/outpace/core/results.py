@@ -156,7 +156,7 @@ class StoppedBy:
 
     @property
     def reason(self) -> FinishReason:
-        """The same in fewer words."""
+        """The word for it in ``finish_reason``."""
         return _REASONS[self.kind]
 
 

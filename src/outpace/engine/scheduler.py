@@ -93,7 +93,7 @@ class Scheduler:
     def decoding(self) -> list[Active]:
         """The sequences of the next step: those that are ready, and whose own work has not had its share.
 
-        Without them, nobody waits for it.
+        If all have had theirs, they all decode.
         """
         ready = self.ready
         rested = [active for active in ready if active.debt <= 0]
@@ -103,7 +103,7 @@ class Scheduler:
         return rested or ready
 
     def charge(self, own: Mapping[Active, float], seconds: float) -> None:
-        """Note the work in a step that was of single sequences, as long as the rest of steps is free."""
+        """Add each sequence's own work in a step to its debt, less an equal share of the rest of the step."""
         if own or any(active.debt for active in self.active):
             ready = self.ready
             share = max(seconds - sum(own.values()), 0.0) / max(len(ready), 1)
