@@ -91,9 +91,9 @@ class Scheduler:
         return [active for active in self.active if active.ready]
 
     def decoding(self) -> list[Active]:
-        """The sequences of the next step: those that are ready, and whose own work has not had its share.
+        """The sequences of the next step: those that are ready and whose own work is not ahead of its share.
 
-        If all have had theirs, they all decode.
+        If all are ahead of it, nobody waits for them: they all decode, and owe nothing any more.
         """
         ready = self.ready
         rested = [active for active in ready if active.debt <= 0]
