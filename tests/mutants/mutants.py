@@ -1396,8 +1396,8 @@ QUANTS = [
     Mutant(
         "a row's bits depend on how many rows are multiplied with it",
         "outpace/native/quant_products.h",
-        "const float by = rows[row].scales[block];",
-        "const float by = rows[row].scales[block] + (count > 1 ? 1e-9f : 0);",
+        "const float by = beside[row].scale;",
+        "const float by = beside[row].scale + (count > 1 ? 1e-9f : 0);",
         (f"{_QUANTS}::test_a_row_has_the_same_bits_among_any_rows",),
     ),
 ]
