@@ -850,7 +850,7 @@ DRAFTERS = [
     ),
     Mutant(
         "what a folder brings is taken without a look whether it loads",
-        "outpace/engine/brought.py",
+        "outpace/engine/usual.py",
         "            return found._replace(drafter=_loaded(found.drafter, target)), ",
         "            return found, ",
         (f"{_BROUGHT}::test_layers_that_cannot_be_used_are_told_once",),
@@ -944,7 +944,7 @@ BLOCKS = [
     ),
     Mutant(
         "each mask of a PARD follows the text, and not the mask before it",
-        "outpace/drafters/support/masked.py",
+        "outpace/drafters/models/draft_model.py",
         "[mask] * count, range(-1, count - 1)",
         "[mask] * count, [-1] * count",
         ("tests/unit/drafters/test_masked.py::test_drafts_are_those_of_a_plain_computation",),

@@ -95,7 +95,8 @@ class GgufFile:
     Attributes:
         config: transformers'.
         architecture: llama.cpp's name of the family.
-        texts: there is a vocabulary.
+        vocabulary: number of its tokens with texts; 0 without a tokenizer.
+        begin: where tensors begin.
 
     Raises:
         OutpaceError: the file is broken, or a package is missing.
@@ -118,7 +119,7 @@ class GgufFile:
         family = self.config.model_type
         if family not in _FAMILIES:  # names and rows by transformers' mapping that no test has compared
             raise UnsupportedModel(f"files of {family} are not among those that are tested here")
-        self.texts = head.vocabulary > 0
+        self.vocabulary, (_, self.begin) = head.vocabulary, head.places[0]
         self._places = {}
         for name, place in tensors.items():
             part = bisect_right(head.places, place.start, key=itemgetter(0)) - 1
@@ -364,24 +365,3 @@ def _linear_of(module: Any) -> Any:
         found.bias = module.bias
         return found
     return module if isinstance(module, nn.Linear) else None
-
-
-def tokenizer_of(file: GgufFile) -> Any:
-    """The tokenizer in a file, as transformers converts it; None if there is none.
-
-    Raises:
-        UnsupportedModel: it cannot be converted.
-    """
-    if not file.texts:
-        return None
-    from transformers import AutoTokenizer
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
-
-    # AutoTokenizer would read the config again, with all texts.
-    known: Any = TOKENIZER_MAPPING.get(type(file.config), None)
-    known = next((kind for kind in reversed(known) if kind), None) if isinstance(known, tuple) else known
-    try:
-        kind: Any = known or AutoTokenizer
-        return kind.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
-    except Exception as error:  # transformers raises anything
-        raise UnsupportedModel(f"transformers cannot read its tokenizer: {first_line(error)}") from error
