@@ -1338,6 +1338,13 @@ RECURRENT = [
         (_SLOTS,),
     ),
     Mutant(
+        "states of a window that skips places are kept in a copy",
+        "outpace/cache/states.py",
+        "before = self._states_of(seat)[index][seat.place]",
+        "before = window.states(index)[sequence]",
+        (_SLOTS,),
+    ),
+    Mutant(
         "states stay behind when their slot moves to another lane",
         "outpace/cache/states.py",
         "            new[len(self.seats)] = before[place]\n",
