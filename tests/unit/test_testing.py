@@ -13,7 +13,7 @@ import torch
 
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import Drafter, SequenceDrafter
-from outpace.drafters.base import NoDraft
+from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence as Text

@@ -319,21 +319,3 @@ class Filler:
             if token not in stops:
                 break
         return token
-
-
-_EMPTY = Draft()
-
-
-@dataclass(frozen=True)
-class NoDraft(SequenceDrafter[None]):
-    """Plain decoding."""
-
-    name: ClassVar[str] = "none"
-    when: ClassVar[str] = "to measure plain decoding, the baseline"
-    paper: ClassVar[str] = "none: plain autoregressive decoding"
-
-    def start(self, sequence: Sequence, shared: Any) -> None:
-        return None
-
-    def draft(self, state: None) -> Draft:
-        return _EMPTY

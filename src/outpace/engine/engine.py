@@ -14,7 +14,8 @@ from typing import Any, Literal
 
 from outpace.cache import CacheFull
 from outpace.core import Generation, OutpaceError, SamplingParams, Source, StreamedToken, TokenLogprobs
-from outpace.drafters.base import Drafter, NoDraft
+from outpace.drafters.base import Drafter
+from outpace.drafters.none import NoDraft
 from outpace.engine.active import Drafting
 from outpace.engine.clock import Clock
 from outpace.engine.errand import Errand, Stopping

@@ -10,7 +10,8 @@ from typing import Any, Literal
 
 from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
-from outpace.drafters.base import Drafter, NoDraft
+from outpace.drafters.base import Drafter
+from outpace.drafters.none import NoDraft
 from outpace.draws.logits import tokens_only
 from outpace.engine.profile import load_costs
 from outpace.policy.governor import FullOrNarrow, Governor

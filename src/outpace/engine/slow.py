@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from outpace.core import TargetOptions
-from outpace.drafters.base import Drafter, NoDraft
+from outpace.drafters.base import Drafter
+from outpace.drafters.none import NoDraft
 from outpace.embedded import CACHE
 from outpace.native import build, layers
 from outpace.policy.plan import Policy

@@ -16,7 +16,8 @@ from transformers import PreTrainedModel
 
 from outpace.cache import Cache, KVCache, Slot
 from outpace.core import USUAL, OutpaceError, TargetOptions, UnsupportedModel
-from outpace.drafters.base import Drafter, NoDraft
+from outpace.drafters.base import Drafter
+from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Learner
 from outpace.engine.parts import Adaptive

@@ -9,9 +9,10 @@ from typing import Any
 
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS
-from outpace.drafters.base import Drafter, NoDraft
+from outpace.drafters.base import Drafter
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.reference import Reference
+from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.engine.observer import Observer
 from outpace.engine.parts import drafter_of

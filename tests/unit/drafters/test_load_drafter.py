@@ -10,8 +10,8 @@ import pytest
 
 from outpace.core import OutpaceError
 from outpace.drafters import DRAFTERS, load_drafter
-from outpace.drafters.base import NoDraft
 from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.jacobi import Jacobi
 
 # Drafters that have options without a default.

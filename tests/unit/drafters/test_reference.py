@@ -9,9 +9,9 @@ import pytest
 
 from dictation import Dictation
 from outpace.core import OutpaceError, SamplingParams
-from outpace.drafters.base import NoDraft
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.copying.reference import Reference
+from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import is_chain

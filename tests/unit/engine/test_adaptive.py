@@ -13,9 +13,10 @@ import pytest
 from outpace.cache import Cache
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import SequenceDrafter, load_drafter
-from outpace.drafters.base import Drafter, NoDraft
+from outpace.drafters.base import Drafter
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.engine.engine import Engine

@@ -13,7 +13,7 @@ import outpace
 from models import tiny_llama
 from outpace.cache import Cache, Slot
 from outpace.core import ContextOverflow, Draft, OutpaceError, SamplingParams
-from outpace.drafters.base import NoDraft
+from outpace.drafters.none import NoDraft
 from outpace.engine.engine import Engine
 from outpace.sequence import Step
 from outpace.targets import Output, TargetModel

@@ -13,9 +13,9 @@ from torch import Tensor
 
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import Drafter
-from outpace.drafters.base import NoDraft
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.prompt_lookup import PromptLookup
+from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.engine.engine import Engine
 from outpace.policy.governor import Pinned

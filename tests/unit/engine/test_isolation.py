@@ -17,10 +17,10 @@ from torch import Tensor
 
 from outpace.core import Draft, NoTokenLeft, OutpaceError, SamplingParams
 from outpace.drafters import SequenceDrafter
-from outpace.drafters.base import NoDraft
 from outpace.drafters.combined.combined import Combined
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.none import NoDraft
 from outpace.engine.clock import Clock
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step

@@ -86,7 +86,7 @@ def test_what_ended_early_is_kept_as_far_as_it_came() -> None:
 
 
 def test_a_drafter_that_reads_hidden_states_reads_the_whole_prompt() -> None:
-    from outpace.drafters.base import NoDraft
+    from outpace.drafters.none import NoDraft
 
     class Reading(NoDraft):
         def hidden_layers(self, shared: Any) -> tuple[int, ...]:

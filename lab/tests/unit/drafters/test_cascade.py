@@ -9,9 +9,10 @@ import torch
 
 from outpace.core import Draft, OutpaceError, SamplingParams
 from outpace.drafters import load_drafter
-from outpace.drafters.base import Drafter, NoDraft
+from outpace.drafters.base import Drafter
 from outpace.drafters.copying.prompt_lookup import PromptLookup
 from outpace.drafters.models.draft_model import DraftModel
+from outpace.drafters.none import NoDraft
 from outpace.drafters.parallel.jacobi import Jacobi
 from outpace.drafters.parallel.lookahead import Lookahead
 from outpace.draws.noise import Key
