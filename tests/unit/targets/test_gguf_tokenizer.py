@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file in the cache: the same, of this file alone, and made anew where it is broken."""
+"""The tokenizer of a GGUF file in the cache: the same, of this file alone, made anew where it is broken."""
 
 from __future__ import annotations
 
