@@ -6,7 +6,7 @@
 #   test-llamacpp    GGUF files, with llama-cpp-python built once into the user's cache
 #   test-optional    what needs torchao, bitsandbytes or sentencepiece, in an environment of its own
 #   test-cpus        steps once per instruction set that this processor can be limited to
-#   test-arm         compiled functions and steps on an emulated 64-bit ARM processor, per instruction set; needs qemu-user
+#   test-arm         functions, steps, the demo and the wheel on emulated 64-bit ARM, per instruction set; needs qemu-user
 #   test-sanitised   compiled functions under the sanitisers of addresses and undefined behaviour
 #   test-ray         Ray Serve with two and three replicas, in an environment of its own
 #   test-lowest      unit tests and model zoo on the lowest versions of torch and transformers
@@ -51,14 +51,19 @@ INPUTS := pyproject.toml lab/pyproject.toml constraints.txt
 # Everything runs on models in the repository; nothing is fetched while it runs.
 export HF_HUB_OFFLINE := 1
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Processes that tests start read modules that were compiled before.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: demo gpu real-gguf test test-lab test-all test-slow test-mutants exactness test-llamacpp test-llamacpp-real test-optional test-cpus test-arm wheels-elsewhere test-sanitised test-ray soak agents conformance real test-real lint lint-ruff lint-format lint-mypy docs reference test-lowest test-newest clean distclean
 
 demo: $(RUN)
 	@$(BIN)/outpace demo
 
+# TESTS="tests integrations lab/tests" are those of both packages in one run, which collects them once.
+TESTS :=
+
 test: $(TEST)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS) $(TESTS)
 
 test-lab: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow and not real" $(PYTEST_ARGS) lab/tests
@@ -135,6 +140,7 @@ $(VENV_OPTIONAL)/.installed: $(INPUTS)
 test-cpus: $(TEST)
 	OMP_NUM_THREADS=1 $(BIN)/python lab/tools/cpus.py
 
+# Within an hour on two quiet cores; SETS="armv8-i8mm" runs one set.
 test-arm: $(TEST)
 	bash lab/tools/arm.sh build/arm $(BIN)/python
 
@@ -195,7 +201,7 @@ wheels: packages
 wheels-released: $(VENV_WHEELS)/.installed
 	$(VENV_WHEELS)/$(SCRIPTS)/python -m cibuildwheel --output-dir dist
 
-# Neither run nor, but for ARM under Linux (test-arm), emulated.
+# Neither run nor, but for ARM under Linux (test-arm), emulated; for Windows with the headers of two projects.
 wheels-elsewhere: $(VENV_WHEELS)/.installed
 	$(VENV_WHEELS)/bin/python -m pip install --quiet ziglang lief
 	set -e; for platform in manylinux_2_28_aarch64 macosx_11_0_arm64 macosx_11_0_x86_64 win_amd64 win_arm64; do \

@@ -161,6 +161,10 @@ def decoded(platform: str, tmp_path: Path, **variables: str) -> str:
     )  # fmt: skip
     assert not found.returncode, found.stderr
     assert "12 tokens" in found.stdout
+    kept = [
+        path.name for path in (tmp_path / "anew").rglob("*")
+    ]  # in a folder that knows no case, two would be one
+    assert kept == [name.casefold() for name in kept]
     return found.stdout
 
 

@@ -31,7 +31,7 @@ from outpace.bench.suites import load_suite
 from outpace.core import Draft, SamplingParams
 from outpace.drafters import load_drafter
 from outpace.draws.noise import Key
-from outpace.engine.drafting import Drafting
+from outpace.engine.active import Drafting
 from outpace.engine.parts import policy_of
 from outpace.policy.governor import Governor
 from outpace.policy.plan import Outcome

@@ -13,9 +13,9 @@ from outpace.native.instructions import LIMITS, NATIVE, VARIABLE, instructions, 
 from outpace.native.systems import machine
 
 TESTS = [
-    *(f"tests/unit/targets/test_{name}.py" for name in ("self_test", "native", "exact", "line", "causal")),
+    *(f"tests/unit/targets/test_{name}.py" for name in ("self_test", "native", "exact", "causal")),
     *(f"tests/unit/native/test_{name}.py" for name in ("layers", "instructions")),
-    "tests/lossless/test_bit_exact.py",
+    *("tests/lossless/test_bit_exact.py", "tests/lossless/test_joins.py"),
 ]
 
 

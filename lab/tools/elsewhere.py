@@ -1,20 +1,25 @@
-"""Read the libraries of wheels for other systems: python lab/tools/elsewhere.py WHEEL ...; needs lief.
+"""Read the libraries of wheels for other systems: python lab/tools/elsewhere.py WHEEL ...; needs lief, zig.
 
 Each must be of its wheel's processor, one for each form and set, and show the functions that Python calls.
+For Windows zig has another project's headers; so the sources are also compiled as clang-cl takes them, with
+what microsoft.h declares.
 """
 
 from __future__ import annotations
 
 import re
+import subprocess
 import sys
+import tempfile
 import zipfile
 from pathlib import Path
 
 import lief
+import ziglang
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from outpace.native.packaged import FOLDER, FORMS, sets_of, text_of, whole
+from outpace.native.packaged import FLAGS, FOLDER, FORMS, sets_of, text_of, whole
 from outpace.native.systems import Platform, platform_of
 
 _CALLED = re.compile(r"^SHOWN \w[\w *]*?\b(\w+)\(", re.MULTILINE)
@@ -38,6 +43,8 @@ def main(wheels: list[str]) -> None:
             raise SystemExit(f"{wheel.name} has {len(found)} libraries")
         shown = sum(check(name, data, platform) for name, data in found.items())
         print(f"{wheel.name}: {len(found)} libraries show {shown} functions")
+    for machine in _MACHINES:
+        print(f"clang-cl for {machine}: {compiled(Platform('win32', machine))} files compiled, none linked")
 
 
 def check(name: str, data: bytes, platform: Platform) -> int:
@@ -54,6 +61,27 @@ def check(name: str, data: bytes, platform: Platform) -> int:
     if absent := wanted - shown:
         raise SystemExit(f"{name} does not show {sorted(absent)}")
     return len(wanted)
+
+
+def compiled(platform: Platform) -> int:
+    """Compile the sources for Microsoft's libraries, for each form and set; how many there were."""
+    own = Path(ziglang.__file__).parent
+    clang = [str(own / "zig"), "clang", "--driver-mode=cl", *platform.options("SET", ["clang-cl"])]
+    clang += [f"--target={platform.machine}-pc-windows-msvc", *FLAGS, "-c", "-Wall", "-Werror"]
+    clang += ["-Wno-unused-command-line-argument", "-nostdlibinc"]
+    made = 0
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("malloc", "math", "stdlib", "string", "windows"):
+            Path(folder, f"{name}.h").write_text(f'#include "{Path(__file__).parent / "microsoft.h"}"\n')
+        for limit in sets_of(platform):
+            for source, flags in FORMS:
+                options = [word.replace("SET", limit.march) for word in clang]
+                places = ["-isystem", folder, "-isystem", str(own / "lib" / "include")]
+                subprocess.run(
+                    [*options, *flags, *places, str(FOLDER / source), "-o", f"{folder}/made"], check=True
+                )
+                made += 1
+    return made
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether a model is there, fetching it, and GGUF files by ``owner/name:QUANT``.
+"""The Hugging Face hub: looking for a model, fetching it, and GGUF files by ``owner/name:QUANT``.
 
 Imports no torch. A hub that cannot be reached is reported within seconds.
 """
@@ -33,7 +33,6 @@ _PATTERNS = [f"*{_WEIGHTS}", "*.json", "*.model", "*.txt", "*.jinja", "*.tiktoke
 
 
 def cached_names() -> list[str]:
-    """The names of the models in the hub's cache."""
     return sorted(_revisions())
 
 
@@ -235,7 +234,6 @@ def _quants(files: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _files(repository: str, known: Iterable[str] = ()) -> list[str]:
-    """The names of a model's files on the hub."""
     if not _reached():
         raise OutpaceError(unreachable(repository, known))
     from huggingface_hub import HfApi  # takes long to import, and is not needed to say that nobody answers
@@ -312,7 +310,6 @@ def _refused(name: str, error: Exception, known: Iterable[str] = ()) -> OutpaceE
 
 
 def _folder(repository: str, revision: str | None = None) -> Path | None:
-    """The folder of a model's files in the cache."""
     from huggingface_hub import errors, try_to_load_from_cache
 
     with suppress(errors.HFValidationError):

@@ -71,7 +71,6 @@ def methods(kind: str) -> list[str]:
 
 
 def check_observer(spec: str) -> None:
-    """Refuse an unknown observer, or one of its options."""
     check_spec("observer", {}, spec, partial(_foreign, "observer"))
 
 
@@ -99,7 +98,6 @@ def _check_places(drafter: Outline | None) -> None:
 
 
 def check_dtype(dtype: str) -> None:
-    """Refuse an unknown dtype."""
     if dtype not in (known := ("auto", *DTYPES)):
         raise OutpaceError(f"unknown dtype {dtype!r}; there are: {', '.join(known)}.{near(dtype, known)}")
 
@@ -124,7 +122,6 @@ def _version(package: str) -> str:
 
 
 def check_suite(name: str) -> None:
-    """Refuse an unknown suite of prompts, or one whose file is missing."""
     others = installed("suites")
     if name.startswith(FILE):
         path = Path(name.removeprefix(FILE)).expanduser()
@@ -157,7 +154,6 @@ def check_peers(text: str) -> None:
 
 
 def check_method(library: str, kind: str, known: Collection[str]) -> None:
-    """Refuse an unknown method of a peer."""
     if kind not in known:
         message = f"{library} has no method {kind!r}.{near(kind, known)} It has: {', '.join(known)}"
         raise OutpaceError(message)
@@ -208,7 +204,6 @@ def by_llamacpp(model: str | None, backend: str, llamacpp: str) -> bool:
 
 
 def check_model(name: str | None) -> None:
-    """Refuse a model that is neither here nor on the hub."""
     if name is None:
         source_of(name)
     elif hub.is_quantised(name):
@@ -266,7 +261,6 @@ def _heads(paths: list[Path]) -> list[Path]:
 
 
 def shown_name(name: str | None) -> str:
-    """A model's name for messages."""
     return nano_path().name if name is None else name
 
 
@@ -312,7 +306,6 @@ def source_of(name: str | None) -> str:
 
 
 def _siblings(path: Path) -> list[Path]:
-    """The folders beside a path that does not exist."""
     try:
         return [one for one in path.parent.iterdir() if one.is_dir()]
     except OSError:

@@ -212,7 +212,6 @@ class _Loader(Generic[T]):
         return f"{name}:{attribute}", self._of_path(name, attribute, self.base), options
 
     def _of_path(self, module: str, attribute: str, base: type[T]) -> type[T]:
-        """The class of a dotted path, checked."""
         if not attribute.isidentifier():
             raise OutpaceError(f"{module!r} is a module; name a {self.kind} in it, as in {module}:ClassName")
         path = f"{module}:{attribute}"

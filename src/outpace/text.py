@@ -53,7 +53,6 @@ class TextStream:
 
     @property
     def stopped(self) -> bool:
-        """True if a stop string is complete."""
         return self.stopped_by is not None
 
     @property

@@ -97,7 +97,8 @@ def decoded(kind: str, drafter: str, sampling: str, static: bool) -> tuple[list[
 
 
 # Each drafter once, most on cuda with graphs, greedily; one sampled, where an interpreter runs the kernel of
-# draws, one without graphs, one on mps, one on two devices. Others are slow.
+# draws, one without graphs, one on mps, one on two devices. Others are slow, and so are chains of drafters
+# whose trees are here or in test_graphs.py.
 QUICK = {
     (drafter, *{
         "prompt_lookup": ("cuda", "sampled", True),
@@ -105,7 +106,7 @@ QUICK = {
         "mtp, trees": ("mps", "greedy", False),
         "hydra, by confidence": ("two", "greedy", True),
     }.get(drafter, ("cuda", "greedy", True)))
-    for drafter in DRAFTERS
+    for drafter in DRAFTERS.keys() - {"draft_model", "hydra", "mtp"}
 }  # fmt: skip
 CASES = [
     pytest.param(*case, marks=[] if case in QUICK else [pytest.mark.slow])

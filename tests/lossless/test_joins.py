@@ -42,8 +42,8 @@ def texts() -> list[list[int]]:
 
 
 @lru_cache
-def target_of(dtype: torch.dtype) -> CausalTarget:
-    target = CausalTarget(AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=dtype))
+def target_of(dtype: torch.dtype, plan: str | None = None) -> CausalTarget:
+    target = CausalTarget(AutoModelForCausalLM.from_pretrained(outpace.nano_path(), dtype=dtype), plan=plan)
     if dtype == torch.bfloat16 and not target.bit_exact:
         pytest.skip(f"not bit-exact here: {target.why_inexact}")
     assert target.mixes == (dtype != torch.float64)
@@ -56,8 +56,8 @@ def params() -> list[SamplingParams]:
 
 
 @lru_cache
-def alone(dtype: torch.dtype) -> list[list[int]]:
-    engine = Engine(target_of(dtype))
+def alone(dtype: torch.dtype, plan: str | None = None) -> list[list[int]]:
+    engine = Engine(target_of(dtype, plan))
     pairs = zip(texts(), params(), strict=True)
     return [engine.generate([text], own)[0].tokens for text, own in pairs]
 
@@ -78,9 +78,9 @@ def rode(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
-def decode(dtype: torch.dtype, drafter: str) -> list[list[int]]:
+def decode(dtype: torch.dtype, drafter: str, plan: str | None = None) -> list[list[int]]:
     """The tokens of all texts, which join one after another while the first ones are decoded."""
-    engine = Engine(target_of(dtype), drafter, adaptive=False, prefill_chunk=CHUNK)
+    engine = Engine(target_of(dtype, plan), drafter, adaptive=False, prefill_chunk=CHUNK)
     waiting = list(zip(texts(), params(), strict=True))[::-1]
     sequences = [engine.add(*waiting.pop())]
     while engine.sequences:
@@ -97,6 +97,19 @@ def test_tokens_are_those_of_each_alone(rode: list[int], drafter: str, dtype: to
     expected = alone(dtype)
     assert decode(dtype, drafter) == expected
     assert dtype == torch.float64 or (len(rode) > 3 and max(rode) > 1)
+
+
+@pytest.mark.parametrize(
+    ("drafter", "dtype"), [("lookahead:window=4,ngram=4,guesses=4", torch.bfloat16), ("none", torch.float32)]
+)
+def test_rows_of_transformers_modules_share_forwards(
+    rode: list[int], drafter: str, dtype: torch.dtype
+) -> None:
+    """Those of prompts and of steps, of which only attention is computed per window of the cache."""
+    target, expected = target_of(dtype, "exact"), alone(dtype, "exact")
+    before = target.plan.layouts["flat"]
+    assert decode(dtype, drafter, "exact") == expected
+    assert target.plan.layouts["flat"] > before + 3 and len(rode) > 3 and max(rode) > 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
@@ -134,9 +147,11 @@ def test_sequences_of_several_drafters(rode: list[int]) -> None:
 
 
 def test_only_rows_that_are_read_reach_the_head() -> None:
-    """Of a stock model, in whose forward each prompt of many rows has a window of its own."""
-    target, rows = CausalTarget(AutoModelForCausalLM.from_pretrained(outpace.nano_path()).double()), []
-    head: Any = target._modules.step.get_output_embeddings()
+    """Of prompts of many rows beside a tree."""
+    target, rows = target_of(torch.float32, "exact"), []
+    flat = target._modules.flat
+    assert flat is not None
+    head: Any = flat.step.get_output_embeddings()
     cache = target.new_cache(slots=3)
     slots = [cache.allocate() for _ in range(3)]
     building = Building()
@@ -151,7 +166,7 @@ def test_only_rows_that_are_read_reach_the_head() -> None:
         found = target.forward(cache, batch)
     finally:
         hook.remove()
-    assert sorted(rows) == [1, 1, 3]  # a model computes at least one
+    assert rows == [4]
     for slot, expected in zip((slots[0], slots[2]), alone, strict=True):
         torch.testing.assert_close(found.logits_of(slot), expected.logits_of(slot))
-    assert slots[1] not in found.spans
+    assert not len(found.logits_of(slots[1]))

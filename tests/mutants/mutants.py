@@ -599,9 +599,10 @@ TARGETS = [
     Mutant(
         "rows of a window of its own attend to the sequence beside theirs",
         "outpace/cache/lanes.py",
-        "        self.start, self.stop = covered.start, covered.stop\n",
-        "        beside = len(covered) == 1 < lane.places and (1 if covered.start == 0 else -1)\n"
-        "        self.start, self.stop = covered.start + beside, covered.stop + beside\n",
+        "        self.places = slice(covered.start, covered.stop) if"
+        " isinstance(covered, range) else covered\n",
+        "        beside = len(covered) == 1 < lane.places and (1 if covered[0] == 0 else -1)\n"
+        "        self.places = slice(covered[0] + beside, covered[-1] + 1 + beside)\n",
         ("tests/lossless/test_joins.py::test_tokens_are_those_of_each_alone -k lookup",),
         untested=True,
     ),
@@ -707,6 +708,22 @@ TARGETS = [
         (
             "tests/unit/targets/test_causal.py::test_rows_in_windows_of_their_own_have_the_logits_of_each_alone",
         ),
+    ),
+    Mutant(
+        "a window that skips places reads the keys of others",
+        "outpace/cache/lanes.py",
+        "        return kept[self.places, :, : self.columns], seen[self.places, :, : self.columns]\n",
+        "        return kept[: len(self.places), :, : self.columns], seen[self.places, :, : self.columns]\n",
+        (
+            "tests/unit/targets/test_causal.py::test_rows_in_windows_of_their_own_have_the_logits_of_each_alone",
+        ),
+    ),
+    Mutant(
+        "a flat forward's attention gives rows to the sequence before theirs",
+        "outpace/targets/cpu/flat_attention.py",
+        "            out[part.rows.flatten()[part.real]] = rows\n",
+        "            out[part.rows.flatten()[part.real].roll(1)] = rows\n",
+        ("tests/lossless/test_joins.py::test_rows_of_transformers_modules_share_forwards",),
     ),
     Mutant(
         "writes to weights are not seen",
@@ -833,7 +850,7 @@ DRAFTERS = [
     ),
     Mutant(
         "what a folder brings is taken without a look whether it loads",
-        "outpace/engine/brought.py",
+        "outpace/engine/usual.py",
         "            return found._replace(drafter=_loaded(found.drafter, target)), ",
         "            return found, ",
         (f"{_BROUGHT}::test_layers_that_cannot_be_used_are_told_once",),
@@ -927,7 +944,7 @@ BLOCKS = [
     ),
     Mutant(
         "each mask of a PARD follows the text, and not the mask before it",
-        "outpace/drafters/support/masked.py",
+        "outpace/drafters/models/draft_model.py",
         "[mask] * count, range(-1, count - 1)",
         "[mask] * count, [-1] * count",
         ("tests/unit/drafters/test_masked.py::test_drafts_are_those_of_a_plain_computation",),
@@ -1368,6 +1385,13 @@ QUANTS = [
         "        if take is None or not take(config, left[name]):\n",
         "        if take is not None and not take(config, left[name]):\n",
         (f"{_GGUF}::test_a_setting_that_the_config_leaves_out_is_refused",),
+    ),
+    Mutant(
+        "Gemma's queries are scaled by the config's default, whatever the size of a head",
+        "outpace/targets/gguf/settings.py",
+        "if (layers := _WIDE_QUERIES.get(config.model_type)) is not None:",
+        "if (layers := _WIDE_QUERIES.get(config.model_type)) == 0:",
+        (f"{_GGUF}::test_a_file_is_the_model_that_it_was_written_from",),
     ),
     Mutant(
         "a row's bits depend on how many rows are multiplied with it",

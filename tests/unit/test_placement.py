@@ -103,6 +103,13 @@ def test_small_models_are_not_told_of() -> None:
     assert needs_of_name(str(outpace.nano_path()), "float32", "cpu") is None
 
 
+def test_apples_gpu_is_taken_only_if_it_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Native steps are the CPU's; which is faster is not known."""
+    for device, here in ((torch.cuda, False), (torch.backends.mps, True)):
+        monkeypatch.setattr(device, "is_available", lambda here=here: here)
+    assert placement.device_of(None) == torch.device("cpu")
+
+
 def test_a_draft_model_on_a_device_of_its_own() -> None:
     model = load(device="cpu")
     prompt = model.encode("Question: What is 2 + 3?")

@@ -81,7 +81,6 @@ class Suite:
 
 
 def counted(prompts: int) -> str:
-    """Format a number of prompts."""
     return "1 prompt" if prompts == 1 else f"{prompts} prompts"
 
 

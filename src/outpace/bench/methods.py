@@ -84,6 +84,5 @@ def make_methods(
 
 
 def close_all(methods: Seq[Method]) -> None:
-    """Release the methods' resources, which ends their processes."""
     for method in methods:
         method.close()

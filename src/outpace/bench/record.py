@@ -45,7 +45,6 @@ class BenchRecord:
 
     @property
     def failed(self) -> list[Row]:
-        """Rows with an error."""
         return [row for row in self.rows if row.error is not None]
 
     @property
@@ -60,7 +59,6 @@ class BenchRecord:
 
 
 def as_json(record: BenchRecord) -> dict[str, Any]:
-    """Convert to one JSON object; each row has its main figures at the top level."""
     return {
         "format": FORMAT,
         "version": VERSION,

@@ -59,7 +59,6 @@ class MethodRuns:
 
     @property
     def all_runs(self) -> list[MethodRun]:
-        """The runs of all groups, repeats and turns."""
         return [run for group in self.runs for repeat in group for run in repeat]
 
     @property
@@ -86,7 +85,6 @@ class Measured:
     traces: list[MethodRuns] = field(default_factory=list)
 
     def taking_part(self, group: int, turn: int) -> list[Item]:
-        """The items of a group that have this turn."""
         return [item for item in self.groups[group] if item.rounds > turn]
 
 

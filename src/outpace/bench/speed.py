@@ -62,7 +62,6 @@ class Speed:
 
 
 def speed_of(measured: Measured, trace: MethodRuns, places: Seq[int]) -> Speed:
-    """Compute the speed over the groups with these indices."""
     plain = measured.traces[0]
     mine = [_whole(trace.runs[place]) for place in places]
     theirs = [_whole(plain.runs[place]) for place in places]
@@ -90,7 +89,6 @@ def speed_of(measured: Measured, trace: MethodRuns, places: Seq[int]) -> Speed:
 
 
 def samples_of(measured: Measured, trace: MethodRuns) -> list[Sample]:
-    """List the measurement of each group."""
     groups = zip(measured.groups, map(_whole, trace.runs), strict=False)  # fewer runs if it was dropped early
     return [Sample(tuple(item.id for item in group), *timed) for group, timed in groups]
 

@@ -11,7 +11,6 @@ CONFIDENCE = 0.95
 
 
 def quartiles(values: Seq[float]) -> tuple[float, float, float]:
-    """The first quartile, the median and the third quartile."""
     low, middle, high = np.quantile(np.asarray(values, dtype=float), (0.25, 0.5, 0.75))
     return float(low), float(middle), float(high)
 

@@ -115,21 +115,15 @@ class _Watch(BaseStreamer):
         pass
 
     def before(self, module: object, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Model hook: record the start of a forward."""
         ids = kwargs.get("decoder_input_ids", kwargs.get("input_ids", args[0] if args else None))
         self._rows.append(ids.shape[1] if ids is not None else 1)
         self._forward_began = time.perf_counter()
 
     def after(self, module: object, args: tuple[Any, ...], output: object) -> None:
-        """Model hook: record the time of a forward."""
         self._forward_seconds.append(time.perf_counter() - self._forward_began)
 
     def run(self, outputs: list[list[int]], seconds: float, prompt: int) -> MethodRun:
-        """Summarise the run.
-
-        Args:
-            prompt: number of tokens of the prompt, including padding.
-        """
+        """Summarise the run."""
         batch, forwards = len(outputs), len(self._rows)
         lone = batch == 1
         given = self._given

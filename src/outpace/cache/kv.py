@@ -14,6 +14,8 @@ from torch import Tensor
 from outpace.cache.base import Cache, CacheFull, Slot, first_room, next_slot
 from outpace.cache.lanes import Lane, LayerShape, Seat, Window, buffer_layouts, power_of_two
 
+_IDLE = 48  # rows of padding at places between those of a window that cost less than to copy what it reads
+
 
 class KVCache(Cache):
     """Keys and values as tensors: a layer's rows of a forward are written in place and read as views.
@@ -72,7 +74,6 @@ class KVCache(Cache):
         return Lane(self._layout, places, room)
 
     def _rows_of(self, places: int, room: int) -> int:
-        """Number of rows that a lane reserves."""
         return places * room
 
     @property
@@ -92,7 +93,6 @@ class KVCache(Cache):
         return self._rows_of(1, self._room_for(rows))
 
     def _room_for(self, rows: int) -> int:
-        """The room of a lane for a slot of this number of rows."""
         room = max(self._least_room, power_of_two(rows))
         if self.capacity is not None and self._rows_of(1, room) > self.capacity:
             room = self.capacity - self._rows_of(1, 0)
@@ -242,27 +242,34 @@ class KVCache(Cache):
     # -- the forward -------------------------------------------------------------------------------------
 
     def begin(
-        self, widths: Mapping[Slot, int], multiple: int = 1, apart: Collection[Slot] = ()
+        self,
+        widths: Mapping[Slot, int],
+        multiple: int = 1,
+        groups: Iterable[Collection[Slot]] | None = None,
     ) -> list[Window]:
-        """Open a forward, with a window per lane.
+        """Open a forward, with a window per lane, or per lane of each group.
 
         Args:
             widths: number of rows that each slot feeds, above 0 for at least one slot.
             multiple: the number of rows of a window, over all its slots, is padded to a multiple of this.
-            apart: slots that have a window of their own.
+            groups: the slots that feed rows, by window. A window of a group skips places between its own
+                where that saves much.
 
         Raises:
             CacheFull: there is no room for the rows.
         """
         lanes = self._fed(widths)
-        alone = {self._seat(slot) for slot in apart}
         windows = []
-        for lane, fed in lanes.items():
-            own = [place for place in fed if lane.seats[place] in alone]
-            others = {place: width for place, width in fed.items() if place not in own}
-            for places in [*([others] if others else []), *({place: fed[place]} for place in own)]:
-                covered = range(min(places), max(places) + 1)
-                windows.append(self._window(lane, places, covered, multiple))
+        for group in [widths] if groups is None else groups:
+            seats = [self._seat(slot) for slot in group]
+            for lane, fed in lanes.items():
+                own = {
+                    seat.place: fed[seat.place] for seat in seats if seat.lane is lane and widths[seat.slot]
+                }
+                if own:
+                    covered = range(min(own), max(own) + 1)
+                    skips = groups and (len(covered) - len(own)) * max(own.values()) > _IDLE
+                    windows.append(self._window(lane, own, sorted(own) if skips else covered, multiple))
         self._windows = windows
         return windows
 
@@ -299,7 +306,7 @@ class KVCache(Cache):
         self._windows = None
 
     def _closing(self, paths: Mapping[Slot, Sequence[int]]) -> Sequence[Window]:
-        """The windows of the open forward, whose paths are checked."""
+        """Check paths against the open forward, and return its windows."""
         if self._windows is None:
             raise RuntimeError("keep without a forward: call begin first")
         for slot, path in paths.items():

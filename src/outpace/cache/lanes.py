@@ -218,8 +218,9 @@ class Window:
 
     Attributes:
         lane: the slots' lane.
-        start, stop: range of the places that the forward covers; a slot there that feeds no rows has width 0.
-        slots: the slots at these places; None for a free place.
+        places: the places that the forward covers. Keys and values of a range are read where they are, those
+            of a list are copied for each layer.
+        slots: the slots at these places; None for a free place. One that feeds no rows has width 0.
         width: rows of the forward per slot; those beyond a slot's own width are padding.
         columns: number of cache rows that attention covers, from row 0.
         span: the new rows' range, if it is the same for all slots and there is no padding.
@@ -235,12 +236,12 @@ class Window:
         self,
         lane: Lane,
         widths: Mapping[int, int],
-        covered: range,
+        covered: range | list[int],
         multiple: int = 1,
         least: int = 1,
     ) -> None:
         self.lane = lane
-        self.start, self.stop = covered.start, covered.stop
+        self.places = slice(covered.start, covered.stop) if isinstance(covered, range) else covered
         self.seats = [lane.seats[place] if place < len(lane.seats) else None for place in covered]
         self.slots = [None if seat is None else seat.slot for seat in self.seats]
         self.widths = [widths.get(place, 0) for place in covered]
@@ -250,28 +251,36 @@ class Window:
         self.columns = max(o + w for o, w in zip(self.offsets, self.widths, strict=True) if w)
         first = self.offsets[0]
         even = {*self.offsets} == {first} and {*self.widths} == {self.width}
+        even = even and isinstance(self.places, slice)
         self.span = slice(first, first + self.width) if even else None
         self._written: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     @property
-    def places(self) -> slice:
-        return slice(self.start, self.stop)
+    def start(self) -> int:
+        """The first place of a range."""
+        assert isinstance(self.places, slice)
+        start: int = self.places.start
+        return start
 
-    @cached_property
-    def buffers(self) -> list[tuple[Tensor, Tensor]]:
-        """Views of each layer's keys and values with all of their rows, [B, heads, room + 1, size]."""
-        return self.lane.by_layer(self.places, slice(None))
+    @property
+    def stop(self) -> int:
+        """The place after a range."""
+        assert isinstance(self.places, slice)
+        stop: int = self.places.stop
+        return stop
 
     @cached_property
     def _targets(self) -> list[tuple[Tensor, Tensor]]:
-        return self.buffers if self.span is None else self.lane.by_layer(self.places, self.span)
+        places = self.places if isinstance(self.places, slice) else slice(None)
+        return self.lane.by_layer(places, self.span or slice(None))
 
     @cached_property
     def _views(self) -> list[tuple[Tensor, Tensor]]:
+        assert isinstance(self.places, slice)
         return self.lane.by_layer(self.places, slice(self.columns))
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size]."""
+        """Write a layer's new rows, each [B, heads, width, size]; returns all, [B, heads, columns, size]."""
         for target, rows in zip(self._targets[layer], (keys, values), strict=True):
             if self.span is not None:
                 target.copy_(rows)
@@ -279,7 +288,10 @@ class Window:
                 sequences, places = self.written(target.device)
                 # The dimensions of advanced indices around a slice come first: [B, width, heads, size].
                 target[sequences, :, places] = rows.transpose(1, 2)
-        return self._views[layer]
+        if isinstance(self.places, slice):
+            return self._views[layer]
+        kept, seen = self._targets[layer]
+        return kept[self.places, :, : self.columns], seen[self.places, :, : self.columns]
 
     def written(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """Indices of the rows to write: sequences [B, 1], rows [B, width]; padding goes to scratch."""
@@ -289,7 +301,8 @@ class Window:
                 [*range(offset, offset + width), *[scratch] * (self.width - width)]
                 for offset, width in zip(self.offsets, self.widths, strict=True)
             ]
-            places, sequences = torch.tensor(rows), torch.arange(len(rows))[:, None]
+            fed = range(len(rows)) if isinstance(self.places, slice) else self.places
+            places, sequences = torch.tensor(rows), torch.tensor(fed)[:, None]
             self._written[device] = upload(sequences, device), upload(places, device)
         return self._written[device]
 

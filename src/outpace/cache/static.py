@@ -137,8 +137,9 @@ class FixedRows:
         self.width, self.columns, self.scratch = window.width, window.columns, window.lane.room
         self.sequences = torch.arange(window.stop, device=device)[:, None]
         self.rows = self.sequences  # until a forward sets it
-        self._targets = window.lane.by_layer(window.places, slice(None))
-        self._views = window.lane.by_layer(window.places, slice(window.columns))
+        places = slice(window.start, window.stop)
+        self._targets = window.lane.by_layer(places, slice(None))
+        self._views = window.lane.by_layer(places, slice(window.columns))
 
     def append(self, layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Write a layer's new rows, each [B, heads, width, size]; returns views [B, heads, columns, size]."""

@@ -19,7 +19,6 @@ add_plugins(app)
 
 
 def main() -> None:
-    """Run the command line."""
     for stream in (sys.stdout, sys.stderr):
         # A model may emit characters that the terminal's encoding lacks.
         reconfigure = getattr(stream, "reconfigure", None)

@@ -62,7 +62,7 @@ app.add_typer(benchmarks, name="bench")
 
 
 def add_plugins(app: typer.Typer) -> None:
-    """Add the commands of other packages, each under its package's name; one that fails is told in a line."""
+    """Add the commands of other packages, each under its package's name; a failure is reported in a line."""
     for name, entry in sorted(installed("commands").items()):
         known = _registered(app)
         try:
@@ -75,12 +75,10 @@ def add_plugins(app: typer.Typer) -> None:
 
 
 def _registered(app: typer.Typer) -> list[Any]:
-    """The commands and groups of commands."""
     return [*app.registered_commands, *app.registered_groups, *benchmarks.registered_commands]
 
 
 def fail(message: str) -> None:
-    """Print an error on standard error."""
     screen.note(f"Error: {message}", style="bold red")
 
 
@@ -136,7 +134,6 @@ def finish(whole: bool, equal: bool = True) -> None:
 
 
 def show(found: T, as_json: bool, table: Callable[[T], Any]) -> None:
-    """Print a command's result on standard output."""
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:

@@ -59,7 +59,6 @@ class BenchPlan:
     notes: tuple[str, ...] = ()
 
     def with_drafter(self, spec: str, notes: Seq[str] = ()) -> BenchPlan:
-        """Add the drafter of a profile, with notes about it."""
         drafters = self.drafters if spec in self.drafters else (*self.drafters, spec)
         return replace(self, drafters=drafters, notes=tuple(notes))
 

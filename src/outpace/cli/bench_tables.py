@@ -71,7 +71,6 @@ def show(
 
 
 def new_table(title: str, *columns: str) -> Table:
-    """A table with a column of methods and columns of numbers."""
     table = Table("method", title=title, **_LOOK)
     table.columns[0].overflow = "fold"
     for column in columns:
@@ -80,12 +79,10 @@ def new_table(title: str, *columns: str) -> Table:
 
 
 def span(interval: tuple[float, float] | None) -> str:
-    """A confidence interval as text."""
     return "" if interval is None else f"{interval[0]:.2f}-{interval[1]:.2f}"
 
 
 def speeds(rows: Seq[Row]) -> Table:
-    """Table of speeds, their intervals, and equality of outputs."""
     table = new_table("speed over plain decoding", "tokens/s", "speed", "95%", "decode", "4-grams", "equal")
     for row in rows:
         if row.speed is None:
@@ -105,7 +102,6 @@ def speeds(rows: Seq[Row]) -> Table:
 
 
 def steps(rows: Seq[Row]) -> Table:
-    """Table of steps and the parts of their time."""
     table = new_table(
         "steps, and milliseconds of each",
         *("steps", "tau", "kept", "step", "draft", "verify", "rest", "first"),
@@ -126,7 +122,6 @@ def steps(rows: Seq[Row]) -> Table:
 
 
 def latencies(rows: Seq[Row]) -> Table:
-    """Table of the times between tokens and of the loop."""
     table = new_table(
         "milliseconds between tokens and per loop iteration; variances in square milliseconds",
         *("mean", "variance", "p50", "p90", "p99", "loop", "variance"),
@@ -138,7 +133,6 @@ def latencies(rows: Seq[Row]) -> Table:
 
 
 def acceptance(rows: Seq[Row]) -> Table:
-    """Table of the share of steps that accepted a token, by depth."""
     deepest = max(len(row.acceptance_by_position) for row in rows)
     depths = range(min(deepest, _DEPTHS))
     title = "steps that accepted a token, by its place in the draft"
@@ -153,7 +147,6 @@ def acceptance(rows: Seq[Row]) -> Table:
 
 
 def categories(rows: Seq[Row]) -> Table:
-    """Table of speeds by category."""
     names = list(rows[0].categories)
     table = new_table("speed by category", *names)
     for row in rows[1:]:

@@ -107,7 +107,6 @@ class ChatSession:
 
     @property
     def turns(self) -> list[dict[str, str]]:
-        """The conversation with its system message."""
         return [*([{"role": "system", "content": self.system}] if self.system else ()), *self.messages]
 
     def encode(self) -> list[int]:

@@ -218,7 +218,6 @@ def compare_all(
 
 
 def report(found: Seq[Comparison], label: str, writer: ResultWriter) -> None:
-    """Write texts to the writer, the table and the verdict to standard output."""
     if len(found) == 1:
         writer.write((found[0].other.answer.text or "") + "\n")
     console = screen.out()

@@ -161,7 +161,6 @@ class Racer:
         return self.sequence.finish_reason is not None
 
     def advance(self) -> None:
-        """Run one step."""
         stats = self.sequence.stats
         tokens, accepted = stats.tokens, stats.accepted
         self.engine.step()
@@ -186,7 +185,6 @@ class Racer:
         return found
 
     def numbers(self) -> Text:
-        """The two lines under the panel."""
         stats = self.sequence.stats
         text = Text(f"{rate(stats.tokens, self.clock):.1f} tokens/s, {stats.steps} steps", style="bold")
         rest = f"\n{stats.tokens} tokens, {self.clock:.2f} s" + (", done" if self.done else "")
@@ -235,7 +233,6 @@ def frame(lanes: Seq[Racer], console: Console, rows: int | None = None) -> Rende
 
 
 def heading(model: Loaded, prompt: str, console: Console) -> Text:
-    """The heading: model, prompt, and the meaning of the colours."""
     text = Text(f"{model}. Both take turns, each on its own clock.\n", style="dim")
     text.append(screen.printable(prompt.strip()), style="not dim")
     if console.is_terminal:

@@ -128,7 +128,6 @@ def _lines(found: list[dict[str, Any]]) -> Table:
 
 
 def _grid() -> Table:
-    """Two columns, of which nothing is cut."""
     grid = Table.grid(padding=(0, 2, 0, 0))
     grid.add_column(overflow="fold")
     grid.add_column(overflow="fold")
@@ -156,7 +155,6 @@ def page(entry: dict[str, Any]) -> RenderableType:
 
 
 def _option_table(options: list[dict[str, Any]]) -> Table:
-    """A row per option: its notation with the default, and its description."""
     grid = _grid()
     for option in options:
         default = "" if option["required"] else f" = {shown(option['default'])}"
@@ -176,7 +174,6 @@ def _kind(annotation: str) -> str:
 
 
 def shown(value: Any) -> str:
-    """A default in the notation of spec strings."""
     if isinstance(value, list):  # in JSON a tuple is one
         value = tuple(value)
     return str(value).lower() if isinstance(value, bool) or value is None else str(value)

@@ -109,7 +109,6 @@ def _served(given: EnvOptions) -> dict[str, Any]:
 
 
 def served(loaded: Loaded) -> dict[str, Any]:
-    """How a loaded model runs, as JSON values."""
     from outpace.engine.slow import reasons
     from outpace.engine.usual import usual
 

@@ -22,7 +22,6 @@ class Bar:
         self._done = 0
 
     def note(self, text: str) -> None:
-        """Set the remark at the bar's end."""
         if self._progress is not None and self._task is not None:
             self._progress.update(self._task, note=text)
 

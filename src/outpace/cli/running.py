@@ -154,7 +154,6 @@ def run_many(
 
 
 def stats_json(stats: Stats) -> dict[str, Any]:
-    """Raw counts and common ratios."""
     return {
         **asdict(stats),
         "mean_accepted_length": stats.mean_accepted_length,
@@ -165,7 +164,6 @@ def stats_json(stats: Stats) -> dict[str, Any]:
 
 
 def generation_json(job: Job, generation: Generation, engine: Engine) -> dict[str, Any]:
-    """One prompt's result."""
     interrupted = generation.finish_reason == "removed"
     found: dict[str, Any] = {
         "index": job.index,
@@ -207,7 +205,6 @@ def exactness_note(engine: Engine, greedy: bool) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things, in the singular if it is one."""
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
@@ -221,7 +218,6 @@ def cut_note(generation: Generation, params: SamplingParams) -> str:
 
 
 def stats_line(stats: Stats) -> str:
-    """One line about a generation."""
     speed = rate(stats.tokens, stats.seconds)
     return (
         f"{counted(stats.tokens, 'token')} in {counted(stats.steps, 'step')}, "

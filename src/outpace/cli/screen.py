@@ -18,7 +18,6 @@ _CONTROL = {code: None for code in (*range(32), *range(127, 160)) if chr(code) n
 
 
 def out() -> Console:
-    """Console on standard output."""
     return Console(highlight=False)
 
 
@@ -28,7 +27,6 @@ def err() -> Console:
 
 
 def live(console: Console) -> bool:
-    """True if the output can be redrawn in place."""
     return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
 
 
@@ -57,7 +55,6 @@ def fitting(table: Table, console: Console) -> RenderableType:
 
 
 def note(message: str, style: str = "dim") -> None:
-    """Print one line on standard error."""
     err().print(Text(printable(message), style=style), soft_wrap=True)
 
 

@@ -195,7 +195,6 @@ class ServedOptions:
     observer: o.ObserverSpec = ""
 
     def others(self) -> dict[str, str]:
-        """Names and spec strings of further drafters."""
         found = dict[str, str]()
         for one in self.also or ():
             name, equals, spec = one.partition("=")
@@ -344,7 +343,6 @@ def _run(server: Server, listener: socket, access: bool) -> None:
 
 
 def _banner(served: Service | Router, host: str, listener: socket, keys: int, began: float) -> None:
-    """Print where the service is and what it serves."""
     address = f"http://{host if ':' not in host else f'[{host}]'}:{listener.getsockname()[1]}"
     from outpace.serve.service import Service
 

@@ -47,7 +47,6 @@ def check_json(to_json: str | None) -> None:
 
 
 def write_json(text: str, to_json: str | None) -> None:
-    """Write results, a JSON object on one line, to a file or standard output; None writes none."""
     if to_json == STANDARD_OUTPUT:
         screen.write(text + "\n")
     elif to_json is not None:
@@ -97,7 +96,6 @@ class ResultWriter:
             raise OutpaceError(f"cannot write {self._file}: {error.strerror or error}") from None
 
     def json(self, value: dict[str, Any]) -> None:
-        """Write a JSON object on one line."""
         self.write(json.dumps(value, ensure_ascii=self._ascii) + "\n")
 
     @property

@@ -236,7 +236,8 @@ class Drafter(Declared, ReadsStates[State], WorksBeside[State], ABC):
         """Return prepared data as new, after an interrupt that may have come in the middle of any method.
 
         All states have been dropped without ``stop``. By default the data are prepared again. A drafter that
-        loads a model should keep it, and replace what changes in decoding.
+        loads a model should keep it, which may have been trained meanwhile and takes seconds to load, and
+        replace what changes in decoding.
 
         Args:
             shared: what ``prepare`` returned.

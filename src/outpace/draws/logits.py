@@ -37,7 +37,6 @@ class Logits:
 
     @property
     def device(self) -> torch.device:
-        """Where its rows are."""
         return self._rows.device
 
     @property

@@ -136,7 +136,6 @@ class Processor:
         self._times = np.zeros(len(self._ids), np.float32)
 
     def observe(self, token: int) -> None:
-        """Count an emitted token."""
         if not self.penalises:
             return
         place = self._place.setdefault(token, len(self._place))
@@ -239,7 +238,7 @@ def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) ->
 
 
 def processed(processor: LogitsProcessor, input_ids: Tensor, scores: Tensor) -> Tensor:
-    """What a logits processor makes of scores, [1, vocabulary].
+    """The scores that a logits processor returns, [1, vocabulary].
 
     Raises:
         OutpaceError: it returns something else than scores of this shape.

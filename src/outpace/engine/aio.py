@@ -406,11 +406,7 @@ class AsyncEngine:
         self._news = []
 
     def _end(self, cause: Exception, close: bool = True) -> None:
-        """End whatever has not ended with an error, also what is still on its way to the engine.
-
-        Args:
-            close: free the rows of texts that are being scored.
-        """
+        """End whatever has not ended with an error, also what is still on its way to the engine."""
         with self._lock:
             requests, self._requests = self._requests, {}
             asked, self._asked = list(self._asked), {}

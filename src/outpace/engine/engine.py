@@ -16,8 +16,8 @@ from outpace.cache import CacheFull
 from outpace.core import Generation, OutpaceError, SamplingParams, Source, StreamedToken, TokenLogprobs
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
+from outpace.engine.active import Drafting
 from outpace.engine.clock import Clock
-from outpace.engine.drafting import Drafting
 from outpace.engine.errand import Errand, Stopping
 from outpace.engine.guards import CallGuard, whole_number
 from outpace.engine.memory import Memory

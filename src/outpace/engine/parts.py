@@ -8,7 +8,7 @@ from collections.abc import Sequence as Seq
 from pathlib import Path
 from typing import Any, Literal
 
-from outpace.core import Draft, OutpaceError
+from outpace.core import OutpaceError
 from outpace.drafters import load_drafter
 from outpace.drafters.base import Drafter
 from outpace.drafters.none import NoDraft
@@ -34,13 +34,6 @@ def drafter_of(given: Drafter[Any] | str | None) -> Drafter[Any]:
     if not isinstance(drafter, Drafter):
         raise OutpaceError(f"drafter must be an instance or a spec string, as in 'lookahead'; not {given!r}")
     return drafter
-
-
-def check_draft(draft: Draft, target: TargetModel) -> None:
-    """Refuse a draft with ids that cannot be fed to the target: they would fail the forward of the batch."""
-    tokens = draft.tokens
-    if len(tokens) and not 0 <= min(tokens) <= max(tokens) < target.vocabulary + target.extra:
-        raise OutpaceError(f"the drafter proposes ids outside the model's vocabulary: {list(tokens)}")
 
 
 def check_company(

@@ -78,7 +78,6 @@ class PrefixCache:
         return len(self._blocks)
 
     def clear(self) -> None:
-        """Drop all blocks."""
         self._blocks.clear()
         self._owned.clear()
         self._bytes.clear()
@@ -145,7 +144,6 @@ class PrefixCache:
         self._evict()
 
     def _evict(self) -> None:
-        """Drop blocks until the others are within the limit."""
         while self._bytes.total() > self.limit:
             owner = next(iter(self._owned))
             if len(self._owned) <= _CLIENTS:

@@ -154,7 +154,6 @@ def _agree(one: Tensor, other: Tensor, exactly: bool) -> bool:
 
 
 def _digest(tensor: Tensor) -> str:
-    """A digest of a tensor's form and numbers, whose bytes are hashed where they are."""
     flat = tensor.contiguous().reshape(-1).view(torch.uint8)
     return digest_of(f"{tuple(tensor.shape)} {tensor.dtype}".encode(), flat.numpy())
 

@@ -20,7 +20,7 @@ from outpace.core import (
 from outpace.core.parameters import token_id
 from outpace.draws.noise import Key
 from outpace.draws.sampling import NoEnd
-from outpace.engine.drafting import Drafting
+from outpace.engine.active import Drafting
 from outpace.engine.observer import Observer
 from outpace.engine.parts import need_logits
 from outpace.engine.slow import reasons
@@ -264,7 +264,7 @@ def output_ids(output: Seq[int], target: TargetModel) -> list[int]:
     return tokens
 
 
-# They can be iterated over, but have no tokens in an order that someone meant.
+# They can be iterated over, but in no meaningful order.
 _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
 
 

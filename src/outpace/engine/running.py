@@ -11,7 +11,7 @@ from torch import Tensor
 
 from outpace.cache import Cache, Slot
 from outpace.core import RanksLost, StoppedBy, out_of_memory
-from outpace.engine.active import Active, Drafts, by_drafter, fail
+from outpace.engine.active import Active, Drafting, Stage, by_drafter, fail
 from outpace.engine.memory import Memory
 from outpace.engine.observer import Observer
 from outpace.engine.scheduler import Scheduler
@@ -45,7 +45,7 @@ class RunningBatch:
         target: TargetModel,
         memory: Memory,
         scheduler: Scheduler,
-        draftings: Mapping[str | None, Drafts],
+        draftings: Mapping[str | None, Drafting],
         layers: tuple[int, ...],
         observer: Observer | None,
         clock: Callable[[], float],
@@ -195,13 +195,14 @@ class RunningBatch:
                 try:
                     if not active.started:
                         active.state = drafting.drafter.start(active.sequence, drafting.shared)
-                        active.started = True
-                        active.ready = not (waits and drafting.drafts)
+                        active.stage, caught_up = Stage.STARTED, not (waits and drafting.drafts)
                     else:
-                        active.ready = drafting.drafter.catch_up(active.state)
+                        caught_up = drafting.drafter.catch_up(active.state)
                 except Exception as error:
-                    active.ready = True
                     fail([active], error)
+                    return False
+            if caught_up:
+                active.stage = Stage.READY
         return active.ready
 
     def _read(self, joined: Seq[Active]) -> None:
@@ -213,7 +214,7 @@ class RunningBatch:
                 hidden[active] = {
                     layer: torch.cat([rows[layer] for rows in pieces]) for layer in self._layers
                 }
-        read = [a for a in joined if a.started and a in hidden]
+        read = [active for active in joined if active in hidden]
         for drafting, members in by_drafter(read).items():
             try:
                 drafting.drafter.read([a.state for a in members], [hidden[a] for a in members])
@@ -221,9 +222,8 @@ class RunningBatch:
                 fail(members, error)
         if self._observer is not None:
             for active in joined:
-                if active.started:
-                    active.observed = True
-                    self._observer.joined(active.sequence, hidden.get(active, {}))
+                active.stage = Stage.OBSERVED
+                self._observer.joined(active.sequence, hidden.get(active, {}))
 
     def warm(self) -> None:
         """Prepare the target and the drafters, with no sequence in the batch."""
@@ -291,11 +291,10 @@ class RunningBatch:
         self.active.remove(active)
 
     def _left(self, active: Active) -> None:
-        if active.observed and self._observer is not None:
-            # An error may have come before it was told, so it is told once more, and no third time.
-            active.observed, active.told = not active.told, True
+        if active.stage in (Stage.OBSERVED, Stage.LEAVING) and self._observer is not None:
+            active.stage = Stage.LEAVING if active.stage is Stage.OBSERVED else Stage.GONE
             self._observer.left(active.sequence)
-        active.observed = False
+        active.stage = Stage.GONE
         active.sequence.place = None
 
     @property

@@ -11,9 +11,9 @@ from operator import attrgetter
 
 from outpace.cache import Cache, CacheFull, Place, Slot
 from outpace.core import OutpaceError
-from outpace.engine.active import Active, Drafts
-from outpace.engine.allowance import Allowance
+from outpace.engine.active import Active, Drafting
 from outpace.engine.chunks import Pace, choose_chunks
+from outpace.engine.clock import Allowance
 from outpace.sequence import Sequence
 from outpace.targets.base import TargetModel
 
@@ -26,7 +26,6 @@ class _Waiting:
     """A waiting request.
 
     Attributes:
-        number: sequence number of its arrival.
         round: the round of turns of clients in which it is its client's.
         passed: number of requests after it that joined before it.
     """
@@ -60,10 +59,8 @@ class Scheduler:
     Args:
         prefill_chunk: maximum number of rows of a chunk.
         most: maximum number of sequences in the batch; None for no limit.
-        clock: the engine's clock.
 
     Attributes:
-        allowance: the time for work beside steps.
         doubt: whether an error, perhaps that of a signal's handler, may have left the cache or a drafter in
             disorder; they are then replaced as soon as no sequence is in the batch.
     """
@@ -96,7 +93,7 @@ class Scheduler:
     def decoding(self) -> list[Active]:
         """The sequences of the next step: those that are ready, and whose own work has not had its share.
 
-        If there are none of these, nobody waits for it.
+        Without them, nobody waits for it.
         """
         ready = self.ready
         rested = [active for active in ready if active.debt <= 0]
@@ -106,12 +103,7 @@ class Scheduler:
         return rested or ready
 
     def charge(self, own: Mapping[Active, float], seconds: float) -> None:
-        """Note the work in a step that was of single sequences: in all, as long as the rest of steps is free.
-
-        Args:
-            own: seconds by sequence.
-            seconds: of the step, all of these included.
-        """
+        """Note the work in a step that was of single sequences, as long as the rest of steps is free."""
         if own or any(active.debt for active in self.active):
             ready = self.ready
             share = max(seconds - sum(own.values()), 0.0) / max(len(ready), 1)
@@ -135,11 +127,10 @@ class Scheduler:
         return self._waiting.pop(sequence, None) is not None
 
     def clear(self) -> None:
-        """Remove all sequences, in the batch or waiting."""
         self.active.clear()
         self._waiting.clear()
 
-    def admit(self, cache: Cache, draftings: Mapping[str | None, Drafts]) -> Iterator[Active]:
+    def admit(self, cache: Cache, draftings: Mapping[str | None, Drafting]) -> Iterator[Active]:
         """Admit sequences one by one, each with a slot. One whose slot cannot be opened ends with the error.
 
         Args:
@@ -192,21 +183,13 @@ class Scheduler:
         return slot
 
     def chunks(self, cache: Cache, shared: bool) -> dict[Active, int]:
-        """Choose the rows of prompts to feed now; see ``choose_chunks``.
-
-        Args:
-            shared: rows of prompts, and states after some of them, are shared.
-        """
+        """Choose the rows of prompts to feed now; see ``choose_chunks``."""
         step = self._target.prompt_step if self._target.prompts_differ or shared else 1
         mixes = len(self.active) > 1 and self._target.mixes
         return choose_chunks(self.active, cache, self.pace, mixes, self._target.prompts_differ, step)
 
     def make_room(self, cache: Cache, release: Callable[[Active], None]) -> None:
-        """Reserve a row for each root, and preempt the lowest-ranked sequences if there are too few rows.
-
-        Args:
-            release: removes a sequence from the batch and frees its rows.
-        """
+        """Reserve a row for each root, and preempt the lowest-ranked sequences if there are too few rows."""
         short = [a for a in self.ready if len(a.sequence.tokens) > cache.room(a.slot)]
         for active in sorted(short, key=lambda a: a.rank, reverse=True):
             rows = len(active.sequence.tokens)

@@ -48,7 +48,6 @@ def tell(reason: str) -> None:
 
 
 def _step(target: TargetModel) -> str:
-    """The reason why steps on a CPU are slow."""
     options, plan = options_of(target), target.plan
     if options is None or target.quantised:
         return ""
@@ -72,7 +71,6 @@ def _step(target: TargetModel) -> str:
 
 
 def _graphs(target: TargetModel) -> str:
-    """The reason why steps on a GPU are slow."""
     options = options_of(target)
     if options is None or options.static or target.device.type != "cuda":
         return ""
@@ -96,5 +94,5 @@ def options_of(target: TargetModel) -> TargetOptions | None:
 
 
 def layers_of(dtype: torch.dtype) -> object:
-    """The compiled functions of a dtype; the reason why there are none; None if it has none anywhere."""
+    """The compiled functions of a dtype; the reason why there are none here; None for a dtype without any."""
     return layers.functions(dtype) if dtype in layers.DTYPES else None

@@ -166,7 +166,6 @@ def _kinds(schema: dict[str, Any]) -> set[str]:
 
 
 def _kind(value: Any) -> str:
-    """The type of a value; an integer is a number."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else "boolean"
     if isinstance(value, int | float):

@@ -48,7 +48,6 @@ class RowProcessor:
         self._record = record
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Processed scores [1, vocabulary] after input_ids [1, n], on the device of ``scores``."""
         here = scores.device
         input_ids = torch.cat([self._pads, input_ids.to(self._pads.device)], dim=1)
         rows = scores.to(self._pads.device)

@@ -224,6 +224,24 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
                     const across_ints zero = {0};
                     whole[row] = zero - shift * (spans == 2 ? halves[span] : halves[0] + halves[1]);
                 }
+#if defined(__ARM_FEATURE_MATMUL_INT8) /* two rows with two quads at once: codes without a sign have 6 bits at most */
+                const int8_t *numbers[TOGETHER];
+                int32x4_t products[TOGETHER][2] = {0};
+                across_ints added[TOGETHER];
+                for (int row = 0; row < count; row++) numbers[row] = rows[row].numbers + block * SHARE;
+#pragma GCC unroll 4
+                for (int i = span * quads; i < (span + 1) * quads; i += 2) {
+                    int8x16_t own[2][2];
+                    for (int next = 0; next < 2; next++) {
+                        const quad_codes codes_of_quad = wide ? ready->codes[(block - from) * QUADS + i + next]
+                                                              : ready_codes(as, 0, codes, i + next);
+                        memcpy(own[next], &codes_of_quad, sizeof codes_of_quad);
+                    }
+                    plus_eight(count, own[0], own[1], numbers, i * 4, products);
+                }
+                put_sums(count, products, added);
+                for (int row = 0; row < count; row++) whole[row] += added[row];
+#else
 #pragma GCC unroll 8
                 for (int i = 0; i < quads; i++) {
                     const quad_codes own = wide ? ready->codes[(block - from) * QUADS + span * quads + i]
@@ -232,6 +250,7 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
                         whole[row] = plus_quad(as, whole[row], own,
                                                rows[row].numbers + block * SHARE + (span * quads + i) * 4);
                 }
+#endif
                 const across factor = wide ? ready->factors[at] : factor_of(as, scale, wholes, span);
                 const across lower = !as.least ? none : wide ? ready->lowers[at] : lower_of(as, least, wholes, span);
                 for (int row = 0; row < count; row++) {

@@ -8,7 +8,7 @@
 
 #ifdef SQUARED_WHOLE
 #define LEAST_SQUARED 7 /* rows, of which other instructions are no quicker */
-#define AHEAD 2         /* blocks: a register waits long for memory that has just been written */
+#define AHEAD 2         /* blocks: a register waits int64_t for memory that has just been written */
 #define RING (2 * AHEAD)
 #define MEASURES (2 * SIDE) /* of a block of a group of rows: their scales, and their sums times the scales */
 
@@ -58,21 +58,21 @@ static inline __attribute__((always_inline)) void add_scaled(int rows, int least
 /* Products of a group of rows, at most ``room``, whose numbers are ``stride`` bytes apart, with a panel: [room, ACROSS].
    ``measures``: [blocks, MEASURES]. */
 static inline __attribute__((always_inline)) void squares_of_blocks(int room, int bits, const char *weights,
-                                                                    long blocks, const int8_t *numbers,
-                                                                    long stride, const float *measures,
+                                                                    int64_t blocks, const int8_t *numbers,
+                                                                    int64_t stride, const float *measures,
                                                                     across *out) {
-    const long head = bits == 8 ? 2 * ACROSS : 4 * ACROSS, size = head + SHARE * ACROSS * bits / 8;
+    const int64_t head = bits == 8 ? 2 * ACROSS : 4 * ACROSS, size = head + SHARE * ACROSS * bits / 8;
     const across none = {0};
     across sums[SIDE];
     int32_t whole[RING][SIDE * ACROSS] __attribute__((aligned(64)));
     int8_t opened[RING][QUADS * QUAD] __attribute__((aligned(64)));
 #pragma GCC unroll 16
     for (int row = 0; row < room; row++) sums[row] = none;
-    for (long at = 0; at < blocks + 2 * AHEAD; at++) {
-        const long summed = at - AHEAD, scaled = at - 2 * AHEAD;
+    for (int64_t at = 0; at < blocks + 2 * AHEAD; at++) {
+        const int64_t summed = at - AHEAD, scaled = at - 2 * AHEAD;
         if (at < blocks) {
             const char *const own = weights + at * size;
-            for (long i = 0; i < size; i += LINE) __builtin_prefetch(own + DISTANCE / 2 + i, 0, 3);
+            for (int64_t i = 0; i < size; i += LINE) __builtin_prefetch(own + DISTANCE / 2 + i, 0, 3);
             if (bits == 4) open_block(own + head, opened[at % RING]);
         }
         if (summed >= 0 && summed < blocks) {
@@ -95,21 +95,21 @@ static inline __attribute__((always_inline)) void squares_of_blocks(int room, in
     for (int row = 0; row < room; row++) out[row] = sums[row];
 }
 
-typedef void squares_form(const char *, long, const int8_t *, long, const float *, across *);
+typedef void squares_form(const char *, int64_t, const int8_t *, int64_t, const float *, across *);
 #define SQUARES_FORM(bits, room)                                                                             \
     static __attribute__((noinline)) void squares_##bits##_##room(                                           \
-        const char *weights, long blocks, const int8_t *numbers, long stride, const float *measures,         \
+        const char *weights, int64_t blocks, const int8_t *numbers, int64_t stride, const float *measures,         \
         across *out) {                                                                                       \
         squares_of_blocks(room, bits, weights, blocks, numbers, stride, measures, out);                      \
     }
 SQUARES_FORM(8, 8) SQUARES_FORM(8, 16) SQUARES_FORM(4, 8) SQUARES_FORM(4, 16)
 
 /* Where the measures of a row's group are, [blocks, MEASURES]. */
-static inline float *measures_of(float *all, long row, long blocks) { return all + row / SIDE * blocks * MEASURES; }
+static inline float *measures_of(float *all, int64_t row, int64_t blocks) { return all + row / SIDE * blocks * MEASURES; }
 
-static inline void measure_row(const struct rounded_row *from, float *all, long row, long blocks) {
+static inline void measure_row(const struct rounded_row *from, float *all, int64_t row, int64_t blocks) {
     float *const to = measures_of(all, row, blocks) + row % SIDE;
-    for (long block = 0; block < blocks; block++) {
+    for (int64_t block = 0; block < blocks; block++) {
         to[block * MEASURES] = from->scales[block];
         to[block * MEASURES + SIDE] = from->sums[block];
     }

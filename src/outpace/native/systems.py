@@ -9,7 +9,7 @@ import ctypes
 import platform
 import sys
 import sysconfig
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import PurePath
 from types import MappingProxyType
 from typing import NamedTuple
@@ -18,6 +18,7 @@ from outpace.core import OutpaceError
 
 _KINDS = {"amd64": "x86_64", "arm64": "aarch64"}  # Windows' and macOS's names
 _ZIG = frozenset(("zig", "ziglang"))  # the compiler, and the package that has it
+_CLANG_CL = frozenset(("clang-cl",))  # clang with the options of Microsoft's compiler, unless told otherwise
 
 
 class System(NamedTuple):
@@ -74,7 +75,8 @@ class Platform(NamedTuple):
             compiler: the words that call it.
         """
         if not is_zig(compiler):
-            return [f"-march={march}", *self.system.options]
+            own = ["--driver-mode=gcc"] if named(compiler, _CLANG_CL) else []
+            return [*own, f"-march={march}", *self.system.options]
         kind, *more = march.split("+")
         if self.machine == "aarch64":
             kind = "generic"
@@ -117,7 +119,12 @@ def platform_of(tag: str) -> Platform:
 
 def is_zig(compiler: Sequence[str]) -> bool:
     """True if zig compiles, which names platforms and processors in its own way."""
-    return any(PurePath(word).stem in _ZIG for word in compiler)
+    return named(compiler, _ZIG)
+
+
+def named(compiler: Sequence[str], names: Collection[str]) -> bool:
+    """True if one of the words that call a compiler is, but for its folder and ending, one of the names."""
+    return any(PurePath(word).stem.lower() in names for word in compiler)
 
 
 # -- what macOS and Windows say about the processor; Linux has files -------------------------------------

@@ -79,7 +79,6 @@ class Curve:
         self._stale = True
 
     def __bool__(self) -> bool:
-        """True if any width was measured."""
         return any(cell.seconds or cell.known for cell in self._cells.values())
 
     def age(self, rows: int) -> float:
@@ -215,7 +214,6 @@ class Costs:
         return self.curve(batch).seconds_at(rows)
 
     def add(self, batch: int, rows: int, seconds: float) -> None:
-        """Add a measured forward of ``batch`` sequences over ``rows`` rows in total."""
         self.curve(batch).add(rows, seconds)
 
     def curve(self, batch: int) -> Curve:

@@ -54,7 +54,6 @@ class Completions(OpenAI, Constrained):
 
 
 async def completions(service: Service, body: Completions, salt: str | None) -> Response:
-    """Handle a request for completions."""
     run = await service.start(len(_prompts(service, body)) * body.n, lambda: _parse(service, body, salt))
     try:
         scores = await _scores(service, body, run)
@@ -75,7 +74,6 @@ async def _scores(service: Service, body: Completions, run: Run) -> list[list[To
 
 
 def _prompts(service: Service, body: Completions) -> Seq[str | list[int]]:
-    """The prompts, each a text or a list of token ids."""
     prompt = body.prompt
     if prompt is None and body.suffix:
         return [""]
@@ -155,7 +153,6 @@ class _CompletionsWriter(ChunkWriter[Completions]):
         self._begun = set[int]()
 
     def _echo(self, index: int) -> str:
-        """The prompt's text, if requested."""
         if not self._body.echo:
             return ""
         prompt = self._prompts[index // self._run.request.n]

@@ -102,12 +102,10 @@ class Dialogue:
 
     @cached_property
     def thinks(self) -> bool:
-        """True if the template marks reasoning."""
         return self.harmony or self.thought is not None
 
     @cached_property
     def thought(self) -> tuple[str, str] | None:
-        """The marks around reasoning; None if the template has none."""
         return thought_of(self.template)
 
     @cached_property
@@ -150,7 +148,6 @@ class Dialogue:
 
     @cached_property
     def images(self) -> bool:
-        """True if the template has a place for images."""
         images = self._model.images
         turn: Turn = {"role": "user", "content": [{"type": "image"}, {"type": "text", "text": _PROBE}]}
         return images is not None and images.mark in self._shown([turn])

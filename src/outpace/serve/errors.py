@@ -48,17 +48,14 @@ class Refused(Exception):
 
     @property
     def type(self) -> str:
-        """OpenAI's name of the kind of error."""
         default = "invalid_request_error" if self.status < 500 else "server_error"
         return _TYPES.get(self.status, default)
 
     def openai(self) -> dict[str, Any]:
-        """OpenAI's error object."""
         error = {"message": self.message, "type": self.type, "param": self.param, "code": self.code}
         return {"error": error}
 
     def anthropic(self) -> dict[str, Any]:
-        """Anthropic's error object."""
         default = "invalid_request_error" if self.status < 500 else "api_error"
         kind = _ANTHROPIC.get(self.status, default)
         return {"type": "error", "error": {"type": kind, "message": self.message}}
@@ -85,7 +82,6 @@ def unreadable(error: Exception) -> Refused:
 
 
 def refusal(error: BaseException) -> Refused:
-    """The response to an error in a request."""
     if isinstance(error, Refused):
         return error
     if isinstance(error, ContextOverflow):

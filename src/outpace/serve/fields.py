@@ -335,7 +335,6 @@ class InputImage(Wire):
     file_id: Annotated[str | None, off("nothing is stored here; send the image in image_url")] = None
 
     def base64(self) -> str:
-        """The image; errors are those of ``ImagePart``."""
         return from_url(self.image_url, "input")
 
 
@@ -391,7 +390,6 @@ def _for_the_model(text: str) -> str:
 
 
 def plain_text(content: str | Seq[TextPart | RefusalPart] | None) -> str:
-    """A message's content as one text."""
     if content is None or isinstance(content, str):
         return content or ""
     return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)

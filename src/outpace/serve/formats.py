@@ -49,7 +49,6 @@ _HEADERS = {"Cache-Control": "no-cache"}
 
 
 def new_id(prefix: str) -> str:
-    """Make an identifier of a response."""
     return f"{prefix}{secrets.token_hex(12)}"
 
 
@@ -112,7 +111,6 @@ class LongResponse(StreamingResponse):
 
 
 def sse(data: Any, name: str | None = None) -> bytes:
-    """One server-sent event."""
     head = b"" if name is None else f"event: {name}\n".encode()
     return head + b"data: " + (data if isinstance(data, bytes) else to_json(data)) + b"\n\n"
 
@@ -183,7 +181,6 @@ def usage(run: Run, emitted: int | None = None) -> dict[str, Any]:
 
 
 def reasoned(run: Run) -> int:
-    """The number of tokens of reasoning in answers."""
     reasoning = run.request.reasoning
     return 0 if reasoning is None else sum(reasoning.count(run.model, one.tokens) for one in run.generations)
 
@@ -218,7 +215,6 @@ class TokenTexts:
         self._bytes: dict[int, list[int]] = {}
 
     def text(self, token: int) -> str:
-        """A token alone, special ones too."""
         if token not in self._found:
             found = self._service.model.tokenizer.decode([token], skip_special_tokens=False)
             self._found[token] = str(found)

@@ -117,6 +117,5 @@ class Images:
         return await asyncio.to_thread(lambda: Image.frombytes("RGB", size, b64decode(found["pixels"])))
 
     async def close(self) -> None:
-        """End the processes."""
         await self.pool.close()
         self._thread.shutdown(wait=False)

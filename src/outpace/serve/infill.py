@@ -40,7 +40,6 @@ class Infill(Sampled):
 
 
 async def infill(service: Service, body: Infill, salt: str | None) -> Response:
-    """Handle a request for the text between two others."""
 
     async def parse() -> ParsedRequest:
         files = [(one.filename, one.text) for one in body.input_extra]

@@ -167,7 +167,6 @@ def object_of(text: str) -> Any:
 
 
 def from_value(value: Any) -> WrittenCall:
-    """The call in a JSON value; errors are those of ``call_of``."""
     if not isinstance(value, dict):
         raise ValueError("a call is an object")
     if isinstance(inner := value.get("function"), dict):

@@ -30,7 +30,6 @@ from outpace.serve.writers import Block, BlockWriter
 
 
 async def messages(service: Service, body: Messages, salt: str | None) -> Response:
-    """Handle a request in the format of Anthropic's messages."""
 
     async def parse() -> ParsedRequest:
         if not all(stop.strip() for stop in body.stop_sequences or ()):  # as Anthropic
@@ -50,7 +49,6 @@ async def messages(service: Service, body: Messages, salt: str | None) -> Respon
 
 
 async def count_tokens(service: Service, body: CountTokens, salt: str | None) -> Response:
-    """Handle a request for the number of tokens of a prompt."""
     box = toolbox(body)
 
     async def count() -> Response:

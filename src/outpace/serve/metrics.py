@@ -71,7 +71,6 @@ class Metrics:
         return found.labels(self._model)
 
     def refused(self, reason: str) -> None:
-        """Count a request that was refused."""
         self._refused(reason).inc()
 
     def ended(self, prompt: int, generation: Generation, drafter: str) -> None:
@@ -98,7 +97,6 @@ class Metrics:
         return self._registry.collect()
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
         return generate_latest(self._registry)
 
 
@@ -124,7 +122,6 @@ class Joined(Collector):
         yield from self._own.collect()
 
     def text(self) -> bytes:
-        """All metrics in Prometheus' text format."""
         registry = CollectorRegistry()
         registry.register(self)
         return generate_latest(registry)

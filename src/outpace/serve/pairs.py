@@ -174,12 +174,7 @@ def _documents(function: Signature) -> Callable[[str, Any], Schema]:
 
 
 def _term(name: str, schema: Any, document: Callable[[], Schema], tail: list[str]) -> tuple[str, str]:
-    """The term of a value and of what follows it, and the rules that it needs.
-
-    Args:
-        document: makes a document of the schema.
-        tail: what follows, as terms; those that are tokens are no literals.
-    """
+    """The term of a value and of what follows it, and the rules that it needs."""
     after = " ".join(tail)
     if not is_text(schema):
         spacing = {"x-guidance": {"whitespace_flexible": False}}

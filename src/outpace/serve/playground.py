@@ -37,7 +37,6 @@ class File(NamedTuple):
 
 
 def _read() -> dict[str, File]:
-    """All files, by the path of their URL."""
     folder = Path(__file__).parent / "static"
     found = {
         f"/static/{path.relative_to(folder).as_posix()}": File(path.read_bytes(), _TYPES[path.suffix])

@@ -184,7 +184,7 @@ class Ingress:
         self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # a WebSocket: there is none
+        if scope["type"] != "http":  # a WebSocket, which no route takes
             raise OutpaceError(f"there is nothing for {scope['type']} here")
         try:
             if scope["path"] not in OPEN:
@@ -284,7 +284,6 @@ class Replica:
         await self.hosted(next(iter(models)))
 
     async def hosted(self, name: str) -> Hosted:
-        """The model of this name; ``build`` keeps what this returns, up to ``loaded`` models."""
         config = self._config
         model, engine = await loaded_apart(partial(self._load, self._models[name]))
         hosted = Hosted(model, engine, config.limits, [name], config.keys, self._steps, self._jobs)

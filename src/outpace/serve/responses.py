@@ -30,7 +30,6 @@ from outpace.serve.writers import Block, BlockWriter
 
 
 async def responses(service: Service, body: Responses, salt: str | None) -> Response:
-    """Handle a request for a response."""
     run = await service.start(1, lambda: _parse(service, body, salt))
     return await _ResponsesWriter(service, body, run).response()
 

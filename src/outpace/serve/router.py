@@ -84,13 +84,11 @@ class Router:
     # -- requests ----------------------------------------------------------------------------------------
 
     def check(self) -> None:
-        """Check that requests are taken; see ``Host``."""
         if self.draining:
             raise later(503, "the server is shutting down; use another one", "draining", 1)
 
     @asynccontextmanager
     async def use(self, model: str | None) -> AsyncIterator[Service]:
-        """The service of a model, which is loaded first; see ``Host``."""
         self.check()
         one = self._named(next(iter(self.models)) if model is None else model)
         async with self._needed(one):
@@ -126,7 +124,7 @@ class Router:
             if model.loading is None:
                 model.error, model.begun = None, False
                 model.loading = self._task(self._load(model))
-                model.loading.add_done_callback(model.loads_no_more)  # though it be called off at once
+                model.loading.add_done_callback(model.loads_no_more)  # even if it is cancelled at once
             await self._waiting(model, model.loading)
             if model.service is None and model.error is not None:
                 raise replace(model.error)
@@ -231,7 +229,6 @@ class Router:
     # -- unloading ---------------------------------------------------------------------------------------
 
     async def unload(self, model: str) -> None:
-        """Unload a model, once its requests have ended; see ``Host``."""
         one = self._named(model)
         if one.loading is not None:
             await asyncio.wait({one.loading})
@@ -294,11 +291,9 @@ class Router:
 
     @cached_property
     def metrics(self) -> Joined:
-        """The metrics of all models, loaded or not."""
         return Joined([one.metrics for one in self.models.values()], self._own)
 
     def cards(self) -> list[dict[str, Any]]:
-        """The models with their states; see ``Host``."""
         return [self._card(one) for one in self.models.values()]
 
     def _card(self, model: Model) -> dict[str, Any]:
@@ -328,7 +323,6 @@ class Router:
         await self.close()
 
     async def close(self) -> None:
-        """End the engines."""
         self.draining = self._closed = True
         tasks = list(self._tasks)
         for task in tasks:

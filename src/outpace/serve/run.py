@@ -84,7 +84,6 @@ class Run:
 
     @property
     def generations(self) -> list[Generation]:
-        """The choices that have ended, ordered by index."""
         return [self.ended[index] for index in sorted(self.ended)]
 
     async def events(self) -> AsyncIterator[Event]:

@@ -47,12 +47,10 @@ class Toolbox:
 
     @property
     def shown(self) -> Seq[dict[str, Any]]:
-        """The tools that the prompt shows."""
         return () if self.choice == "none" else self.tools
 
     @property
     def functions(self) -> dict[str, Signature]:
-        """The functions by name, of those that may be called."""
         found = {}
         for tool in self.shown:
             function = tool["function"]
@@ -72,7 +70,7 @@ class Toolbox:
         """The grammar of the call that the answer must be; None if it need not be one.
 
         Raises:
-            Refused: a name is none, or a schema is not that of an object.
+            Refused: a name is invalid, or a schema is not that of an object.
         """
         if not isinstance(self.choice, tuple):
             return None

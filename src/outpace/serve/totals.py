@@ -45,7 +45,6 @@ class Total:
 
     @property
     def all(self) -> int:
-        """The amount that is held."""
         return self.held.total()
 
     def take(self, client: str, amount: int, force: bool = False) -> bool:
@@ -62,7 +61,6 @@ class Total:
         return True
 
     def give(self, client: str, amount: int) -> None:
-        """Take an amount back from a client."""
         self.held[client] -= amount
         if not self.held[client]:
             del self.held[client]

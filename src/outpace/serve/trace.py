@@ -32,7 +32,6 @@ class Trace:
         self._counted: dict[str, int] = {}
 
     def note(self, step: Step) -> None:
-        """Record a step's draft and its outcome."""
         draft = step.draft.guesses
         self._noted[step.sequence.steps[step.root]] = {
             "drafters": self._drafters(step),
@@ -90,7 +89,6 @@ class Traced(SamplingParams):
 
     @classmethod
     def of(cls, params: SamplingParams, trace: Trace) -> Traced:
-        """Copy parameters, and add a trace."""
         return cls(**{own.name: getattr(params, own.name) for own in fields(SamplingParams)}, trace=trace)
 
 
@@ -118,7 +116,6 @@ class Tracer:
             self._learner.joined(sequence, hidden)
 
     def stepped(self, steps: Seq[Step]) -> None:
-        """Record the steps of traced requests."""
         for step in steps:
             if isinstance(step.sequence.params, Traced):
                 step.sequence.params.trace.note(step)

@@ -18,7 +18,6 @@ _WORDS = {"true": True, "false": False, "null": None, "none": None}
 
 
 def properties(schema: Schema) -> dict[str, Any]:
-    """The properties of an object's schema."""
     found = schema.get("properties")
     return found if isinstance(found, dict) else {}
 

@@ -34,7 +34,6 @@ Job = Callable[[dict[str, Any]], Any]
 
 
 def main() -> None:
-    """Work until the parent closes the pipe."""
     jobs, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a library prints is no answer
     os.nice(_NICE)
@@ -98,7 +97,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """End the process once a job has taken this much processor time, though its parent be gone."""
+    """End the process once a job has taken this much processor time, even if its parent is gone."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows

@@ -56,11 +56,9 @@ class Writer(ABC, Generic[B]):
         """The response as server-sent events."""
 
     def _error(self, refused: Refused) -> bytes:
-        """The event that reports an error at the end of the stream."""
         return sse(refused.openai())
 
     async def response(self) -> Response:
-        """The response, complete or as a stream, as requested."""
         if self._body.stream:
             return self._box.named(EventStream(self._run, self._events(), self._error))
         sent = asyncio.get_running_loop().create_future()
@@ -208,7 +206,6 @@ class ChunkWriter(Writer[C]):
 
 
 def entries_of(one: Generation) -> list[tuple[int, TokenLogprobs]]:
-    """The log probabilities of a whole output."""
     return list(zip(one.tokens, one.logprobs or (), strict=False))
 
 

@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import accumulate
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -214,48 +213,3 @@ class Building:
             np.array(self._read, dtype=np.int32),
             self._asked,
         )
-
-
-def laid_out(
-    slots: Sequence[Slot | None],
-    batch: Batch,
-    logits: Tensor | None,
-    first: int,
-    hidden: Mapping[int, Tensor],
-    bare: bool = False,
-) -> Output:
-    """Outputs of a padded forward, [B, ...], in the order of ``slots``, some of which fed no rows.
-
-    Args:
-        logits: [B, width - first, vocabulary], or None.
-        first: the first row of each sequence that has logits.
-        hidden: layer -> [B, width, hidden size].
-        bare: the logits are hidden states.
-    """
-    fed = [(index, slot) for index, slot in enumerate(slots) if slot is not None and slot in batch.rows]
-    states = {slot: {layer: rows[index] for layer, rows in hidden.items()} for index, slot in fed}
-    if logits is None:
-        return Output(None, {}, states if hidden else {})
-    width = logits.shape[1]
-    spans: dict[Slot, slice] = {}
-    places: list[NDArray[np.int64]] = []
-    end = 0
-    for index, slot in fed:
-        rows = batch.reads[slot]
-        places.append(rows.astype(np.int64) + (index * width - first))
-        spans[slot] = slice(end, end := end + len(rows))
-    read = _picked(logits.flatten(0, 1), places)
-    return Output(read if bare else drawn_from(read), spans, states if hidden else {})
-
-
-def drawn_from(logits: Tensor) -> Tensor:
-    """Logits where draws can be made, in float64, which MPS lacks."""
-    return logits.cpu() if logits.device.type == "mps" else logits
-
-
-def _picked(rows: Tensor, places: Sequence[NDArray[np.int64]]) -> Tensor:
-    """Some rows of a table; a part of it without a copy if they follow each other."""
-    wanted = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
-    gaps = np.flatnonzero(np.diff(wanted) != 1) + 1
-    runs = [rows[int(run[0]) : int(run[-1]) + 1] for run in np.split(wanted, gaps) if len(run)]
-    return runs[0] if len(runs) == 1 else torch.cat(runs) if runs else rows[:0]

@@ -238,5 +238,4 @@ class RunsPrograms:
 
 
 def kind_of(target: Any) -> str:
-    """A target in an error's message."""
     return f"a target of the class {type(target).__name__}"

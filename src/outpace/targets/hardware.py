@@ -32,12 +32,10 @@ def hardware(devices: Iterable[torch.device]) -> list[str]:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Free bytes of memory on a device; None if unknown."""
     return _bytes(device, 0, "MemAvailable")
 
 
 def total_bytes(device: torch.device) -> int | None:
-    """Total bytes of memory of a device; None if unknown."""
     return _bytes(device, 1, "MemTotal")
 
 

@@ -39,11 +39,12 @@ class StepPlan:
         passed_over: the plans before it in the list, with the reasons.
         packed: kernel -> number of linear layers whose weights are packed for it.
         row_step: the rows of a forward are padded to a multiple of this.
-        layouts: layout of a forward -> number of those that ran: "flat" (native), "fixed" (shapes) and
+        layouts: layout of a forward -> number of those that ran: "flat" (no padding), "fixed" (shapes) and
             "padded" (a window of the cache).
         no_graphs: why forwards on a GPU are not captured as graphs, under static="auto"; empty if they are.
         no_trees: why forwards with branches on a GPU run on the model's own attention, not on the kernel for
             trees; empty if they run on it.
+        no_flat: why prompts and steps do not share forwards on a CPU; empty if they do.
         dtype: the dtype that ``outpace.load`` chose on a CPU, and why; empty if there was nothing to choose.
         own_dtype: the dtype in the config of a model that ``outpace.load`` read; empty if it names none.
     """
@@ -57,6 +58,7 @@ class StepPlan:
     layouts: Counter[str] = field(default_factory=Counter, compare=False)
     no_graphs: str = field(default="", compare=False)
     no_trees: str = field(default="", compare=False)
+    no_flat: str = field(default="", compare=False)
     dtype: str = field(default="", compare=False)
     own_dtype: str = field(default="", compare=False)
 
@@ -78,6 +80,7 @@ class StepPlan:
             (self.name, "; ".join(["runs here", *layers, bits])),
             *([("graphs", f"no: {self.no_graphs}")] if self.no_graphs else []),
             *([("trees", f"no kernel: {self.no_trees}")] if self.no_trees else []),
+            *([("flat", f"no: {self.no_flat}")] if self.no_flat else []),
             *([("dtype", self.dtype)] if self.dtype else []),
             ("forwards", ", ".join(f"{n} {name}" for name, n in self.layouts.most_common()) or "none yet"),
         ]

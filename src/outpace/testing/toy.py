@@ -12,8 +12,8 @@ from torch import Tensor
 from outpace.cache import Cache, KVCache, LayerShape, RowShape, Window
 from outpace.core import OutpaceError
 from outpace.targets.base import TargetModel, checked_cache
-from outpace.targets.batch import Batch, laid_out
-from outpace.targets.inputs.forward import inputs_of, rows_of
+from outpace.targets.batch import Batch
+from outpace.targets.inputs.forward import inputs_of, laid_out, rows_of
 from outpace.targets.inputs.masks import hide, tree_masks
 from outpace.targets.rows import HiddenStates, Output, extra_rows
 

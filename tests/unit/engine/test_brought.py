@@ -22,7 +22,7 @@ from outpace import Engine, Target
 from outpace.core import DEFAULT_DRAFTER, SamplingParams, Speculation
 from outpace.drafters.combined.combined import Combined
 from outpace.embedded import nano_drafter_path, nano_path
-from outpace.engine import drafting
+from outpace.engine import active
 from outpace.engine.slow import tell
 from outpace.engine.usual import Chosen, usual
 from outpace.hf.engines import Engines
@@ -197,7 +197,7 @@ def test_what_has_no_folder_has_none(caplog: pytest.LogCaptureFixture) -> None:
 def test_a_drafter_that_never_drafts_says_why_once(
     layered: Path, spec: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(drafting, "_SEEN", 10)
+    monkeypatch.setattr(active, "_SEEN", 10)
     target = Target(load(layered))
 
     def told(drafter: str, policy: Any, params: SamplingParams = GREEDY) -> list[str]:

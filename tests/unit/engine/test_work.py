@@ -23,7 +23,7 @@ from outpace.drafters.models.draft_model import DraftModel
 from outpace.drafters.support import runner
 from outpace.engine import engine as engine_module
 from outpace.engine import errand, running
-from outpace.engine.allowance import Allowance
+from outpace.engine.clock import Allowance
 from outpace.engine.engine import Engine
 from outpace.engine.errand import Errand, Stopping
 from outpace.engine.works import Encoding, Score, Work, Works

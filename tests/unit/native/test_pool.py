@@ -24,6 +24,7 @@ NAMES = (
     *("every_chunk_once", "nested", "callers", "forks", "exit_in_the_middle", "interrupts_are_the_callers"),
     *("a_worker_that_does_not_run_holds_one_chunk", "no_thread_can_be_had"),
 )
+SANITISED = "thread sanitiser"
 COMMAND = compiler_command()
 pytestmark = pytest.mark.skipif(
     sys.platform != "linux" or isinstance(COMMAND, str) or isinstance(pool(), str),
@@ -31,11 +32,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module", params=["plain", "thread sanitiser"])
+@pytest.fixture(scope="module")
 def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The checks as a program; a race that the sanitiser sees ends it with an error."""
     made = tmp_path_factory.mktemp("pool") / "check"
-    flags = ["-fsanitize=thread", "-g", "-O1"] if request.param == "thread sanitiser" else ["-O3"]
+    flags = ["-fsanitize=thread", "-g", "-O1"] if request.param == SANITISED else ["-O3"]
     options = ["-std=gnu11", *flags, f"-I{FOLDER}", str(CHECKS), "-o", str(made), *SYSTEMS["linux"].libraries]
     done = subprocess.run([*COMMAND, *options], capture_output=True, text=True, check=False)
     if done.returncode and request.param != "plain":
@@ -44,8 +45,16 @@ def program(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return made
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_pool(name: str, program: Path) -> None:
+# Forks take the sanitiser ten seconds.
+CASES = [
+    pytest.param(kind, name, marks=pytest.mark.slow if (kind, name) == (SANITISED, "forks") else ())
+    for kind in ("plain", SANITISED)
+    for name in NAMES
+]
+
+
+@pytest.mark.parametrize(("program", "name"), CASES, indirect=["program"])
+def test_the_pool(program: Path, name: str) -> None:
     options = {"TSAN_OPTIONS": "die_after_fork=0:exitcode=66"}
     done = subprocess.run(
         [program, name],

@@ -20,7 +20,8 @@ from outpace.draws.logits import Logits
 from outpace.engine.engine import Engine
 from outpace.sequence import Sequence, Step
 from outpace.targets import CausalTarget, Output, Rows, TargetModel
-from outpace.targets.batch import Batch, laid_out
+from outpace.targets.batch import Batch
+from outpace.targets.inputs.forward import laid_out
 from outpace.testing import ToyTarget, check_drafter
 from outpace.tree import depths, trim
 from outpace_lab.drafters.parallel_tokens import Ahead, LookAhead, LookAheadConfig, ParallelTokens

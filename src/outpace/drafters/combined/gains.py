@@ -39,7 +39,6 @@ class Gains:
         return tokens / steps >= self.speed * self.cost(part) / plain
 
     def took(self, part: int, seconds: float) -> None:
-        """Note the time of a draft."""
         self._seconds.setdefault(part, deque(maxlen=_KEPT)).append(seconds)
 
     def cost(self, part: int) -> float:
@@ -53,7 +52,6 @@ class Gains:
         cell[:] = cell[0] * _FORGET + tokens, cell[1] * _FORGET + 1
 
     def step(self, tokens: int, time: float) -> None:
-        """Note a step's tokens, and its time in plain steps."""
         self._tokens += (1 - _FORGET) * (tokens - self._tokens)
         self._time += (1 - _FORGET) * (time - self._time)
 

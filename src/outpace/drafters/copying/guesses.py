@@ -21,12 +21,10 @@ class NextGuesses:
     _counted: float = 0.0
 
     def chance(self, rank: int) -> float:
-        """The probability that the guess of a rank is right."""
         right = self._right[rank] if rank < len(self._right) else 0.0
         return (right + _DOUBT * _FIRST * _FALL**rank) / (self._counted + _DOUBT)
 
     def count(self, token: int) -> None:
-        """Count the token that came after the root."""
         if not self.tokens:
             return
         self._right += [0.0] * (len(self.tokens) - len(self._right))

@@ -56,7 +56,7 @@ class Trust:
     """The probability that the token after a match follows again, learnt from one text's longest matches.
 
     Texts that are copied continue long matches nearly always, others much less often. Matches in the text
-    itself and in the memory are told apart.
+    itself and in the memory are counted separately.
 
     Args:
         text: the automaton of the text itself.
@@ -67,13 +67,11 @@ class Trust:
         self._cells: dict[tuple[bool, int], list[float]] = {}  # own, octave of the length -> right, counted
 
     def chance_after(self, match: Context) -> float:
-        """The probability after a match."""
         length = match.length
         right, counted = self._cells.get((match.automaton is self._text, length.bit_length()), (0.0, 0.0))
         return (right + _DOUBT * trust(length)) / (counted + _DOUBT)
 
     def count(self, match: Context, token: int) -> None:
-        """Count a long match, whose likeliest token was right or wrong."""
         length, automaton, state = match
         if length < _LONG or (guess := automaton.likeliest(state)) < 0:
             return
@@ -241,10 +239,6 @@ class Suffix(SequenceDrafter[SuffixState]):
 
         Each context in turn, the longest first, assigns a share of the remaining probability to the tokens
         that followed it, in proportion to their counts.
-
-        Args:
-            after: the probability of what follows a match.
-            chance: the estimated probability that the node itself is accepted.
         """
         support: dict[int, float] = {}
         for context in contexts:

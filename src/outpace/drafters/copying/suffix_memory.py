@@ -71,7 +71,6 @@ class Cursor:
             self.append(token)
 
     def append(self, token: int) -> None:
-        """Update the suffix after the text grew by one token."""
         self.state, self.length = self._automaton.follow(self.state, self.length, token)
         if self.length > self._longest:
             self.length = self._longest

@@ -207,11 +207,9 @@ class HeadDrafter(Drafter[HeadState]):
         self.check_choices("draws")
 
     def heads(self, target: TargetModel) -> Heads:
-        """The heads, bound to the target."""
         return self.kind.of(self.path, target)
 
     def shape(self, heads: Heads) -> TreeShape:
-        """The shape of the tree of guesses."""
         return Static(heads.tree())
 
     def prepare(self, target: TargetModel) -> HeadGrowth:

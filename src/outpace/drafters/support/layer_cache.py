@@ -130,7 +130,6 @@ class LayerCache:
         return cls([LayerShape(rows, rows)] * layers, shapes)
 
     def renewed(self) -> LayerCache:
-        """An empty cache of the same shape."""
         return LayerCache(self._layers, self.shapes)
 
     def warm(self, slots: int) -> None:
@@ -139,7 +138,6 @@ class LayerCache:
             self.close(slot)
 
     def open(self) -> Slot:
-        """Allocate an empty slot."""
         return self._cache.allocate()
 
     def close(self, slot: Slot) -> None:

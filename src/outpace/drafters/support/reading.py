@@ -16,7 +16,6 @@ _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
 
 
 def encode(tokenizer: Any, text: str) -> list[int]:
-    """Tokens of a text, without special tokens at its ends."""
     return list(tokenizer(text, add_special_tokens=False).input_ids) if text else []
 
 

@@ -100,7 +100,6 @@ class DraftRunner:
         self.model.warm(self.cache, slots, ())
 
     def open(self) -> Track:
-        """Allocate an empty track."""
         self._make_room(len(self._tracks) + 1, 0)
         self._tracks.append(Track(self.cache.allocate()))
         return self._tracks[-1]
@@ -205,7 +204,6 @@ class DraftRunner:
         return played
 
     def part(self, logits: Tensor) -> Tensor:
-        """The logits of the drafted ids, [n, drafted ids], from all of them."""
         return logits if self._ids is None else logits[:, self._ids]
 
 

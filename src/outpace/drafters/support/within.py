@@ -59,7 +59,7 @@ def place_of(sequence: Sequence, name: str) -> Place:
 
 
 def layers_of(state: Within, depth: int | None = None) -> int:
-    """Length of the longest chain that may be drafted; 0 before the prompt is in the cache.
+    """The longest chain that may be drafted; 0 before the prompt is in the cache.
 
     (The last rows of a first prompt are computed in the first step, which therefore has no draft.)
 

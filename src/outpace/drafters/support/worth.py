@@ -24,7 +24,6 @@ class Lately:
         self._seconds: deque[float] = deque(maxlen=_KEPT)
 
     def __bool__(self) -> bool:
-        """True if it was measured."""
         return bool(self._seconds)
 
     def add(self, seconds: float) -> None:
@@ -54,11 +53,9 @@ class DraftSpeed:
 
     @property
     def a_step(self) -> float:
-        """Tokens per step."""
         return self._tokens
 
     def step(self, tokens: int, time: float) -> None:
-        """Note a step's tokens, and its time in plain steps."""
         self._tokens += (1 - _KEEP) * (tokens - self._tokens)
         self._time += (1 - _KEEP) * (time - self._time)
 
@@ -84,7 +81,6 @@ class Rates:
         return (right + _DOUBT * stated) / (judged + _DOUBT)
 
     def count(self, rank: int, stated: float, right: bool) -> None:
-        """Count a guess as right or wrong."""
         cell = self._cells.setdefault(_place(rank, stated), [0.0, 0.0])
         cell[:] = cell[0] * _KEEP + right, cell[1] * _KEEP + 1
         if not rank:

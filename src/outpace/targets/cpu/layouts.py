@@ -33,7 +33,6 @@ class Panels(NamedTuple):
 
     @classmethod
     def pack(cls, weights: Sequence[Tensor], order: Tensor | None = None) -> Panels:
-        """Weights, [outputs, inputs] each; see ``_fill``."""
         dtype, inputs, outputs = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
         library: Any = functions(dtype)
         panel, pair = int(library.panel_outputs()), int(library.pair_inputs())
@@ -44,11 +43,9 @@ class Panels(NamedTuple):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of rows and biases."""
         return self.weights.dtype
 
     def unpack(self) -> Tensor:
-        """The weights, [outputs, inputs]."""
         library: Any = functions(self.dtype)
         rows = torch.empty(self.outputs, self.inputs, dtype=self.dtype)
         library.unpack(byref(self.product(None)), pointer(rows, self.dtype, self.outputs, self.inputs))
@@ -157,14 +154,7 @@ class Blocks(NamedTuple):
 
 
 def _fill(packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | None) -> None:
-    """Write the weights of several layers side by side, with all threads, from where they are in memory.
-
-    Args:
-        order: numbers of the outputs in the order in which they are packed; None for their own.
-
-    Raises:
-        UnsupportedModel: what is read back is not what was to be written.
-    """
+    """Write the weights of several layers side by side, with all threads, from where they are in memory."""
     dtype = weights[0].dtype if weights[0].dtype in DTYPES else torch.float32
     rows = [weight.detach().to(dtype) for weight in weights]
     rows = [part if part.stride(1) == 1 else part.contiguous() for part in rows]

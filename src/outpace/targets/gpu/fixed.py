@@ -201,7 +201,6 @@ class FixedShapes:
         return lent
 
     def drop(self) -> None:
-        """Drop all that is captured, and what modules have captured."""
         for shapes in (self, *self._lent):
             shapes.known.clear()
 

@@ -19,10 +19,12 @@ class ForwardContext:
 
     Attributes:
         states: what computes its recurrent layers (``states.py``); None if these are computed as they are.
+        flat: what computes its attention, if its rows are flat (``cpu/flat_attention.py``).
     """
 
     def __init__(self) -> None:
         self.states: Any = None
+        self.flat: Any = None
         self._values: dict[int, tuple[Tensor, Any]] = {}
 
     def put(self, tensor: Tensor, value: Any) -> None:

@@ -1,17 +1,20 @@
-"""Inputs of a transformers model's forward over a window of a cache: tokens, positions, the cache object."""
+"""Inputs and outputs of a transformers model's forward over a window of a cache, and the cache object."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from transformers import Cache as ModelCache
 
 from outpace.cache import FixedRows, Slot, Window
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.context import ForwardContext
-from outpace.targets.rows import Rows
+from outpace.targets.rows import Output, Rows
 from outpace.tree import depths
 
 _NOTHING = Rows(())
@@ -40,10 +43,6 @@ class CacheAdapter(ModelCache):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         return self.window.append(self._cache_layers[layer_idx], key_states, value_states)
-
-    def buffers(self, layer_idx: int, window: Window) -> tuple[Tensor, Tensor]:
-        """The keys and values of a layer, each [B, heads, rows, size], for code that writes them itself."""
-        return window.buffers[self._cache_layers[layer_idx]]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._columns - self._width
@@ -106,3 +105,48 @@ def positions_of(row: Rows, offset: int, width: int) -> list[int]:
     ahead = range(size) if row.parents is None else depths(row.tree)[fed:]
     positions = [offset - fed + depth for depth in ahead]
     return positions + [positions[-1] if positions else 0] * (width - size)
+
+
+def laid_out(
+    slots: Sequence[Slot | None],
+    batch: Batch,
+    logits: Tensor | None,
+    first: int,
+    hidden: Mapping[int, Tensor],
+    bare: bool = False,
+) -> Output:
+    """Outputs of a padded forward, [B, ...], in the order of ``slots``, some of which fed no rows.
+
+    Args:
+        logits: [B, width - first, vocabulary], or None.
+        first: the first row of each sequence that has logits.
+        hidden: layer -> [B, width, hidden size].
+        bare: the logits are hidden states.
+    """
+    fed = [(index, slot) for index, slot in enumerate(slots) if slot is not None and slot in batch.rows]
+    states = {slot: {layer: rows[index] for layer, rows in hidden.items()} for index, slot in fed}
+    if logits is None:
+        return Output(None, {}, states if hidden else {})
+    width = logits.shape[1]
+    spans: dict[Slot, slice] = {}
+    places: list[NDArray[np.int64]] = []
+    end = 0
+    for index, slot in fed:
+        rows = batch.reads[slot]
+        places.append(rows.astype(np.int64) + (index * width - first))
+        spans[slot] = slice(end, end := end + len(rows))
+    read = _picked(logits.flatten(0, 1), places)
+    return Output(read if bare else drawn_from(read), spans, states if hidden else {})
+
+
+def drawn_from(logits: Tensor) -> Tensor:
+    """Logits where draws can be made, in float64, which MPS lacks."""
+    return logits.cpu() if logits.device.type == "mps" else logits
+
+
+def _picked(rows: Tensor, places: Sequence[NDArray[np.int64]]) -> Tensor:
+    """Some rows of a table; a part of it without a copy if they follow each other."""
+    wanted = np.concatenate(places) if places else np.empty(0, dtype=np.int64)
+    gaps = np.flatnonzero(np.diff(wanted) != 1) + 1
+    runs = [rows[int(run[0]) : int(run[-1]) + 1] for run in np.split(wanted, gaps) if len(run)]
+    return runs[0] if len(runs) == 1 else torch.cat(runs) if runs else rows[:0]

@@ -78,6 +78,11 @@ class MaskMaker:
         return shown
 
     @property
+    def kinds_by_name(self) -> list[str] | None:
+        """The kinds of layers that a model's masks are by; None if it takes one mask."""
+        return self._kinds if self.by_kind else None
+
+    @property
     def kinds(self) -> int:
         """Number of kinds of masks that the layers need; a model without a dict can have only one."""
         return max(len(self._kinds), 1)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -32,68 +32,10 @@ from outpace.native.pointers import address, addresses, check, pointer, pointer_
 from outpace.targets.batch import Batch, IntArray
 from outpace.targets.cpu.quants import QuantEmbedding
 from outpace.targets.native.fitting import recipe_of
-from outpace.targets.native.recipe import Recipe
-from outpace.targets.native.weights import Product, Weights
+from outpace.targets.native.weights import Angles, Product, Weights, views_of
 from outpace.targets.rows import Output
 
 _INT = np.dtype(np.int32)
-
-
-class View(NamedTuple):
-    """What some layers attend to, and how they rotate: all layers with the same one share its arrays.
-
-    Attributes:
-        window: columns that a row sees at most; 0 for all.
-        rotates: the layers have rotation.
-        kind: of the layers, if the rotary module is asked for it.
-    """
-
-    window: int
-    rotates: bool
-    kind: str
-
-
-def views_of(recipe: Recipe, config: Any) -> list[View]:
-    """The view of each layer."""
-    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
-    return [
-        View(
-            recipe.window if recipe.windows is None else recipe.windows[kind],
-            layer not in recipe.unrotated,
-            kind if recipe.angles_by_kind else "",
-        )
-        for layer, kind in enumerate(kinds)
-    ]
-
-
-class Angles:
-    """Cosines and sines of positions, as a model's rotary module gives them; asked once per position.
-
-    Args:
-        rotary: the module.
-        kind: of the layers that it is asked for; "" if it knows only one.
-        repeated: each angle stands twice side by side.
-    """
-
-    def __init__(self, rotary: Any, dtype: torch.dtype, kind: str, repeated: bool) -> None:
-        self._rotary, self._dtype, self._kind, self._repeated = rotary, dtype, kind, repeated
-        self._tables = (torch.empty(0), torch.empty(0))
-
-    def upto(self, positions: int, most: int | None) -> tuple[Tensor, Tensor]:
-        """The tables of at least this number of positions, each [positions, rotary], at most of ``most``."""
-        if len(self._tables[0]) < positions:
-            wanted = max(256, 1 << (positions - 1).bit_length())
-            self._tables = self._made(wanted if most is None else max(min(wanted, most), positions))
-        return self._tables
-
-    @torch.inference_mode()
-    def _made(self, positions: int) -> tuple[Tensor, Tensor]:
-        given = torch.arange(positions)[None], *([self._kind] if self._kind else [])
-        cosine, sine = self._rotary(torch.empty(1, 1, 1, dtype=self._dtype), *given)
-        half = slice(0, None, 2) if self._repeated else slice(0, cosine.shape[-1] // 2)
-        parts = (part[0, :, half].to(self._dtype) for part in (cosine, sine))
-        first, second = (torch.cat([part, part], dim=-1).contiguous() for part in parts)
-        return first, second
 
 
 class NativeRunner:

@@ -1,4 +1,4 @@
-"""The weights of a decoder as ``native/forward.h`` reads them."""
+"""The weights of a decoder as ``native/forward.h`` reads them, and the angles of its positions."""
 
 from __future__ import annotations
 
@@ -62,7 +62,6 @@ class Weights:
         self.hidden, self.inner = int(self.config.hidden_size), int(self.config.intermediate_size)
 
     def layer(self, number: int, view: int) -> LayerStruct:
-        """The struct of a layer."""
         recipe, module = self.recipe, self.base.layers[number]
         attention = getattr(module, recipe.attention)
         joined, output, up, down = linears_of_layer(module, recipe)
@@ -196,3 +195,59 @@ class Weights:
 
 
 _AROUND = ("before", "after", "between", "last")
+
+
+class View(NamedTuple):
+    """What some layers attend to, and how they rotate: all layers with the same one share its arrays.
+
+    Attributes:
+        window: columns that a row sees at most; 0 for all.
+        rotates: the layers have rotation.
+        kind: of the layers, if the rotary module is asked for it.
+    """
+
+    window: int
+    rotates: bool
+    kind: str
+
+
+def views_of(recipe: Recipe, config: Any) -> list[View]:
+    kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
+    return [
+        View(
+            recipe.window if recipe.windows is None else recipe.windows[kind],
+            layer not in recipe.unrotated,
+            kind if recipe.angles_by_kind else "",
+        )
+        for layer, kind in enumerate(kinds)
+    ]
+
+
+class Angles:
+    """Cosines and sines of positions, as a model's rotary module gives them; asked once per position.
+
+    Args:
+        rotary: the module.
+        kind: of the layers that it is asked for; "" if it knows only one.
+        repeated: each angle stands twice side by side.
+    """
+
+    def __init__(self, rotary: Any, dtype: torch.dtype, kind: str, repeated: bool) -> None:
+        self._rotary, self._dtype, self._kind, self._repeated = rotary, dtype, kind, repeated
+        self._tables = (torch.empty(0), torch.empty(0))
+
+    def upto(self, positions: int, most: int | None) -> tuple[Tensor, Tensor]:
+        """The tables of at least this number of positions, each [positions, rotary], at most of ``most``."""
+        if len(self._tables[0]) < positions:
+            wanted = max(256, 1 << (positions - 1).bit_length())
+            self._tables = self._made(wanted if most is None else max(min(wanted, most), positions))
+        return self._tables
+
+    @torch.inference_mode()
+    def _made(self, positions: int) -> tuple[Tensor, Tensor]:
+        given = torch.arange(positions)[None], *([self._kind] if self._kind else [])
+        cosine, sine = self._rotary(torch.empty(1, 1, 1, dtype=self._dtype), *given)
+        half = slice(0, None, 2) if self._repeated else slice(0, cosine.shape[-1] // 2)
+        parts = (part[0, :, half].to(self._dtype) for part in (cosine, sine))
+        first, second = (torch.cat([part, part], dim=-1).contiguous() for part in parts)
+        return first, second

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from outpace.cache import StateShape, Window
 from outpace.core import UnsupportedModel
 from outpace.targets.batch import Batch
+from outpace.targets.cpu.flat_attention import FLAT
 from outpace.targets.cpu.linear import Packer, release
 from outpace.targets.cpu.rounding import Rounding
 from outpace.targets.gpu.fixed import WIDEST
@@ -27,7 +28,7 @@ from outpace.targets.inputs.masks import Mask, MaskMaker, NoMasks
 from outpace.targets.inputs.probe import Probe, probed
 from outpace.targets.inputs.refusals import attends
 from outpace.targets.inputs.states import Key, StateProbe, has_states
-from outpace.targets.inputs.surgery import keep_layers
+from outpace.targets.inputs.surgery import exchange, keep_layers
 from outpace.targets.native.rounding import NativeRounding
 from outpace.targets.native.runner import NativeRunner
 from outpace.tree import is_chain
@@ -48,6 +49,7 @@ class Modules:
     Attributes:
         trees: the same with another attention, for forwards with branches (``step/trees.py``); None if there
             is none.
+        flat: the same with another attention, for flat forwards (``step/flat.py``); None if there is none.
         packed: name of a kernel -> number of layers that use it.
         masks, model_masks: makers of the masks of ``step`` and of ``model``.
         cache_layers: layer of the model -> layer of the cache.
@@ -75,6 +77,7 @@ class Modules:
         self.model = model
         self.step: Any = step
         self.trees: Modules | None = None
+        self.flat: Modules | None = None
         self.states: dict[Key, StateShape] = {}
         self.grid = 0
         self.native = native
@@ -134,7 +137,7 @@ class Modules:
         part = copy.copy(self)
         part.model = keep_layers(self.model, layers, bare)
         part.step = part.model if self.step is self.model else keep_layers(self.step, layers, bare)
-        part.trees = self.trees and self.trees.some_layers(layers, bare)
+        part.trees, part.flat = self.trees and self.trees.some_layers(layers, bare), None
         part.native = self.native and self.native.some_layers(layers, bare)
         probe, _ = part._first_token()
         if list(probe.shapes) != list(layers):  # if accelerate has replaced a module's forward, for example
@@ -147,7 +150,7 @@ class Modules:
     def over_window(self, sinks: int, recent: int) -> Modules:
         """The same with masks that hide committed rows; see ``MaskMaker.over_window``."""
         part = copy.copy(self)
-        part.trees = None
+        part.trees = part.flat = None
         part.masks = self.masks.over_window(sinks, recent)
         part.native = self.native and self.native.over_window(sinks, recent)
         return part
@@ -160,7 +163,7 @@ class Modules:
         """The same with rounded linear layers. Who uses it follows changes of the weights."""
         part = copy.copy(self)
         part._weights, part.row_step = WatchedWeights(()), 1
-        part.trees = None
+        part.trees = part.flat = None
         if isinstance(rounding, NativeRounding):
             part.native = rounding.made()
         else:
@@ -180,6 +183,15 @@ class Modules:
             UnsupportedModel: its attention cannot be replaced.
         """
         return Modules(self.model, with_trees(self.step))
+
+    def with_flat(self) -> Modules | None:
+        """The same, on flat attention; None if that has no form of its own."""
+        attention = FLAT.get(self.step.config.get_text_config(decoder=True)._attn_implementation)
+        if attention is None or self._unmasked:
+            return None
+        part = copy.copy(self)
+        part.step = exchange(self.step, lambda _: None, attention)
+        return part
 
     def over(self, batch: Batch) -> Modules:
         """The modules for a forward: those for trees if rows branch, and none are a chunk of a prompt."""
@@ -206,10 +218,13 @@ class Modules:
         wanted: int | Tensor,
         hidden_layers: Sequence[int],
     ) -> Made:
-        """Run a form of the step: ``step``, ``line``, or ``step`` compiled.
+        """Run the step.
+
+        Args:
+            wanted: numbers of rows, or how many of the last ones, whose logits are wanted.
 
         Returns:
-            Logits of the rows ``wanted``, or, for a number, of at least the last N.
+            Logits of these rows; for a number, of at least the last N.
         """
         read: int | slice | Tensor = wanted
         if not isinstance(wanted, Tensor) and not wanted:  # for transformers, 0 means all

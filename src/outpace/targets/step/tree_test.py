@@ -56,7 +56,7 @@ def compare_tree(target: TargetModel, stock: StockModel) -> None:
 
 def _test_tame(target: TargetModel, stock: StockModel, dtype: torch.dtype) -> bool:
     """Compare a tree with its paths in a copy of this dtype; returns False if stock's forward fails there."""
-    model = _short(tame(target.model, dtype))
+    model = short(tame(target.model, dtype))
     sources = _converted(stock.sources, model.dtype)
     text = torch.tensor([[0, 1]], device=target.device)
     try:
@@ -85,7 +85,7 @@ def _test_tame(target: TargetModel, stock: StockModel, dtype: torch.dtype) -> bo
     return True
 
 
-def _short(model: Any) -> Any:
+def short(model: Any) -> Any:
     """A model's first layers, with one of each kind; all of them, if it is no plain stack or there are few.
 
     Whether the code of a layer honours a mask does not depend on how many of its kind there are.

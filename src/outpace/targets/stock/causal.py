@@ -40,6 +40,7 @@ from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output, extra_rows
 from outpace.targets.step.agreement import agree
 from outpace.targets.step.bit_test import why_bits_differ
+from outpace.targets.step.flat import why_not_flat
 from outpace.targets.step.layer_test import compare_all
 from outpace.targets.step.modules import Modules
 from outpace.targets.step.plans import StepRequest, choose
@@ -93,6 +94,7 @@ class CausalTarget(StockForwards):
     _table: Tensor  # embeddings of ids beyond the vocabulary, if any
     _never_fixed = ""  # why its forwards have no fixed shapes, unless these are asked for
     _never_trees: str | None = None  # why forwards with branches run on the model's own attention
+    _never_flat: str | None = None  # why its forwards are padded
     _no_graphs: str
     _needs_weights = False  # so that they cannot be freed
     not_rounded = ""  # why it has no rounded self
@@ -156,6 +158,8 @@ class CausalTarget(StockForwards):
             answer(record, "steps", step, lambda: self._tested_steps(make))
         if self.device.type == "cuda":
             self._choose_trees(record)
+        elif modules.native is None:
+            self._choose_flat(record)
         if self._modules.native is not None:
             FileMemory().drop(self.model.parameters())
         self.plan.layouts.clear()  # those of the tests
@@ -200,6 +204,17 @@ class CausalTarget(StockForwards):
             reason = answer(record, "trees", copied.step, lambda: why_disproved(self, self.reference()))
         self._no_trees(reason or "")
 
+    def _choose_flat(self, record: Record | None) -> None:
+        """Run forwards that would pad rows on a copy of the step without padding, if that passes its test."""
+        modules, reason = self._modules, self._never_flat
+        if self._runs_model:
+            reason = "steps run the model itself"
+        elif not self.options.check:
+            reason = "it was not tested"
+        reason = reason or answer(record, "flat", modules.step, lambda: why_not_flat(self))
+        modules.flat = None if reason else modules.with_flat()
+        self.plan = replace(self.plan, no_flat=reason or "")
+
     def _no_trees(self, reason: str) -> None:
         """Run all forwards on the model's own attention, for a reason, if there is one."""
         if reason:
@@ -217,7 +232,7 @@ class CausalTarget(StockForwards):
 
     @property
     def mixes(self) -> bool:  # type: ignore[override]
-        return self._modules.native is not None
+        return self._modules.native is not None or self._modules.flat is not None
 
     def renew(self) -> None:
         """Copy the model's weights again, as is done when they are seen to have changed.
@@ -232,6 +247,7 @@ class CausalTarget(StockForwards):
             raise OutpaceError("the model's weights were modified; make a new target and engine")
         modules = self._plan.make(self._asked)
         modules.trees = self._modules.trees and modules.with_trees()
+        modules.flat = self._modules.flat and modules.with_flat()
         self._take(modules)
         self._others = None  # so that the revision is another
         if self._fixed is not None:

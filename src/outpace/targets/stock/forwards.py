@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 from abc import abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,12 +19,13 @@ from torch import Tensor
 from outpace.cache import Cache, FixedCache, FixedRows, FixedWindow, KVCache, Slot, Window
 from outpace.core import TargetOptions
 from outpace.targets.base import checked_cache
-from outpace.targets.batch import Batch, laid_out
+from outpace.targets.batch import Batch
+from outpace.targets.cpu.flat_attention import FlatCache, FlatWindow
 from outpace.targets.gpu.fixed import FixedInputs, FixedShapes, Program, warm, width_of
 from outpace.targets.gpu.graphs import Made, NotCaptured
 from outpace.targets.inputs.changes import Addresses
 from outpace.targets.inputs.device_rows import Trees, read_numbers
-from outpace.targets.inputs.forward import CacheAdapter, padded_states, rows_of
+from outpace.targets.inputs.forward import CacheAdapter, laid_out, padded_states, rows_of
 from outpace.targets.inputs.refusals import refuse_training
 from outpace.targets.plan import StepPlan
 from outpace.targets.rows import Output
@@ -33,6 +34,7 @@ from outpace.targets.stock.uncached import UncachedForwards
 from outpace.transfer import upload
 
 _log = logging.getLogger(__name__)
+_PADDED = 8  # rows of padding that cost less than to leave them out
 _WINDOW_COST = 48  # rows of padding that cost as much, on a CPU, as to read the weights for a further window
 
 
@@ -58,6 +60,8 @@ class StockForwards(UncachedForwards):
     ) -> Output:
         modules, outputs = self._modules.over(batch), []
         windows = self._windows(cache, batch)
+        if modules.flat is not None and _padding(windows) > _PADDED:
+            return self._run_flat(modules.flat, windows, batch, hidden_layers, states)
         for window in windows:
             if len(windows) > 1:  # a window may cover the places of slots that feed rows in another
                 fed = zip(window.slots, window.widths, strict=True)
@@ -87,12 +91,12 @@ class StockForwards(UncachedForwards):
             width = width_of(len(widths), max(widths.values()))
             if width:
                 return cache.begin_fixed(widths, width)
-        alone: Collection[Slot] = ()
+        groups = None
         if self.why_chains_only:
-            alone = widths
+            groups = [[slot] for slot in widths]
         elif self.device.type == "cpu":
-            alone = apart(widths)
-        return cache.begin(widths, self._modules.row_step, alone)
+            groups = by_width(widths)
+        return cache.begin(widths, self._modules.row_step, groups)
 
     # -- what some kinds of model need -------------------------------------------------------------------
 
@@ -109,6 +113,35 @@ class StockForwards(UncachedForwards):
         return nullcontext()
 
     # -- forwards ----------------------------------------------------------------------------------------
+
+    def _run_flat(
+        self,
+        modules: Modules,
+        windows: Sequence[Window],
+        batch: Batch,
+        hidden_layers: tuple[int, ...],
+        states: Mapping[Slot, Tensor] | None,
+    ) -> Output:
+        parts, count = [], len(batch.tokens)
+        # Tokens and positions of all rows; those that fill them up to a multiple are read by nobody.
+        both = torch.zeros((2, -(-count // modules.row_step) * modules.row_step), dtype=torch.long)
+        for window in windows:
+            padded, mask = modules.inputs(window, batch, self.device)
+            part = FlatWindow.of(window, batch, mask)
+            parts.append(part)
+            both[:, part.rows.flatten()[part.real]] = padded.flatten(1)[:, part.real]
+        inputs = {"input_ids": both[:1]}
+        if states is not None:
+            rows = torch.cat([states[slot] for slot in batch.slots])
+            more = rows.new_zeros((both.shape[1] - count, rows.shape[1]))
+            inputs = {"inputs_embeds": torch.cat([rows, more])[None]}
+        cache = FlatCache(parts, modules.cache_layers, modules.masks.kinds_by_name)
+        wanted = torch.from_numpy(batch.read).long() if len(batch.read) else 0
+        made = modules.run(modules.step, inputs, cache.mask, both[1:], cache, wanted, hidden_layers)
+        cache.check_attended()
+        self.plan.layouts["flat"] += 1
+        logits = made.logits[0] if len(batch.read) else None
+        return batch.output(logits, {layer: rows[0, :count] for layer, rows in made.hidden.items()})
 
     def _run_padded(
         self,
@@ -214,12 +247,28 @@ class StockForwards(UncachedForwards):
         _log.warning("forwards on this GPU are launched one kernel at a time: %s", reason)
 
 
-def apart(widths: Mapping[Slot, int]) -> list[Slot]:
-    """Choose the slots that get a window of their own, because they feed many more rows than the others."""
-    slots = sorted(widths, key=lambda slot: widths[slot], reverse=True)
-    wide = [widths[slot] for slot in slots]
-    costs = [
-        sum(wide[:count]) + _WINDOW_COST * count + wide[count] * (len(wide) - count)
-        for count in range(len(wide))
-    ]
-    return slots[: costs.index(min(costs))]
+def _padding(windows: Sequence[Window]) -> int:
+    """Rows of padding that cost as much as to compute windows one by one."""
+    rows = sum(window.width * len(window.widths) - sum(window.widths) for window in windows)
+    return rows + _WINDOW_COST * (len(windows) - 1)
+
+
+def by_width(widths: Mapping[Slot, int]) -> list[list[Slot]]:
+    """Group slots that feed similar numbers of rows, so that windows and their padding cost the least."""
+    slots = sorted(widths, key=lambda slot: widths[slot])
+    most = widths[slots[-1]]
+    if most * len(slots) <= sum(widths.values()) + _WINDOW_COST:
+        return [slots]
+    # The cost of the first slots, and where their last group begins.
+    best: list[tuple[int, int]] = [(0, 0)]
+    for end, slot in enumerate(slots, 1):
+        costs = (
+            (best[start][0] + _WINDOW_COST + widths[slot] * (end - start), start) for start in range(end)
+        )
+        best.append(min(costs))
+    groups = []
+    while slots:
+        start = best[len(slots)][1]
+        groups.append(slots[start:])
+        slots = slots[:start]
+    return groups

@@ -47,6 +47,7 @@ class MultimodalTarget(CausalTarget):
     """
 
     _never_fixed = "positions of images are given from outside"
+    _never_flat = "states of images are added to padded rows"
     _never_trees = "states of images are given to layers of the model itself"
     _needs_weights = True  # of its encoder, which reads images
     not_rounded = "it reads more than text"

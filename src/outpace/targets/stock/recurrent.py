@@ -42,6 +42,7 @@ class RecurrentTarget(CausalTarget):
 
     _keeps_states = True
     _never_fixed = "its states are not of fixed shapes"
+    _never_flat = "its states are those of windows"
     _never_trees = "the kernel is tested for layers without states only"
     not_rounded = "it keeps a recurrent state, of which no rows of a draft can be dropped"
 
@@ -79,8 +80,9 @@ class RecurrentTarget(CausalTarget):
     def _windows(self, cache: KVCache, batch: Batch) -> Sequence[Window]:
         if batch.fed.any():
             raise OutpaceError("recurrent layers take a tree in one forward, not in several")
-        alone = [slot for slot in batch.slots if self._prompt_rows(batch, slot)]
-        return cache.begin(batch.width_by_slot, self._modules.row_step, alone)
+        alone = [[slot] for slot in batch.slots if self._prompt_rows(batch, slot)]
+        others = [slot for slot in batch.slots if not self._prompt_rows(batch, slot)]
+        return cache.begin(batch.width_by_slot, self._modules.row_step, [others, *alone])
 
     def _prompt_rows(self, batch: Batch, slot: Slot) -> int:
         """The number of a slot's first rows that are computed in chunks."""

@@ -20,10 +20,17 @@ from outpace.cache import Cache, Slot, Window
 from outpace.core import OutpaceError, Source, UnsupportedModel
 from outpace.native.pool import follow_torch
 from outpace.targets.base import TargetModel, check_chains, checked_cache
-from outpace.targets.batch import Batch, laid_out
+from outpace.targets.batch import Batch
 from outpace.targets.inputs.changes import Structure
 from outpace.targets.inputs.config import cache_argument, config_of, context_of, end_tokens, family
-from outpace.targets.inputs.forward import CacheAdapter, device_of, embeddings_of, inputs_of, rows_of
+from outpace.targets.inputs.forward import (
+    CacheAdapter,
+    device_of,
+    embeddings_of,
+    inputs_of,
+    laid_out,
+    rows_of,
+)
 from outpace.targets.inputs.masks import Mask, MaskMaker, NoMasks
 from outpace.targets.inputs.positions import ByBias, Positioning, positioning_of
 from outpace.targets.inputs.probe import Probe, probed
@@ -274,7 +281,7 @@ class Seq2SeqTarget(TargetModel):
         kv = checked_cache(self, cache, Seq2SeqCache)
         follow_torch()
         widths = batch.width_by_slot
-        windows = kv.begin(widths, apart=widths if self.why_chains_only else ())
+        windows = kv.begin(widths, groups=[[slot] for slot in widths] if self.why_chains_only else None)
         return Output.join([self._pass(kv, window, batch, hidden_layers) for window in windows])
 
     def _pass(
