@@ -116,7 +116,7 @@ def _keep(place: Path, made: Any) -> None:
 
 
 def _loaded(folder: Path) -> Any:
-    """The tokenizer in a folder; a family's own class would put parts of its own in place of these."""
+    """The tokenizer in a folder. A family's own class would replace parts of what is there."""
     return PreTrainedTokenizerFast.from_pretrained(str(folder))
 
 
