@@ -644,6 +644,20 @@ TARGETS = [
         (f"{_PACKING}::test_a_mistake_in_a_layer_between_is_seen",),
     ),
     Mutant(
+        "all pieces of a large matrix have the rows of the first",
+        "outpace/targets/cpu/layouts.py",
+        "address(places[first : first + count], np.uint64, count)",
+        "address(places[:count], np.uint64, count)",
+        (f"{_PACKING}::test_a_large_matrix_is_packed_in_pieces",),
+    ),
+    Mutant(
+        "a kept tokenizer is read whatever its digest",
+        "outpace/targets/gguf/tokenizer.py",
+        'if (place / _DIGEST).read_text("utf-8") != _digest(place):',
+        'if not (place / _DIGEST).read_text("utf-8"):',
+        ("tests/unit/targets/test_gguf_tokenizer.py::test_a_broken_entry_is_made_anew",),
+    ),
+    Mutant(
         "a panel's last outputs have another's inputs",
         "outpace/native/packing.h",
         "memcpy(square + i, rows[first + i] + at * PAIR, sizeof(lanes));",

@@ -72,8 +72,8 @@ def _cut(entry: Path) -> None:
 
 
 def _changed(entry: Path) -> None:
-    file = entry / "tokenizer.json"
-    file.write_text(file.read_text("utf-8").replace("return", "renurt"), "utf-8")
+    file = entry / "chat_template.jinja"
+    file.write_text(f"{file.read_text('utf-8')} and more", "utf-8")
 
 
 def _added(entry: Path) -> None:

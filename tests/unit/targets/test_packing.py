@@ -13,13 +13,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig
 from outpace.core import OutpaceError
 from outpace.native.layers import SHARE, functions
 from outpace.targets import CausalTarget
+from outpace.targets.cpu import layouts
 from outpace.targets.cpu.layouts import Blocks, Panels
 from outpace.targets.inputs.changes import WatchedWeights as Watched
 from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.native.runner import NativeRunner
 from outpace.targets.native.weights import Weights
+from outpace.targets.step import replay
 from outpace.targets.step.reference import Imprecise
-from outpace.targets.step.replay import shown
+from outpace.targets.step.replay import Replay, layers_of, shown
 from zoo.family import randomise
 
 HERE = not isinstance(functions(torch.float32), str)
@@ -71,6 +73,33 @@ def test_rounded_weights_are_the_nearest_of_their_steps(
     quads = read[-1].unflatten(-1, (-1, panel, 4))
     both = torch.cat([quads & 15, quads >> 4], dim=2) if bits == 4 else quads.view(torch.int8)
     assert torch.equal(both.float(), numbers.unflatten(-1, (-1, 4)).transpose(2, 3))
+
+
+@pytest.mark.parametrize("bits", [0, 4, 8])
+def test_a_large_matrix_is_packed_in_pieces(bits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of whole panels, each given back before the next one is read; what they hold is the same."""
+    weight = matrix(1000, 64, torch.bfloat16)
+    given: list[Tensor] = []
+
+    def pack(weights: list[Tensor]) -> Any:
+        given.clear()
+        return (
+            Blocks.pack(weights, bits, after=given.extend)
+            if bits
+            else Panels.pack(weights, after=given.extend)
+        )
+
+    whole = pack([weight])
+    assert [len(part) for part in given] == [1000]
+    monkeypatch.setattr(layouts, "_PIECE", 100 * 64 * weight.itemsize)
+    assert torch.equal(pack([weight]).weights, whole.weights)
+    assert len(given) > 5 and torch.equal(torch.cat(given), weight)
+    assert torch.equal(pack([weight[:300], weight[300:]]).weights, whole.weights)
+    broken = weight.clone()
+    broken[400, 3] = torch.nan
+    if bits:
+        with pytest.raises(OutpaceError, match="differ from those"):
+            pack([broken])
 
 
 def test_layers_are_joined_in_the_order_asked_for() -> None:
@@ -190,3 +219,19 @@ def test_a_target_follows_a_write_to_a_page_of_a_file(saved: Any) -> None:
     assert target.revision() > before
     runner: Any = target._modules.native
     assert float(runner.weights.products[7].packed.unpack()[13, 7]) == 3.0
+
+
+@pytest.mark.parametrize("dtype", [None, torch.float32])
+def test_a_large_head_is_replayed_in_parts_and_its_pages_are_given_back(
+    dtype: torch.dtype | None, saved: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "_OUTPUTS", 48)  # of 64 tokens
+    dropped: list[int] = []
+    monkeypatch.setattr(FileMemory, "drop", lambda _, weights: dropped.extend(map(len, weights)))
+    ids, layers = torch.tensor([[1, 2, 3]]), layers_of(saved)
+    with torch.no_grad():
+        states = saved(ids, output_hidden_states=True)
+        *_, logits = Replay(saved, layers, dtype)(lambda model: model(ids).logits, states.hidden_states[:2])
+    assert dropped == [48, 16]
+    torch.testing.assert_close(logits.float(), states.logits.float(), atol=0.02, rtol=0.02)
+    assert logits.dtype == (dtype or torch.bfloat16)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -14,6 +14,10 @@ from outpace.native import memory
 from outpace.native.forward import ProductStruct
 from outpace.native.layers import DTYPES, SHARE, byref, functions
 from outpace.native.pointers import address, check, pointer, pointer_or_null, row_addresses
+
+After = Callable[[Sequence[Tensor]], None]  # called with those that were packed
+
+_PIECE = 1 << 25  # bytes of a large matrix that are packed before ``After`` is called
 
 
 class Panels(NamedTuple):
@@ -32,13 +36,15 @@ class Panels(NamedTuple):
     weights: Tensor
 
     @classmethod
-    def pack(cls, weights: Sequence[Tensor], order: Tensor | None = None) -> Panels:
+    def pack(
+        cls, weights: Sequence[Tensor], order: Tensor | None = None, after: After | None = None
+    ) -> Panels:
         dtype, inputs, outputs = weights[0].dtype, weights[0].shape[1], sum(map(len, weights))
         library: Any = functions(dtype)
         panel, pair = int(library.panel_outputs()), int(library.pair_inputs())
         room = memory.zeros(-(-outputs // panel), -(-inputs // pair), panel, pair, dtype=dtype)
         found = cls(inputs, outputs, panel, pair, room)
-        _fill(found, weights, order)
+        _fill(found, weights, order, after)
         return found
 
     @property
@@ -80,13 +86,19 @@ class Blocks(NamedTuple):
     dtype: torch.dtype = torch.bfloat16
 
     @classmethod
-    def pack(cls, weights: Sequence[Tensor], bits: int, order: Tensor | None = None) -> Blocks:
+    def pack(
+        cls,
+        weights: Sequence[Tensor],
+        bits: int,
+        order: Tensor | None = None,
+        after: After | None = None,
+    ) -> Blocks:
         """Weights, [outputs, inputs] each, in any dtype of floats; see ``_fill``."""
         inputs, outputs, panel = weights[0].shape[1], sum(map(len, weights)), rounded_panel()
         size = _bytes_of_block(bits, panel)
         room = memory.zeros(-(-outputs // panel), -(-inputs // SHARE), size, dtype=torch.uint8)
         found = cls(inputs, outputs, bits, panel, room)
-        _fill(found, weights, order)
+        _fill(found, weights, order, after)
         return found
 
     @classmethod
@@ -153,8 +165,17 @@ class Blocks(NamedTuple):
         )
 
 
-def _fill(packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | None) -> None:
-    """Write the weights of several layers side by side, with all threads, from where they are in memory."""
+def _fill(
+    packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | None, after: After | None
+) -> None:
+    """Write the weights of several layers side by side, with all threads, from where they are in memory.
+
+    Args:
+        order: numbers of the outputs in the order in which they are packed; None for their own.
+
+    Raises:
+        UnsupportedModel: what is read back is not what was to be written.
+    """
     dtype = weights[0].dtype if weights[0].dtype in DTYPES else torch.float32
     rows = [weight.detach().to(dtype) for weight in weights]
     rows = [part if part.stride(1) == 1 else part.contiguous() for part in rows]
@@ -163,7 +184,17 @@ def _fill(packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | No
         places = places[order.numpy()]
     check(len(places) == packed.outputs, f"{packed.outputs} outputs, not {len(places)}")
     library: Any = functions(dtype)
-    if library.pack(byref(packed.product(None)), address(places, np.uint64, packed.outputs)):
+    one = len(weights) == 1 and order is None
+    panels = max(_PIECE // (packed.inputs * packed.panel * dtype.itemsize), 1) if one else len(packed.weights)
+    wrong = 0
+    for number, part in enumerate(packed.weights.split(panels)):
+        first = number * panels * packed.panel
+        count = min(len(part) * packed.panel, packed.outputs - first)
+        piece = packed._replace(outputs=count, weights=part).product(None)
+        wrong += library.pack(byref(piece), address(places[first : first + count], np.uint64, count))
+        if after is not None:
+            after([weights[0][first : first + count]] if one else weights)
+    if wrong:
         raise UnsupportedModel(
             "packed weights differ from those that they were packed from"
             + (", as those do that are not finite" if isinstance(packed, Blocks) else "")

@@ -28,6 +28,7 @@ from outpace.native.pointers import check, pointer
 from outpace.targets.cpu.kernels import COMPILED, KERNELS, QUANTISED, STOCK, Compiled
 from outpace.targets.cpu.trials import UNAVAILABLE, chosen_kernel, row_step
 from outpace.targets.inputs.config import is_multimodal
+from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.inputs.states import convolutions_of, is_adapted, reads_step_weight
 from outpace.targets.kernel import Kernel
 
@@ -188,6 +189,7 @@ class Packer:
         self._pack = pack
         self._exact = exact
         self._kernel = kernel
+        self._files = FileMemory()
         self.kernels: Counter[str] = Counter()
         self.packed: list[nn.Linear] = []
         self.doubled: list[nn.Linear] = []
@@ -218,6 +220,7 @@ class Packer:
         if kernel.copies:
             self.kernels[kernel.name] += 1
             self.packed.append(module)
+            self._files.drop([weight])
             if not single:
                 self.doubled.append(module)
         elif step == 1 and self._kernel is None:

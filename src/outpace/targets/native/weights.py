@@ -138,7 +138,6 @@ class Weights:
             )
         self._kept.append(bias)
         self.products.append(Product(packed, bias, head))
-        self._files.drop(linear.weight for linear in linears if not isinstance(linear, RoundedLinear))
         return packed.product(bias)
 
     def _packed(
@@ -154,10 +153,10 @@ class Weights:
             return blocks, rounded[0].kernel.name
         weights = [linear.weight for linear in linears]
         if not self.quantise:
-            return Panels.pack(weights, order), COMPILED.name
+            return Panels.pack(weights, order, self._files.drop), COMPILED.name
         kernel = QUANTISED["int8" if head else self.quantise]
         kernel = kernel if kernel.fits(weights[0].shape[1]) else QUANTISED["int8"]
-        return Blocks.pack(weights, kernel.bits, order), kernel.name
+        return Blocks.pack(weights, kernel.bits, order, self._files.drop), kernel.name
 
     def norm(self, owner: Any, name: str, size: int) -> NormStruct:
         """The struct of a norm, by its name in a module; of none if the name is empty."""

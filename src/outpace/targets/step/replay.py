@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
 
 from outpace.core import UnsupportedModel
 from outpace.targets.inputs.config import config_of
+from outpace.targets.inputs.mapped import FileMemory
 from outpace.targets.inputs.surgery import exchange
 
 _WIDER = {torch.bfloat16: torch.float32, torch.float16: torch.float32, torch.float32: torch.float64}
@@ -117,8 +118,10 @@ class Replay:
                 return _Layer(self, numbers[id(module)], module, dtype)
             # Tables are read, not computed with; a copy of one would be large.
             apart = id(module) not in around and module is not model and not isinstance(module, nn.Embedding)
-            if dtype is None or not apart or next(module.parameters(), None) is None:
+            if not apart or next(module.parameters(), None) is None:
                 return None
+            if dtype is None:  # a product of torch's copies all weights to another order
+                return _Wide(module, module.weight.dtype) if _in_parts(module) else None
             return _Wide(module, dtype)
 
         self._model = exchange(model, change, None)
@@ -160,8 +163,13 @@ class _Around(nn.Module):
         return getattr(vars(self)["inner"], name)
 
 
+def _in_parts(module: nn.Module) -> TypeGuard[nn.Linear]:
+    """True for a product that runs some outputs at a time, so that there is never a copy of all weights."""
+    return type(module) is nn.Linear and module.out_features > _OUTPUTS
+
+
 class _Wide(_Around):
-    """A module that runs as a copy in another dtype."""
+    """A module that runs as a copy in another dtype, or a large product in its own."""
 
     def __init__(self, inner: nn.Module, dtype: torch.dtype) -> None:
         super().__init__(inner)
@@ -170,14 +178,17 @@ class _Wide(_Around):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         inner, dtype = vars(self)["inner"], vars(self)["dtype"]
         args, kwargs = _converted(args, dtype), _converted(kwargs, dtype)
-        if type(inner) is not nn.Linear or inner.out_features <= _OUTPUTS:
+        if not _in_parts(inner):
             kept: dict[int, Any] = {
                 id(weight): nn.Parameter(weight.detach().to(dtype), requires_grad=False)
                 for weight in inner.parameters()
                 if type(weight) is nn.Parameter and weight.is_floating_point()
             }  # so that a copy in the own dtype is not made first
             return copy.deepcopy(inner, kept).to(dtype)(*args, **kwargs)
-        parts = [nn.functional.linear(args[0], part.to(dtype)) for part in inner.weight.split(_OUTPUTS)]
+        parts, files = [], FileMemory()
+        for part in inner.weight.split(_OUTPUTS):
+            parts.append(nn.functional.linear(args[0], part.to(dtype)))
+            files.drop([part])
         product = torch.cat(parts, dim=-1)
         return product if inner.bias is None else product + inner.bias.to(dtype)
 
