@@ -22,6 +22,7 @@ ARCHITECTURES = {
     "mistral": "llama",
     "mixtral": "llama",
     "gemma3_text": "gemma3",
+    "gemma4_text": "gemma4",
     "qwen2_moe": "qwen2moe",
     "qwen3_moe": "qwen3moe",
     "qwen3_5_text": "qwen35",
@@ -84,8 +85,11 @@ def write_file(
     if family == "mistral":
         writer.add_name("mistral")  # by which transformers knows it
     mapping = GGUF_CONFIG_MAPPING.get(family) or GGUF_CONFIG_MAPPING.get(architecture, {})
-    values = {name: setting_of(model.config, own) for name, own in mapping.items() if own is not None}
-    for name, value in {**values, **(more or {})}.items():
+    values = dict(more or {})
+    for name, own in mapping.items():
+        if own is not None and name not in values:
+            values[name] = setting_of(model.config, own)
+    for name, value in values.items():
         if value is not None:
             add = {
                 bool: writer.add_bool,
@@ -141,8 +145,13 @@ def written(model: Any, architecture: str) -> dict[str, torch.Tensor]:
             found[f"blk.{layer}.ffn_down_exps.weight"] = weight
         elif own.endswith("linear_attn.dt_bias"):
             found[f"blk.{layer}.ssm_dt.bias"] = as_written(model.config, architecture, "ssm_dt.bias", weight)
+        elif own.endswith("layer_scalar"):
+            found[f"blk.{layer}.layer_output_scale.weight"] = weight
         elif own in names:
             found[names[own]] = as_written(model.config, architecture, names[own], weight).contiguous()
+    if architecture == "gemma4":  # what is not rotated, in layers without a window
+        kept = model.model.rotary_emb.full_attention_inv_freq != 0
+        found["rope_freqs.weight"] = torch.where(kept, 1.0, 1e30)
     return found
 
 

@@ -40,7 +40,7 @@ FILES = [
 ]
 CARDS = sorted((SOURCE / "models").rglob("README.md"))
 CODE = [ROOT / name for name in ("src", "lab/src", "lab/tools", "examples", "integrations", "tools")]
-MOST_LINES = 12_000  # of what is to be read to change decoding
+MOST_LINES = 6_200  # of what is to be read to change decoding, whatever it is
 _SPEC = re.compile(r"[\s\"'(+`]([a-z_]+:[a-z_]+=[^\s\"'`]+|[a-z]+:\([^\s\"'`]+)")
 _PLACE = re.compile(r"(src|tests|docs|tools|examples|benchmarks|integrations|lab|\.ci)/[\w./-]*")
 
@@ -181,7 +181,7 @@ def test_modules_named_in_code_are_there(file: Path) -> None:
 
 def read_to_change_decoding(text: str) -> list[str]:
     """The files of the reading order, in its order."""
-    table = text[text.index("## What to read") :].partition("\n\nTo change")[0]
+    table = text[text.index("## What to read") :].partition("\n\nThen, by")[0]
     rows = [line for line in table.splitlines() if line.startswith("| `")]
     return [name for row in rows for name in re.findall(r"`([\w/]+\.py)`", row)]
 
@@ -193,7 +193,7 @@ def test_the_readme_is_short() -> None:
 def test_the_reading_order_is_short() -> None:
     named = read_to_change_decoding((ROOT / "docs" / "concepts" / "architecture.md").read_text("utf-8"))
     lines = sum(len((SOURCE / name).read_text("utf-8").splitlines()) for name in named)
-    assert len(named) > 30 and len(named) == len(set(named))
+    assert len(named) > 20 and len(named) == len(set(named))
     assert lines <= MOST_LINES
 
 

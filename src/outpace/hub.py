@@ -1,4 +1,4 @@
-"""The Hugging Face hub: whether a model is there, fetching it, and GGUF files by ``owner/name:QUANT``.
+"""The Hugging Face hub: looking for a model, fetching it, and GGUF files by ``owner/name:QUANT``.
 
 Imports no torch. A hub that cannot be reached is reported within seconds.
 """

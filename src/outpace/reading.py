@@ -49,7 +49,7 @@ def token_ids(tokenizer: Any, text: str, special: bool = True, most: int | None 
 
 
 def unmarked_ids(tokenizer: Any, text: str, marks: Mapping[str, int], begins: bool = True) -> list[int]:
-    """Token ids of a text in which nothing becomes a mark, though it be spelt like one.
+    """Token ids of a text in which nothing becomes a mark, even if it is spelt like one.
 
     The text is tokenised in pieces, which end within each such spelling.
 

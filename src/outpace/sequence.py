@@ -364,7 +364,7 @@ class Step:
         if isinstance(self.logits, DrawnTokens):
             return self.logits.drawn(nodes, argmax)
         if self.sequence.processor.plain and all(node in self.own for node in nodes):
-            return [max(self.own[node], 0) for node in nodes]  # any guess will do where there is none
+            return [max(self.own[node], 0) for node in nodes]  # where there is no token, any guess will do
         params = SamplingParams() if argmax else self.sequence.params
         depth = [*self.depths, -1]  # the root is the last entry, so index -1 maps to it
         indices = [self.root + depth[node] + 1 for node in nodes]

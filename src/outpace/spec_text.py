@@ -56,7 +56,7 @@ def plain(spec: str) -> str:
     """A spec without JSON.
 
     Raises:
-        OutpaceError: it begins as JSON does, and is none that describes a method.
+        OutpaceError: it begins as JSON does, and does not describe a method.
     """
     if not spec.lstrip().startswith("{"):
         return spec

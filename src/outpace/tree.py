@@ -20,6 +20,7 @@ def chain(tokens: Sequence[int]) -> Draft:
 
 
 def depths(parents: Sequence[int]) -> list[int]:
+    """Depth of each node; a child of the root has depth 0."""
     found: list[int] = []
     for parent in parents:
         found.append(0 if parent < 0 else found[parent] + 1)

@@ -132,7 +132,7 @@ def other_target(family: str) -> TargetModel:
     return of_file(path, "float32", others=False, exact=True)
 
 
-@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_5_text", "gpt2"])
+@pytest.mark.parametrize("family", ["qwen2_moe", "qwen3_5_text", "gpt2", "gemma4_text"])
 def test_tokens_are_those_of_plain_decoding_in_families_without_compiled_steps(family: str) -> None:
     right = decoded(other_target(family), "none", 1, 512)
     trees = RandomTrees(dict(zip(map(tuple, PROMPTS), right, strict=True)))

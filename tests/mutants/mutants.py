@@ -850,7 +850,7 @@ DRAFTERS = [
     ),
     Mutant(
         "what a folder brings is taken without a look whether it loads",
-        "outpace/engine/brought.py",
+        "outpace/engine/usual.py",
         "            return found._replace(drafter=_loaded(found.drafter, target)), ",
         "            return found, ",
         (f"{_BROUGHT}::test_layers_that_cannot_be_used_are_told_once",),
@@ -944,7 +944,7 @@ BLOCKS = [
     ),
     Mutant(
         "each mask of a PARD follows the text, and not the mask before it",
-        "outpace/drafters/support/masked.py",
+        "outpace/drafters/models/draft_model.py",
         "[mask] * count, range(-1, count - 1)",
         "[mask] * count, [-1] * count",
         ("tests/unit/drafters/test_masked.py::test_drafts_are_those_of_a_plain_computation",),
@@ -1385,6 +1385,13 @@ QUANTS = [
         "        if take is None or not take(config, left[name]):\n",
         "        if take is not None and not take(config, left[name]):\n",
         (f"{_GGUF}::test_a_setting_that_the_config_leaves_out_is_refused",),
+    ),
+    Mutant(
+        "Gemma's queries are scaled by the config's default, whatever the size of a head",
+        "outpace/targets/gguf/settings.py",
+        "if (layers := _WIDE_QUERIES.get(config.model_type)) is not None:",
+        "if (layers := _WIDE_QUERIES.get(config.model_type)) == 0:",
+        (f"{_GGUF}::test_a_file_is_the_model_that_it_was_written_from",),
     ),
     Mutant(
         "a row's bits depend on how many rows are multiplied with it",

@@ -23,7 +23,7 @@ from outpace.serve.completions import Completions
 from outpace.serve.fields import Tokens
 from outpace.serve.messages_body import CountTokens, Messages
 from outpace.serve.responses_body import Responses
-from outpace.serve.tokens import Detokenize, Tokenize
+from outpace.serve.routes import Detokenize, Tokenize
 from serving import STORY, served
 
 BODIES = (Chat, Completions, Messages, CountTokens, Responses, Tokenize, Detokenize)

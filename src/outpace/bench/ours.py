@@ -117,9 +117,6 @@ def _run(
 
     All sequences joined at once, and a step's seconds count in full for each sequence in it, so the maximum
     over the sequences is the total.
-
-    Args:
-        first: the summary after the first step, which ends when all prompts are read.
     """
     stats = [sequence.stats for sequence in sequences]
     depths = [one.accepted_per_position for one in stats]

@@ -156,6 +156,7 @@ def _word(name: str, value: Any) -> list[str]:
 
 
 def _check(found: Mapping[str, Any]) -> None:
+    """Access every field that a comparison reads, to detect broken files."""
     for part in ("model", "settings", "machine"):
         found[part].get("name")
     for named in (found.get("peers") or {}, found["settings"].get("suites") or {}):

@@ -123,11 +123,7 @@ class _Watch(BaseStreamer):
         self._forward_seconds.append(time.perf_counter() - self._forward_began)
 
     def run(self, outputs: list[list[int]], seconds: float, prompt: int) -> MethodRun:
-        """Summarise the run.
-
-        Args:
-            prompt: number of tokens of the prompt, including padding.
-        """
+        """Summarise the run."""
         batch, forwards = len(outputs), len(self._rows)
         lone = batch == 1
         given = self._given

@@ -161,6 +161,7 @@ class KVCache(Cache):
             self._lanes.remove(lane)
 
     def _left(self, lane: Lane) -> None:
+        """Release memory after a slot has left a lane."""
         if not self._seats:
             first = self._lanes[0]
             if len(self._lanes) > 1 or (first.places, first.room) != self._first:
@@ -305,7 +306,7 @@ class KVCache(Cache):
         self._windows = None
 
     def _closing(self, paths: Mapping[Slot, Sequence[int]]) -> Sequence[Window]:
-        """The windows of the open forward, whose paths are checked."""
+        """Check paths against the open forward, and return its windows."""
         if self._windows is None:
             raise RuntimeError("keep without a forward: call begin first")
         for slot, path in paths.items():

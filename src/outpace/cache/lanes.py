@@ -118,10 +118,12 @@ class Lane:
         self.buffers[index] = new
 
     def enter(self, seat: Seat) -> None:
+        """Seat a slot at the next place."""
         seat.lane, seat.place = self, len(self.seats)
         self.seats.append(seat)
 
     def take_over(self, seat: Seat) -> None:
+        """Move a slot from its lane to the next place of this one."""
         old, place = seat.lane, seat.place
         self.enter(seat)
         self._copy(old, place, seat.place, seat.written)
@@ -306,4 +308,5 @@ class Window:
 
 
 def power_of_two(number: int) -> int:
+    """The smallest power of two that is at least a number."""
     return 1 << max(number - 1, 0).bit_length()

@@ -42,7 +42,7 @@ class StateShape:
 
 
 class NextStates(ABC):
-    """What a forward makes of one of the states of its slots."""
+    """The new values that a forward computes for one of its slots' states."""
 
     @abstractmethod
     def at(self, before: Tensor, sequence: int, path: Sequence[int]) -> Tensor:
@@ -97,7 +97,7 @@ class StateWindow(Window):
     """A window whose forward changes states.
 
     Attributes:
-        made: what it makes of each state, by its index.
+        made: the new values of each state, by its index.
     """
 
     made: dict[int, NextStates]
@@ -108,6 +108,7 @@ class StateWindow(Window):
 
     @property
     def state_bytes(self) -> int:
+        """Bytes of a slot's states."""
         assert isinstance(self.lane, StateLane)
         return sum(state[0].nbytes for state in self.lane.states)
 

@@ -62,7 +62,7 @@ app.add_typer(benchmarks, name="bench")
 
 
 def add_plugins(app: typer.Typer) -> None:
-    """Add the commands of other packages, each under its package's name; one that fails is told in a line."""
+    """Add the commands of other packages, each under its package's name; a failure is reported in a line."""
     for name, entry in sorted(installed("commands").items()):
         known = _registered(app)
         try:

@@ -153,6 +153,7 @@ class Racer:
 
     @property
     def clock(self) -> float:
+        """Seconds that this lane has used."""
         return self.sequence.stats.seconds
 
     @property

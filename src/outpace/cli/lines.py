@@ -12,7 +12,7 @@ from outpace.core import OutpaceError
 from outpace.embedded import NoHome, cache_path
 
 _LINES = 1000  # of history
-_AT_ONCE = 0.02  # seconds within which the next line of a pasted text is there
+_AT_ONCE = 0.02  # seconds within which the next line of a pasted text arrives
 
 
 def read(interactive: bool) -> str | None:
@@ -40,7 +40,7 @@ def read(interactive: bool) -> str | None:
 
 
 def _more() -> bool:
-    """True if another line is there at once, as of a text that is pasted."""
+    """True if another line follows at once, as in a pasted text."""
     with suppress(OSError, ValueError):  # no terminal that can be asked
         return bool(select([sys.stdin], [], [], _AT_ONCE)[0])
     return False
@@ -59,7 +59,7 @@ def history() -> Iterator[None]:
     try:
         file = cache_path() / "chat-history"
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.touch(mode=0o600)  # nobody else's to read
+        file.touch(mode=0o600)  # other users cannot read it
         readline.read_history_file(file)
     except (NoHome, OSError):  # it is not kept
         yield

@@ -8,7 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from outpace.cli import screen
-from outpace.core import DEFAULT_DRAFTER, USUAL, OutpaceError, SamplingParams, TargetOptions, need
+from outpace.core import (
+    DEFAULT_DRAFTER,
+    USUAL,
+    OutpaceError,
+    SamplingParams,
+    TargetOptions,
+    need,
+    uncollected,
+)
 from outpace.names import (
     Backend,
     by_llamacpp,
@@ -78,7 +86,7 @@ class ModelSource:
     def load(self, drafter: str = "none", verifier: str = "match", references: bool = False) -> Loaded:
         """Load the model, after checking the drafter and the verifier."""
         self.check_names(drafter, verifier)
-        with screen.busy(f"loading {self.model or 'the embedded model'} ..."):
+        with screen.busy(f"loading {self.model or 'the embedded model'} ..."), uncollected():
             from outpace.loading import load
             from outpace.loading.weights import needs_of_name
 

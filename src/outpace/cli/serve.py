@@ -23,7 +23,7 @@ from outpace.cli.given import PlaceOptions, StepOptions, taking
 from outpace.cli.observing import Attachment, attached, observer_of
 from outpace.cli.parts import ModelSource, profiled
 from outpace.cli.several import MOST, Several, chosen
-from outpace.core import OutpaceError, need
+from outpace.core import OutpaceError, need, uncollected
 from outpace.names import read_device_map
 from outpace.serve.listening import listen
 
@@ -274,10 +274,11 @@ def serve(given: ServeOptions) -> None:
     watching = observer_of(given.observer, given.parallel)
     source = replace(source, place=given.place(source.model))
     with listen(given.host, given.port) as listener, ExitStack() as learners:  # before torch is imported
-        from outpace.serve.server import Server
+        with uncollected():
+            from outpace.serve.server import Server
 
-        limits = given.limits()
-        options = given.of_server(keys, limits)
+            limits = given.limits()
+            options = given.of_server(keys, limits)
         ready = partial(_banner, host=given.host, listener=listener, keys=len(options.keys), began=began)
         load: Callable[[], Any] = partial(_one, given, source, watching, learners, limits)
         if several is not None:

@@ -3,6 +3,7 @@
 Imports nothing else from outpace, so that every module may import it.
 """
 
+from outpace.core.collection import uncollected
 from outpace.core.drafts import Draft, PromptStates, Source, Verdict
 from outpace.core.errors import (
     ContextOverflow,
@@ -41,5 +42,5 @@ __all__ = [
     "SamplingParams", "Source", "Speculation", "Stats", "StopKind", "StoppedBy", "StreamedToken",
     "StructuredOutputs", "TargetOptions", "TokenLogprobs", "UnsupportedModel", "Verdict", "check_known",
     "described", "dtype_name", "first_line", "in_progress", "install", "load_extra", "missing", "near",
-    "need", "out_of_memory",
+    "need", "out_of_memory", "uncollected",
 ]  # fmt: skip

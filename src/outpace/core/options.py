@@ -98,6 +98,7 @@ class TargetOptions:
 
     @property
     def named(self) -> list[str]:
+        """The options that ask for something."""
         return [one.name for one in fields(self) if getattr(self, one.name) not in _OFF]
 
     @property

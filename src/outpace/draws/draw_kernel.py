@@ -54,11 +54,7 @@ def _heated(Scores, Keys, size, stride, place):  # type: ignore[no-untyped-def]
 
 @triton.jit  # type: ignore[untyped-decorator]
 def _from(Scores, Keys, size, stride, least, peak, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The number of a row's scores from each of some on, and the sum of their exp(score - peak).
-
-    Args:
-        least: bits in order, [n, 1].
-    """
+    """The number of a row's scores from each of some on, and the sum of their exp(score - peak)."""
     inside = tl.arange(0, BLOCK)
     count, weight = (least * 0).to(tl.int32), (least * 0).to(tl.float64)
     for start in range(0, size, BLOCK):

@@ -41,12 +41,14 @@ class Logits:
 
     @property
     def rows(self) -> Tensor:
+        """All rows of the sequence, shape [1 + nodes, vocabulary]."""
         return self._rows[self._first : self._first + self._count]
 
     def __getitem__(self, node: int) -> Tensor:
         return self._rows[self._first + 1 + node]
 
     def gather(self, nodes: Seq[int]) -> Tensor:
+        """The rows of n nodes, shape [n, vocabulary]."""
         rows = [self._first + 1 + node for node in nodes]
         return self._rows[rows if self.device.type == "cpu" else upload(rows, self.device)]
 

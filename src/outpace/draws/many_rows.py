@@ -181,15 +181,12 @@ def _draw_alone(scores: Tensor, params: SamplingParams, word: int) -> int:
 
 
 def host_keys(words: Seq[int]) -> NDArray[np.int64]:
+    """The rows' keys as int64, shape [n]."""
     return np.array(words, np.uint64).view(np.int64)
 
 
 def _draw_whole(scores: Tensor, words: Seq[int]) -> list[int]:
-    """Draws from all tokens of rows of heated scores, float32 [n, vocabulary].
-
-    Args:
-        words: the rows' keys.
-    """
+    """Draws from all tokens of rows of heated scores, float32 [n, vocabulary]."""
     device = scores.device
     noisy = (
         noise_of(token_words(scores.shape[-1], device) ^ upload(host_keys(words)[:, None], device)) + scores
@@ -213,7 +210,7 @@ class _Limits(NamedTuple):
 
 
 def limits_of(own: SamplingParams, vocabulary: int) -> tuple[int, float, float]:
-    """Top-k, top-p and min-p; one that is off has a value without effect."""
+    """Top-k, top-p and min-p; where one is off, a value without effect."""
     return (
         own.top_k if 0 < own.top_k < vocabulary else vocabulary,
         own.top_p if own.top_p < 1 else 2.0,
@@ -285,7 +282,6 @@ def _draw_cut(scores: Tensor, words: Seq[int], limits: _Limits, size: int | None
     """Draws from the tokens that top-k, top-p and min-p keep of heated scores, float32 [n, vocabulary].
 
     Args:
-        words: the rows' keys.
         size: length of the lists; None for those by weight, on the CPU.
 
     Returns:

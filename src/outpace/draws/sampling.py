@@ -238,7 +238,7 @@ def _run(processors: Seq[LogitsProcessor], input_ids: Tensor, scores: Tensor) ->
 
 
 def processed(processor: LogitsProcessor, input_ids: Tensor, scores: Tensor) -> Tensor:
-    """What a logits processor makes of scores, [1, vocabulary].
+    """The scores that a logits processor returns, [1, vocabulary].
 
     Raises:
         OutpaceError: it returns something else than scores of this shape.

@@ -114,7 +114,7 @@ class Drafting:
 
     @property
     def drafts(self) -> bool:
-        """True if the latest plan was to draft: a drafter that does not need not read a prompt."""
+        """True if the latest plan was to draft; a drafter that drafts nothing need not read a prompt."""
         return self.plan is None or self.plan.nodes > 0
 
     def renew(self) -> None:
@@ -122,6 +122,7 @@ class Drafting:
         self.shared, self.plan = self.drafter.renew(self.shared, self.target), None
 
     def decide(self, members: Seq[Active]) -> None:
+        """Plan a step for these sequences."""
         self.plan = None if self.policy is None else self.policy.plan(len(members))
         for active in members:
             sequence = active.sequence

@@ -295,6 +295,7 @@ class AsyncEngine:
         return bool(self._running or self._works) or self._stop is None
 
     def _compute(self, engine: Engine) -> None:
+        """Run one step, and a piece of what else is to be done."""
         if self._running:
             engine.step()
             self._memory_use = engine.memory_use
@@ -354,6 +355,7 @@ class AsyncEngine:
         self._report(engine, key, self._running[key])
 
     def _report(self, engine: Engine, key: object, running: _Running) -> None:
+        """Collect the news of a request, and drop it if it has ended."""
         sequence, news = running.sequence, News(running.handle, key)
         try:
             news.tokens = running.reader.new()
@@ -404,11 +406,7 @@ class AsyncEngine:
         self._news = []
 
     def _end(self, cause: Exception, close: bool = True) -> None:
-        """End whatever has not ended with an error, also what is still on its way to the engine.
-
-        Args:
-            close: free the rows of texts that are being scored.
-        """
+        """End whatever has not ended with an error, also what is still on its way to the engine."""
         with self._lock:
             requests, self._requests = self._requests, {}
             asked, self._asked = list(self._asked), {}
@@ -426,6 +424,7 @@ class AsyncEngine:
             score.answer(cause)
 
     def _die(self, error: BaseException) -> None:
+        """End every request with an error."""
         cause = error if isinstance(error, Exception) else OutpaceError(f"the engine has failed: {error!r}")
         self._failed = error
         self._end(cause, close=False)

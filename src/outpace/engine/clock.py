@@ -49,6 +49,7 @@ class StepClock:
         self.seconds: dict[Span, float] = {}
 
     def end(self, span: Span) -> None:
+        """End a span, and begin the next one."""
         now = self._clock()
         self.seconds[span], self._began = now - self._began, now
 

@@ -62,6 +62,7 @@ class Errand(Generic[T]):
         return self._found
 
     def close(self) -> None:
+        """End the function where it has stopped."""
         if self._thread is not None and self._thread.is_alive():
             self._left = True
             self._go.release()

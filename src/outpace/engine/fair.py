@@ -29,7 +29,7 @@ class FairLock:
         self._changed = threading.Condition()  # guards the rest
         self._holder: threading.Thread | None = None
         self._since = 0.0  # the clock when it got the lock
-        self._start = 0.0  # the time that it had had then; one that comes anew has had as much
+        self._start = 0.0  # the time that it had had by then; a newcomer counts as having had as much
         self._had: WeakKeyDictionary[threading.Thread, float] = WeakKeyDictionary()
         self._line: dict[threading.Thread, float] = {}  # who waits, with the time that each has had
         self._kept: threading.Thread | None = None  # for whom the lock is kept

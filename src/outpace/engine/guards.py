@@ -43,11 +43,7 @@ class CallGuard:
 
     # Two methods, since `contextlib` costs several times as much in each step.
     def __enter__(self) -> None:
-        """Begin a call to the engine.
-
-        Raises:
-            OutpaceError: the engine belongs to another thread, or the call comes from within a step.
-        """
+        """Begin a call to the engine."""
         if self._owner is not threading.current_thread():
             self._claim(threading.current_thread())
         here = sys._getframe(1)

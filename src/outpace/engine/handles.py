@@ -51,6 +51,7 @@ class Handle:
         self._inbox.put(Cancel(self._key))
 
     async def joined(self) -> None:
+        """Wait until the request is in the batch, or has ended."""
         await self._joined.wait()
 
     async def result(self) -> Generation:

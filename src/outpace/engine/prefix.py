@@ -180,5 +180,6 @@ class PrefixCache:
 
 
 def _keys(tokens: Seq[Hashable]) -> list[tuple[Hashable, ...]]:
+    """The tokens of each full block."""
     ends = range(BLOCK, len(tokens) + 1, BLOCK)
     return [tuple(tokens[end - BLOCK : end]) for end in ends]

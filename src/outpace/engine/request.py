@@ -264,7 +264,7 @@ def output_ids(output: Seq[int], target: TargetModel) -> list[int]:
     return tokens
 
 
-# They can be iterated over, but have no tokens in an order that someone meant.
+# They can be iterated over, but in no meaningful order.
 _NO_LISTS = (str, bytes, bytearray, memoryview, Mapping, Set)
 
 

@@ -75,6 +75,7 @@ class RunningBatch:
 
     @property
     def sequences(self) -> list[Sequence]:
+        """The sequences in the batch, and those waiting to join."""
         return [active.sequence for active in self.active] + self.scheduler.waiting
 
     # -- joining -----------------------------------------------------------------------------------------

@@ -93,7 +93,7 @@ class Scheduler:
     def decoding(self) -> list[Active]:
         """The sequences of the next step: those that are ready, and whose own work has not had its share.
 
-        If there are none of these, nobody waits for it.
+        Without them, nobody waits for it.
         """
         ready = self.ready
         rested = [active for active in ready if active.debt <= 0]
@@ -112,6 +112,7 @@ class Scheduler:
 
     @property
     def joining(self) -> bool:
+        """True if a sequence is waiting, or has rows of its prompt to feed."""
         return bool(self._waiting) or not all(active.ready for active in self.active)
 
     def add(self, sequence: Sequence) -> None:
@@ -122,6 +123,7 @@ class Scheduler:
             self._waiting[sequence] = _Waiting(sequence, next(self._numbers), after)
 
     def forget(self, sequence: Sequence) -> bool:
+        """Remove a sequence from the queue; return False if it is not in it."""
         return self._waiting.pop(sequence, None) is not None
 
     def clear(self) -> None:
@@ -168,6 +170,7 @@ class Scheduler:
         return any(waiting.passed == _PASSED for waiting in passed)
 
     def _open(self, cache: Cache, sequence: Sequence) -> Slot | None:
+        """Allocate a slot with room for a sequence; None if there is too little room now."""
         if any(most is not None and len(cache) >= most for most in (cache.max_slots, self._most)):
             return None
         rows = len(sequence.tokens) + min(sequence.room, _ANSWER) + _DRAFT

@@ -94,5 +94,5 @@ def options_of(target: TargetModel) -> TargetOptions | None:
 
 
 def layers_of(dtype: torch.dtype) -> object:
-    """The compiled functions of a dtype; the reason why there are none; None if it has none anywhere."""
+    """The compiled functions of a dtype; the reason why there are none here; None for a dtype without any."""
     return layers.functions(dtype) if dtype in layers.DTYPES else None

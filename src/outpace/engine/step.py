@@ -97,11 +97,7 @@ class Stepper:
     # -- draft -------------------------------------------------------------------------------------------
 
     def _draft(self, decoding: Seq[Active], early: Container[Active]) -> dict[Active, TrimmedDraft]:
-        """A draft per sequence, from its own drafter, cut to what is verified; none if the draft is wrong.
-
-        Args:
-            early: sequences for which nothing is drafted yet.
-        """
+        """A draft per sequence, from its own drafter, cut to what is verified; none if the draft is wrong."""
         proposals = dict.fromkeys(decoding, NOTHING)
         for drafting, members in by_drafter(a for a in decoding if a not in early).items():
             drafting.decide(members)
@@ -148,11 +144,7 @@ class Stepper:
     # -- forward -----------------------------------------------------------------------------------------
 
     def _forward(self, drafts: Mapping[Active, TrimmedDraft], prompts: Mapping[Active, int]) -> Output | None:
-        """The target's forward over the roots and drafts of a batch; None if no sequence is left.
-
-        Args:
-            prompts: number of rows of prompts that it feeds too.
-        """
+        """The target's forward over the roots and drafts of a batch; None if no sequence is left."""
         building, members = Building(), list[Active]()
         for active, (draft, _) in drafts.items():
             sequence, ahead = active.sequence, active.ahead
@@ -175,11 +167,7 @@ class Stepper:
     def _verify(
         self, drafts: Mapping[Active, TrimmedDraft], output: Output | None
     ) -> tuple[dict[Active, Step], dict[Active, float]]:
-        """Verify each sequence's draft and emit its tokens; a sequence that fails has no entry.
-
-        Returns:
-            The steps, and the seconds of those with processors of logits.
-        """
+        """Verify each sequence's draft and emit its tokens; a sequence that fails has no entry."""
         steps: dict[Active, Step] = {}
         seconds: dict[Active, float] = {}
         if output is None:
@@ -220,12 +208,7 @@ class Stepper:
         roots: Mapping[Active, int],
         drafts: Mapping[Active, TrimmedDraft],
     ) -> dict[Active, dict[int, int]]:
-        """The target's own tokens by node, for the sequences whose verification follows them.
-
-        Args:
-            array: the rows as ``Output.array``.
-            roots: the row of each sequence's root.
-        """
+        """The target's own tokens by node, for the sequences whose verification follows them."""
         chosen = [active for active in roots if self._verifier.uses_own_tokens(active.sequence.params)]
         try:
             trees = [active.sequence.tree(drafts[active].draft.guesses, roots[active]) for active in chosen]
@@ -288,13 +271,7 @@ class Stepper:
         prompts: int,
         clock: StepClock,
     ) -> None:
-        """Report the steps to the policies, each with its part of the seconds.
-
-        Args:
-            early: sequences for which nothing was drafted yet.
-            rows: number of rows of roots and drafts in the forward.
-            prompts: number of rows of prompts in it.
-        """
+        """Report the steps to the policies, each with its part of the seconds."""
         pace = self._batch.scheduler.pace
         verifying = pace.without(prompts, clock.forward)
         for drafting, members in by_drafter(steps).items():

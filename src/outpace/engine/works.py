@@ -39,7 +39,7 @@ class Work(Protocol):
     def cancelled(self) -> Callable[[], bool]: ...
 
     def advance(self, engine: Engine, seconds: float) -> bool:
-        """Do a piece, of about this time if that can be chosen; return True once the result is there.
+        """Run a piece, of about this time if that can be chosen; return True once the result is there.
 
         Raises:
             CacheFull: there is no room for its rows; it can be advanced later.
@@ -146,7 +146,7 @@ class Works:
                 break
 
     def _piece(self, engine: Engine, one: Work, seconds: float) -> bool | None:
-        """Do a piece of a work; return True if it has ended, with any answer, None if it waits for rows."""
+        """Run a piece; return True if the work has ended, with any answer, None if it waits for rows."""
         try:
             if one.cancelled():
                 one.answer(OutpaceError("nobody waits for this any more"))

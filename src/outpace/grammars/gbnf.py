@@ -66,7 +66,7 @@ def lark_of(text: str) -> str:
     """The Lark of a grammar in GBNF.
 
     Raises:
-        OutpaceError: it is none, or allows texts that Lark cannot tell.
+        OutpaceError: it is not GBNF, or allows texts that Lark cannot distinguish.
     """
     rules = _Reader(text).rules()
     if "root" not in rules:

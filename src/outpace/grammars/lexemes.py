@@ -1,4 +1,4 @@
-"""Whether the lexemes of a grammar are told apart where each is read as long as it can be.
+"""Whether a lexer that always takes the longest match can distinguish the lexemes of a grammar.
 
 A lexeme that may end, and that another one or itself could continue with a character that may also begin
 what follows, is read on: the other reading is lost.

@@ -1,4 +1,4 @@
-"""Lists of the arguments of transformers' ``generate()`` by what becomes of them.
+"""The arguments of transformers' ``generate()``: honoured, without effect, or refused.
 
 docs/reference/transformers.md shows these lists.
 Arguments of the model's forward (``attention_mask``, images, a cache) are in ``checks.py``.

@@ -158,7 +158,7 @@ class Engines:
     def target(self, model: Any) -> TargetModel:
         """The model as a target, rebuilt if its device, dtype, attention, head or modules have changed.
 
-        If weights have, the target follows them, and engines are made anew, with what drafters hold of it.
+        If weights have, the target follows them, and engines are replaced, with what drafters hold of it.
 
         Raises:
             UnsupportedModel: drafts cannot be verified with it; the message names the reason.

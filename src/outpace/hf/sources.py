@@ -61,12 +61,7 @@ def sources_of(
 def _encoded(
     target: Seq2SeqTarget, pads: list[int], inputs: Tensor | None, prepared: dict[str, Any]
 ) -> Sources:
-    """The encoder's output that generate() has computed, a source per row, without pads.
-
-    Args:
-        inputs: the encoder's input, one row per ``num_return_sequences`` rows of the batch.
-        prepared: what transformers would pass to the model's forward.
-    """
+    """The encoder's output that generate() has computed, a source per row, without pads."""
     states: Tensor = prepared["encoder_outputs"][0]
     rows, length = states.shape[:2]
     mask = prepared.get("attention_mask")
@@ -95,12 +90,7 @@ def _encoded(
 def _decoder_pads(
     target: Seq2SeqTarget, model: Any, input_ids: Tensor, prepared: dict[str, Any]
 ) -> list[int]:
-    """The number of pads at the start of each row of the decoder's prompt.
-
-    Args:
-        input_ids: the decoder's, [rows, length].
-        prepared: what transformers would pass to the model's forward.
-    """
+    """The number of pads at the start of each row of the decoder's prompt."""
     mask = prepared.get("decoder_attention_mask")
     pads = left_pads(input_ids, mask, prepared.get("decoder_position_ids"))
     if any(pads) and not target.relative:

@@ -190,6 +190,7 @@ UNTOLD = (
 
 
 def format_of(config: Config) -> DrafterFormat | None:
+    """The format that a config.json shows; None if it shows none of those known."""
     return next((one for one in FORMATS if one.known(config)), None)
 
 

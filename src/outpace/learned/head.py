@@ -63,6 +63,7 @@ class PartialHead:
         self._read()
 
     def _read(self) -> None:
+        """Copy the ids' part of the head."""
         self._reads += 1
         layer = getattr(self._target.model, "get_output_embeddings", lambda: None)()
         self._weights = WatchedWeights([] if layer is None else [layer])

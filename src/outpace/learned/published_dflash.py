@@ -150,11 +150,7 @@ def read_extension(config: Mapping[str, Any], depth: int, folder: str | Path) ->
 
 
 def _number(given: Mapping[str, Any], name: str, kind: type[Number], folder: str | Path) -> Number:
-    """An entry that must be a number.
-
-    Raises:
-        OutpaceError: it is none.
-    """
+    """An entry that must be a number."""
     try:
         return kind(given[name])
     except (TypeError, ValueError):

@@ -9,7 +9,7 @@ from inspect import signature
 from pathlib import Path
 from typing import Any
 
-from outpace.core import OutpaceError, TargetOptions, dtype_name
+from outpace.core import OutpaceError, TargetOptions, dtype_name, uncollected
 from outpace.hub import local
 from outpace.loading.loaded import Loaded, load_here
 from outpace.loading.placement import Place, SharedModel, Spread, check_needs
@@ -24,6 +24,7 @@ from outpace.targets.llamacpp import LlamaCppOptions, LlamaCppTarget
 __all__ = ["Loaded", "load"]
 
 
+@uncollected()
 def load(
     name: str | Path | None = None,
     dtype: str | Any = "auto",

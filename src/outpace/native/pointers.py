@@ -1,4 +1,4 @@
-"""Addresses for functions in C, which trust what they are told: of memory of a known dtype and shape alone.
+"""Addresses for functions in C, which check nothing: only of memory whose dtype and shape are known.
 
 Every pointer into a compiled library comes from here. What is counted at a call is checked at the call, and
 what never changes (a layer's weights) when it is made.

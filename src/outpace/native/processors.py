@@ -65,7 +65,7 @@ def checked(asked: str) -> int:
     """A number of threads as it was written.
 
     Raises:
-        OutpaceError: it is none.
+        OutpaceError: it is not a number of threads.
     """
     if asked.isascii() and asked.isdigit() and 1 <= int(asked) <= MOST:
         return int(asked)

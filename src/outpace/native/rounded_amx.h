@@ -8,7 +8,7 @@
 
 #ifdef SQUARED_WHOLE
 #define LEAST_SQUARED 7 /* rows, of which other instructions are no quicker */
-#define AHEAD 2         /* blocks: a register waits int64_t for memory that has just been written */
+#define AHEAD 2         /* blocks: a register waits long for memory that has just been written */
 #define RING (2 * AHEAD)
 #define MEASURES (2 * SIDE) /* of a block of a group of rows: their scales, and their sums times the scales */
 
@@ -98,7 +98,7 @@ static inline __attribute__((always_inline)) void squares_of_blocks(int room, in
 typedef void squares_form(const char *, int64_t, const int8_t *, int64_t, const float *, across *);
 #define SQUARES_FORM(bits, room)                                                                             \
     static __attribute__((noinline)) void squares_##bits##_##room(                                           \
-        const char *weights, int64_t blocks, const int8_t *numbers, int64_t stride, const float *measures,         \
+        const char *weights, int64_t blocks, const int8_t *numbers, int64_t stride, const float *measures,   \
         across *out) {                                                                                       \
         squares_of_blocks(room, bits, weights, blocks, numbers, stride, measures, out);                      \
     }

@@ -49,6 +49,7 @@ class _Cell:
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
     def add(self, seconds: float) -> bool:
+        """Add a measurement; return True if the median changed."""
         before, samples = self.seconds, self.samples
         samples.append(seconds)
         if len(samples) > 1:
@@ -101,6 +102,7 @@ class Curve:
         )
 
     def add(self, rows: int, seconds: float) -> None:
+        """Add a measurement; ignored if the clock stopped or jumped back."""
         if not 0 < seconds < math.inf:
             return
         place = bucket(rows)
@@ -208,6 +210,7 @@ class Costs:
                 curve.set_floor(floor)
 
     def seconds(self, batch: int, rows: int) -> float:
+        """Seconds of a forward of ``batch`` sequences over ``rows`` rows in total; nan if unknown."""
         return self.curve(batch).seconds_at(rows)
 
     def add(self, batch: int, rows: int, seconds: float) -> None:

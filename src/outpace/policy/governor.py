@@ -249,6 +249,7 @@ class Governor:
         self._count(outcome, gained)
 
     def _count(self, outcome: Outcome, gained: float) -> None:
+        """Count a step, and credit the account with the step's share of time and what drafts gained."""
         self._step += 1
         self._rows = outcome.rows
         octave = len(outcome.paths).bit_length()

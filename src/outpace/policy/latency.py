@@ -39,9 +39,11 @@ class LatencyModel:
         return curve
 
     def alone(self, nodes: int) -> float:
+        """Seconds of a step over a draft that is not shared."""
         return self._curve.seconds_at(1 + nodes)
 
     def shared(self, nodes: int) -> float:
+        """Seconds of a step over a shared draft."""
         return self._curve.seconds_at(1 + self.share(nodes)) + self.telling
 
     @cached_property
@@ -50,6 +52,7 @@ class LatencyModel:
         return next((n for n in WIDTHS if _MARGIN * self.shared(n) < self.alone(n)), None)
 
     def seconds(self, nodes: int) -> float:
+        """Seconds of a step over a draft that is shared if that is faster."""
         least = self.pays_from
         return self.alone(nodes) if least is None or nodes < least else self.shared(nodes)
 

@@ -150,6 +150,7 @@ class Answer:
             yield from self._forced()
 
     def _start(self) -> None:
+        """Decide whether the answer begins with reasoning."""
         said, mark = self._left.lstrip(), self._manner.thought[0]
         if not self._manner.thinks:
             self._state = "begin"
@@ -182,6 +183,7 @@ class Answer:
             yield Said(kind, text[:end])
 
     def _reason(self) -> Iterator[Said]:
+        """Pass on reasoning, up to its end or to a call within it."""
         manner, close = self._manner, self._manner.thought[1]
         begin = manner.calls.begin if manner.calls is not None and not manner.forced else ""
         yield from self._until("reasoning", [mark for mark in (close, begin) if mark])
@@ -204,6 +206,7 @@ class Answer:
             yield Said("reasoning", calls.begin)
 
     def _words(self) -> Iterator[Said]:
+        """Pass on text, up to the mark of a call."""
         calls = self._manner.calls
         marks = [mark for mark in (calls.begin, calls.inner) if mark] if calls is not None else []
         if not marks:

@@ -16,9 +16,94 @@ from starlette.requests import Request
 from outpace.serve.errors import Refused, later
 from outpace.serve.fields import Wire, check_size
 from outpace.serve.known import refusal_of
-from outpace.serve.places import told, written_path
 from outpace.serve.totals import CLIENT, Total, Turns
 from outpace.serve.worker import return_memory
+
+Place = tuple[int | str, ...]
+_OBJECTS = ("model_type", "model_attributes_type", "dict_type", "dataclass_type")
+_EXPECTED = "Input should be "
+
+
+def written_path(body: Any, place: Seq[int | str], absent: bool = False) -> Place:
+    """A place without the names of types.
+
+    A name may be both a type's and a field's, as "text"; of two readings the one counts that has the last
+    step, and then the longer one.
+
+    Args:
+        absent: the last step is a field that is not there.
+    """
+    if absent:
+        *above, last = place
+        readings = [path for path, holder in _readings(body, above) if isinstance(holder, dict)]
+        return (*max(readings, key=len, default=()), last)
+    paths = [path for path, _ in _readings(body, place)]
+    return max(paths, key=lambda path: (path[-1:] == (place[-1],), len(path)))
+
+
+def _readings(value: Any, place: Seq[int | str]) -> list[tuple[Place, Any]]:
+    """All paths that a place may mean, with the value at each."""
+    found: list[tuple[Place, Any]] = [((), value)]
+    for step in place:
+        found += [((*path, step), held[step]) for path, held in found if _has(held, step)]
+    return found
+
+
+def _has(value: Any, step: int | str) -> bool:
+    if isinstance(value, dict):
+        return step in value
+    return isinstance(value, list) and isinstance(step, int) and step < len(value)
+
+
+def told(errors: Seq[Any], first: Any, body: Any) -> tuple[Place, str]:
+    """The place of an error, and what it says.
+
+    Where one of several types was expected, each has its errors: the deepest one counts, as the client meant
+    this type, and of equally deep ones all.
+    """
+    path, said = _told(first, body)
+    fork = _fork(first["loc"][1:], path)
+    if fork is None:
+        return path, said
+    prefix = first["loc"][: fork + 1]
+    others = [_told(one, body) for one in errors if one["loc"][: fork + 1] == prefix]
+    deepest = max((other for other, _ in others), key=len)
+    if len(deepest) > len(path):
+        path = deepest
+    sayings = dict.fromkeys(said for other, said in others if other == path)
+    first_said, *more = sayings
+    return path, " or ".join([first_said, *(one.removeprefix(_EXPECTED) for one in more)])
+
+
+def _fork(place: Seq[int | str], path: Place) -> int | None:
+    """The number of steps before the first name of a type; None if there is no such name."""
+    same = [one == other for one, other in zip(place, path, strict=False)]
+    before = same.index(False) if False in same else len(same)
+    return before if before < len(place) else None
+
+
+def _told(error: Any, body: Any) -> tuple[Place, str]:
+    """The place of an error, and what it says, in the client's words."""
+    kind, place, said = error["type"], error["loc"][1:], str(error["msg"])
+    if kind == "missing":
+        return written_path(body, place, absent=True), said
+    path = written_path(body, place)
+    if kind == "extra_forbidden":
+        return path, refusal_of(".".join(map(str, path)))
+    if kind in _OBJECTS or (kind.startswith("union_tag") and not isinstance(_at(body, path), dict)):
+        return path, f"{_EXPECTED}an object"
+    if kind == "union_tag_not_found":
+        return (*path, "type"), "Field required"
+    if kind == "union_tag_invalid":
+        return (*path, "type"), f"{_EXPECTED}{error['ctx']['expected_tags']}"
+    return path, said
+
+
+def _at(body: Any, path: Place) -> Any:
+    for step in path:
+        body = body[step]
+    return body
+
 
 _SMALL = 2**16  # bytes of a body that waits for nothing: it is parsed in the event loop, and not counted
 _LONG = 2**20  # bytes of a body after which freed memory is returned
@@ -111,9 +196,6 @@ def _validated(body: bytes, kind: type[Wire], ignored: list[str] | None) -> Wire
     """A body as its type, which FastAPI then takes as it is; runs outside of the event loop.
 
     A refusal is returned: the traceback of one that is raised would keep what was parsed.
-
-    Args:
-        ignored: gets the names of unknown fields, which are then ignored; None refuses them.
     """
     collects = gc.isenabled()
     gc.disable()  # a body of a million lists is parsed in a third of the time

@@ -81,7 +81,7 @@ class CallFormat(ABC):
         return max(ends, default=None) if final and not fenced else None
 
     def may_begin(self, text: str) -> bool:
-        """False if what follows the mark that begins a call is none, however it goes on."""
+        """False if what follows the mark that begins a call cannot become one, however it goes on."""
         said = text.lstrip()
         return said.startswith(self.inner) or self.inner.startswith(said)
 

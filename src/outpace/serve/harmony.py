@@ -87,11 +87,7 @@ class HarmonyAnswer(Answer):
             self._state = "head" if functions and may_be_unmarked(self._left, functions) else "text"
 
     def _end(self, places: Callable[[str, str], Iterator[int]]) -> tuple[int, int] | None:
-        """Where the text of a message ends, and where the next one begins; None if it goes on.
-
-        Args:
-            places: the places of a mark in a text.
-        """
+        """Where the text of a message ends, and where the next one begins; None if it goes on."""
         ends = [(place, end) for end in _ENDS if (place := next(places(self._left, end), None)) is not None]
         if not ends:
             return None

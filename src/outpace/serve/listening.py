@@ -1,4 +1,4 @@
-"""The socket of a server; imports no torch, so that an address that is taken is told at once."""
+"""The socket of a server; imports no torch, so that an address in use is reported at once."""
 
 from __future__ import annotations
 

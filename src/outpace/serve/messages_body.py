@@ -284,11 +284,7 @@ _BLOCKS = {  # of a message, by its role
 
 
 def _turns(message: AnthropicTurn, names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    """The turns that a message is.
-
-    Args:
-        names: the functions of calls so far, by the calls' ids; the message's calls are added.
-    """
+    """The turns that a message is."""
     if isinstance(message.content, str):
         yield {"role": message.role, "content": content_of(message.content, message.role)}
         return

@@ -30,9 +30,6 @@ class _Body:
     """A request's body, of which a response may leave a part unread.
 
     A connection that is closed then is reset, and a client that is still sending never sees the response.
-
-    Attributes:
-        left: whether a part of it has not been received yet.
     """
 
     def __init__(self, headers: Headers, receive: Receive) -> None:

@@ -45,6 +45,7 @@ class Model:
 
     @classmethod
     def of(cls, known: Known) -> Model:
+        """A model that is not loaded."""
 
         def read(value: Callable[[Service], float | None]) -> Callable[[], float]:
             return lambda: (value(model.service) or 0.0) if model.service is not None else 0.0

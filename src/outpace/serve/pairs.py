@@ -82,6 +82,7 @@ class Pairs(CallFormat):
         return self._other_key(text)
 
     def _value(self, text: str, others: set[str]) -> tuple[str, str]:
+        """A value, and what follows it; its end may be missing before another known key, or at the end."""
         blank, close = r"\s*", re.escape(self.closes)
         ends = [re.escape(mark) for mark in (self.opens, self.after, self.inner) if mark] + [r"\Z"]
         shut = re.search(f"{close}(?={blank}(?:{'|'.join(ends)}))", text)
@@ -173,12 +174,7 @@ def _documents(function: Signature) -> Callable[[str, Any], Schema]:
 
 
 def _term(name: str, schema: Any, document: Callable[[], Schema], tail: list[str]) -> tuple[str, str]:
-    """The term of a value and of what follows it, and the rules that it needs.
-
-    Args:
-        document: makes a document of the schema.
-        tail: what follows, as terms; those that are tokens are no literals.
-    """
+    """The term of a value and of what follows it, and the rules that it needs."""
     after = " ".join(tail)
     if not is_text(schema):
         spacing = {"x-guidance": {"whitespace_flexible": False}}

@@ -245,11 +245,7 @@ class _Worker:
             raise BrokenPipeError(str(error)) from None
 
     async def work(self, job: bytes) -> Any:
-        """The answer to a job.
-
-        Raises:
-            _NotBegun: the process had ended before it read the job. EOFError, OSError: it has ended since.
-        """
+        """The answer to a job."""
         try:
             await self.answer(job)
         except (EOFError, OSError):
@@ -257,11 +253,7 @@ class _Worker:
         return await self.answer()
 
     async def answer(self, piece: bytes | None = None) -> Any:
-        """Read an answer, after writing a piece.
-
-        Raises:
-            EOFError, OSError: the process has ended.
-        """
+        """Read an answer, after writing a piece."""
         assert self._process.stdin is not None and self._process.stdout is not None
         if piece is not None:
             self.tell(piece)

@@ -184,7 +184,7 @@ class Ingress:
         self._created = int(time.time())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":  # a WebSocket: there is none
+        if scope["type"] != "http":  # a WebSocket, which no route takes
             raise OutpaceError(f"there is nothing for {scope['type']} here")
         try:
             if scope["path"] not in OPEN:

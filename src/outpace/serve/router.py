@@ -124,7 +124,7 @@ class Router:
             if model.loading is None:
                 model.error, model.begun = None, False
                 model.loading = self._task(self._load(model))
-                model.loading.add_done_callback(model.loads_no_more)  # though it be called off at once
+                model.loading.add_done_callback(model.loads_no_more)  # even if it is cancelled at once
             await self._waiting(model, model.loading)
             if model.service is None and model.error is not None:
                 raise replace(model.error)

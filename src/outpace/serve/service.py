@@ -286,11 +286,7 @@ class Service:
         return run
 
     async def _start(self, run: Run, request: ParsedRequest, matcher: Any) -> None:
-        """Give each choice of a request to the engine.
-
-        Args:
-            matcher: that of the request's schema; None for any text.
-        """
+        """Give each choice of a request to the engine."""
         name = self.drafters.chosen(request)
         run.used = self.drafters.shown(name)
         references = [request.prediction] if request.prediction and name != "off" else []

@@ -70,7 +70,7 @@ class Toolbox:
         """The grammar of the call that the answer must be; None if it need not be one.
 
         Raises:
-            Refused: a name is none, or a schema is not that of an object.
+            Refused: a name is invalid, or a schema is not that of an object.
         """
         if not isinstance(self.choice, tuple):
             return None

@@ -97,7 +97,7 @@ def _limit_memory(more: int) -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """End the process once a job has taken this much processor time, though its parent be gone."""
+    """End the process once a job has taken this much processor time, even if its parent is gone."""
     try:
         import resource
     except ModuleNotFoundError:  # Windows

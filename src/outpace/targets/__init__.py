@@ -9,6 +9,7 @@ targets; ``weights`` finds a model's files.
 from __future__ import annotations
 
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -104,9 +105,11 @@ def of_file(
         return LlamaCppTarget(path, **options)
     try:
         file = GgufFile(path)
-        model = file.model(dtype)
-        target = Target(model if updated is None else updated(model), **options)
-        target.tokenizer = tokenizer_of(file)
+        with ThreadPoolExecutor(1) as apart:
+            reading = apart.submit(tokenizer_of(file))
+            model = file.model(dtype)
+            target = Target(model if updated is None else updated(model), **options)
+        target.tokenizer = reading.result()
         return target
     except UnsupportedModel as error:
         why = f"outpace does not read {path}: {error}"

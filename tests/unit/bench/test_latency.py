@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from outpace.bench.latency import latency_of
 from outpace.bench.methods import with_lengths
 from outpace.bench.ours import Ours
+from outpace.bench.rows import latency_of
 from outpace.bench.runs import MethodRun, PromptBatch
 from outpace.bench.stock import StockMethod
 from outpace.core import OutpaceError

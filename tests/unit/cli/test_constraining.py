@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from outpace.cli.app import app
-from outpace.cli.constraining import constraint_of
+from outpace.cli.generate import constraint_of
 from outpace.core import OutpaceError, StructuredOutputs
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from outpace.drafters.copying.ngram_index import NgramIndex, Occurrence
+from outpace.drafters.copying.prompt_lookup import NgramIndex, Occurrence
 
 
 def search(text: list[int], max_ngram: int, min_ngram: int, limit: int) -> list[Occurrence]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from outpace.drafters.copying.ngram_places import NgramPlaces, nearest
+from outpace.drafters.copying.reference import NgramPlaces, nearest
 
 
 def test_the_longest_ngram_and_its_places() -> None:

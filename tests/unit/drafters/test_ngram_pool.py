@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from outpace.drafters.parallel.ngram_pool import NgramPool
+from outpace.drafters.parallel.lookahead import NgramPool
 
 
 def test_the_least_recently_seen_is_forgotten() -> None:

@@ -14,6 +14,7 @@ from outpace.core import OutpaceError, UnsupportedModel
 from outpace.native.layers import functions
 from outpace.targets import CausalTarget, Target, of_file
 from outpace.targets.batch import Batch
+from outpace.targets.gguf import GgufFile
 
 gguf = pytest.importorskip("gguf", reason="needs outpace[gguf]")
 from gguf_models import write_file  # noqa: E402
@@ -68,6 +69,7 @@ HYBRID = {
     "ssm.group_count": 2,
     "ssm.time_step_rank": 4,
     "ssm.inner_size": 64,
+    "attention.recurrent_layers": [True, True, False],
 }
 # Family -> entries of its config, and values in the file that transformers' mapping does not read.
 FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -76,16 +78,29 @@ FAMILIES: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "qwen2": ({}, {}),
     "qwen3": (WIDE, {"attention.key_length": 64, "attention.value_length": 64}),
     "gemma2": (
-        {**WIDE, "sliding_window": 12, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 256},
+        {**WIDE, "sliding_window": 12, "final_logit_softcapping": 3.0, "query_pre_attn_scalar": 64},
         {"final_logit_softcapping": 3.0, "attn_logit_softcapping": 50.0},
     ),
-    "gemma3_text": ({**WIDE, "sliding_window": 12, "num_hidden_layers": 7, "query_pre_attn_scalar": 256}, {}),
+    "gemma3_text": (
+        {
+            **WIDE,
+            "sliding_window": 12,
+            "num_hidden_layers": 7,
+            "query_pre_attn_scalar": 64,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+            },
+        },
+        {"rope.freq_base_swa": 5e3, "rope.scaling.type": "linear", "rope.scaling.factor": 8.0},
+    ),
     "phi3": ({"sliding_window": 20}, {"attention.sliding_window": 20}),
     "starcoder2": ({"sliding_window": None}, {"rope.freq_base": 10000.0}),
     "stablelm": ({"partial_rotary_factor": 0.25}, {"rope.dimension_count": 8}),
 }
 
 
+KINDS = ["sliding_attention", "full_attention", "sliding_attention", "full_attention"]
 # Those without compiled steps.
 STOCK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "lfm2": (
@@ -99,6 +114,38 @@ STOCK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
     "nemotron": (
         {"partial_rotary_factor": 0.5},
         {"rope.dimension_count": 16, "attention.layer_norm_epsilon": 1e-5},
+    ),
+    "gemma4_text": (
+        {
+            "num_hidden_layers": 4,
+            "layer_types": KINDS,
+            "head_dim": 32,
+            "global_head_dim": 64,
+            "num_global_key_value_heads": 1,
+            "attention_k_eq_v": True,
+            "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True,
+            "sliding_window": 12,
+            "hidden_size_per_layer_input": 32,
+            "vocab_size_per_layer_input": 97,
+            "final_logit_softcapping": 3.0,
+        },
+        {
+            "attention.sliding_window_pattern": [kind == "sliding_attention" for kind in KINDS],
+            "attention.head_count_kv": [2, 1, 2, 1],
+            "attention.key_length": 64,
+            "attention.value_length": 64,
+            "attention.key_length_swa": 32,
+            "attention.value_length_swa": 32,
+            "attention.shared_kv_layers": 2,
+            "embedding_length_per_layer_input": 32,
+            "feed_forward_length": [96, 96, 192, 192],
+            "final_logit_softcapping": 3.0,
+            "rope.dimension_count": 64,
+            "rope.dimension_count_swa": 32,
+            "rope.freq_base": 1e6,
+            "rope.freq_base_swa": 1e4,
+        },
     ),
     "gpt2": ({}, {}),
     "bloom": ({}, {"attention.head_count_kv": 4, "context_length": 256, "feed_forward_length": 512}),
@@ -130,9 +177,9 @@ STOCK: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 }
 
 # Those whose attention, too, gives a row the same bits in any forward.
-EXACT = ("lfm2", "nemotron", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_text")
+EXACT = ("gemma4_text", "lfm2", "nemotron", "gpt2", "mixtral", "qwen2_moe", "qwen3_moe", "qwen3_5_text")
 # Of the logits' size: rounding sends a row to other experts, and a state keeps its errors.
-LIMITS = {"mixtral": 0.3, "nemotron": 0.2, "qwen3_5_text": 0.3, "qwen3_5_moe_text": 0.3}
+LIMITS = {"gemma4_text": 0.15, "mixtral": 0.3, "nemotron": 0.2, "qwen3_5_text": 0.3, "qwen3_5_moe_text": 0.3}
 
 
 @cache
@@ -188,6 +235,25 @@ def test_blocks_are_in_the_order_of_the_models_rows(family: str, tmp_path: Path)
     assert (logits(target, TEXT) - right).abs().mean() < LIMITS.get(family, 0.05) * right.abs().mean()
 
 
+@pytest.mark.parametrize(("family", "layers"), [("gemma2", 46), ("gemma3_text", 62)])
+def test_the_largest_gemma_scales_queries_by_another_size(family: str, layers: int, tmp_path: Path) -> None:
+    """By a share of the hidden size, which files do not say: llama.cpp tells it from the number of layers."""
+    values = {**FAMILIES[family][1], "block_count": layers}
+    path = write_file(model(family), tmp_path / "model.gguf", more=values)
+    assert GgufFile(path).config.query_pre_attn_scalar == 32
+
+
+@pytest.mark.parametrize("scaling", [{}, {"rope.scaling.type": "linear"}])
+def test_positions_are_divided(scaling: dict[str, Any], tmp_path: Path) -> None:
+    path = write_file(model("llama"), tmp_path / "model.gguf", more={"rope.scaling.factor": 4.0, **scaling})
+    slowed = AutoModelForCausalLM.from_config(model("llama").config).eval()
+    slowed.load_state_dict(model("llama").state_dict())
+    slowed.model.rotary_emb.inv_freq /= 4
+    with torch.inference_mode():
+        right = slowed(torch.tensor([TEXT])).logits[0]
+    assert (logits(of_file(path, others=False), TEXT) - right).abs().max() < 1e-3 * right.abs().max()
+
+
 @pytest.mark.parametrize("tensors", [1, 9])
 def test_a_split_file_is_the_whole_one(tensors: int, tmp_path: Path) -> None:
     whole = of_file(write_file(model("qwen2"), tmp_path / "whole.gguf"), others=False)
@@ -215,6 +281,7 @@ def test_parts_of_different_files_are_refused(tmp_path: Path) -> None:
         ({"attention.key_length": 64}, "no place|transformers' config leaves out|its layer"),
         ({"rope.dimension_count": 16}, "rope.dimension_count|its layer"),
         ({"logit_scale": 2.0}, "its logit_scale is 2.0"),
+        ({"rope.freq_base_swa": 5e3}, "its rope.freq_base_swa is 5000.0"),
     ],
 )
 def test_a_setting_that_the_config_leaves_out_is_refused(

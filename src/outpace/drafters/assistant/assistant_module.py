@@ -64,7 +64,7 @@ class AssistantModule(nn.Module):
         """The given assistant, or the one in a folder, which may be a name on the hub.
 
         Raises:
-            OutpaceError: it is none, it does not fit the target, or weights are missing.
+            OutpaceError: it is not an assistant, it does not fit the target, or weights are missing.
         """
         if isinstance(given, AssistantModule):
             return given
@@ -196,11 +196,7 @@ class AssistantModule(nn.Module):
 
 
 class _Clusters(nn.Module):
-    """A head that scores the tokens of a few clusters of the vocabulary.
-
-    Args:
-        stock: transformers' assistant.
-    """
+    """A head that scores the tokens of a few clusters of the vocabulary."""
 
     def __init__(self, stock: Any) -> None:
         super().__init__()
@@ -222,11 +218,7 @@ def _loaded(path: str | Path, target: TargetModel) -> Any:
 
 
 def _producers(target: TargetModel, stock: Any) -> dict[str, tuple[int, Any]]:
-    """Kind of layer -> number and layer of the target whose keys and values an assistant reads.
-
-    Raises:
-        OutpaceError: the target is no Gemma 4, or its weights were released.
-    """
+    """Kind of layer -> number and layer of the target whose keys and values an assistant reads."""
     model = target.model
     decoder = model.get_decoder() if hasattr(model, "get_decoder") and not target.has_encoder else None
     layers = getattr(decoder, "layers", ())
@@ -258,11 +250,7 @@ def _kv_heads(layer: Any) -> int:
 
 
 def _check_sizes(stock: Any, target: TargetModel, layers: Mapping[str, tuple[int, Any]]) -> None:
-    """Compare an assistant's sizes with its target's.
-
-    Raises:
-        OutpaceError: one differs; the message names it.
-    """
+    """Compare an assistant's sizes with its target's."""
     own = stock.config
     pairs = {
         "backbone_hidden_size": (own.backbone_hidden_size, target.hidden.size),

@@ -237,14 +237,7 @@ def _embedded(target: TargetModel, tokens: Tensor) -> Tensor:
 
 @torch.no_grad()
 def _check_copies(copies: Mapping[str, Tensor], target: TargetModel, place: Path, ids: Tensor | None) -> None:
-    """Check that a file's embeddings and head are the target's, which is used in their place.
-
-    Args:
-        ids: those that are drafted, of which alone the file has the head; None for all.
-
-    Raises:
-        OutpaceError: they differ.
-    """
+    """Check that a file's embeddings and head are the target's, which is used in their place."""
     own = {"embed_tokens.weight": target.embed(torch.arange(target.vocabulary, device=target.hidden.device))}
     head = head_weights(target)
     if head is not None:

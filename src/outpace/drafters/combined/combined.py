@@ -309,11 +309,7 @@ class Combined(OfParts[CombinedState]):
             gains.added(part, chance, sum(max(0.0, each - row_cost * gains.speed) for each in own))
 
     def _choose(self, state: CombinedState, worth: Seq[float], granted: Collection[int]) -> list[int]:
-        """The nodes of the merged tree to draft, parents first: no child is likelier than its parent.
-
-        Args:
-            granted: nodes to draft in any case.
-        """
+        """The nodes of the merged tree to draft, parents first: no child is likelier than its parent."""
         budget = (
             self.max_nodes if state.sequence.budget is None else min(self.max_nodes, state.sequence.budget)
         )

@@ -56,7 +56,7 @@ class Trust:
     """The probability that the token after a match follows again, learnt from one text's longest matches.
 
     Texts that are copied continue long matches nearly always, others much less often. Matches in the text
-    itself and in the memory are told apart.
+    itself and in the memory are counted separately.
 
     Args:
         text: the automaton of the text itself.
@@ -239,10 +239,6 @@ class Suffix(SequenceDrafter[SuffixState]):
 
         Each context in turn, the longest first, assigns a share of the remaining probability to the tokens
         that followed it, in proportion to their counts.
-
-        Args:
-            after: the probability of what follows a match.
-            chance: the estimated probability that the node itself is accepted.
         """
         support: dict[int, float] = {}
         for context in contexts:

@@ -287,11 +287,7 @@ class EagleModule(Learned):
 
 
 def _check_sizes(config: EagleConfig, fit: Fit) -> None:
-    """Check the sizes against the target's.
-
-    Raises:
-        OutpaceError: they do not fit.
-    """
+    """Check the sizes against the target's."""
     if config.hidden_size != fit.hidden_size:
         raise OutpaceError(
             "eagle: it reads the target's embeddings and continues its states, so hidden_size "

@@ -178,6 +178,7 @@ class HeadState:
         self.before = hidden[-1][-1]
 
     def begin(self) -> None:
+        """Begin a tree; without layers if there is no state of the target yet."""
         self.tree = self.shared.begin(self.sequence)
         if self.before is None:
             self.tree.layers = 0

@@ -347,7 +347,7 @@ def _cuts(active: Seq[SelfState]) -> bool:
 
 
 def advance(part: TargetModel, active: Seq[SelfState]) -> int:
-    """Let each chain grow by a token, and by one more for each guess below it that turns out to be its own.
+    """Let each chain grow by a token, and by one more for each guess below it that it confirms.
 
     Returns:
         The number of rows of the forward.

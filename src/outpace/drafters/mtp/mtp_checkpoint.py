@@ -57,7 +57,7 @@ class PredictionLayout:
         pattern: of the names of their tensors; the first group is the number of a layer.
         chained: a layer reads the output of the one before, not the target's state.
         kind: attention of the layers, where neither the config nor the family names it.
-        mlp: their feed-forward part, likewise.
+        mlp: their feed-forward part, where neither names it.
         renamed: parts of names -> those by which a family publishes them.
     """
 
@@ -81,7 +81,7 @@ def layouts(layers: int) -> list[PredictionLayout]:
 def has_layers(model: Any, folder: Path) -> bool:
     """Whether a folder has prediction layers for a model, by the names of its tensors.
 
-    Layers beyond the model's last one are none unless they have a projection of two states.
+    Layers beyond the model's last one count only if they have a projection of two states.
     """
     config = getattr(model, "config", None)
     layers = getattr(config and config.get_text_config(decoder=True), "num_hidden_layers", None)
@@ -261,11 +261,7 @@ def _config(config: Any, layout: PredictionLayout, count: int) -> Any:
 
 
 def _loaded(model: Any, config: Any, layout: PredictionLayout, folder: Path) -> Any:
-    """transformers' ``MtpModel`` with the weights of a folder, without the parts it shares with the target.
-
-    Args:
-        config: of the prediction layers.
-    """
+    """transformers' ``MtpModel`` with a folder's weights, without the parts it shares with the target."""
     from transformers import modeling_layers
     from transformers.core_model_loading import WeightRenaming
 

@@ -141,11 +141,7 @@ class MtpModule(nn.Module):
 
     @torch.inference_mode()
     def _probe(self) -> list[LayerShape]:
-        """The shapes of keys and values, by a forward of one row.
-
-        Raises:
-            UnsupportedModel: a layer keeps none.
-        """
+        """The shapes of keys and values, by a forward of one row."""
         probe, hidden = Probe(), self._target.hidden
         row = torch.zeros(1, 1, hidden.size, dtype=hidden.dtype, device=hidden.device)
         ones = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=hidden.device)

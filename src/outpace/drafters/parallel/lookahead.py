@@ -14,6 +14,7 @@ published; moving it with the text keeps each cell at its place, but restarts a 
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -21,10 +22,45 @@ from typing import Any, ClassVar, Literal
 
 from outpace.core import Draft, OutpaceError
 from outpace.drafters.base import Filler, SequenceDrafter
-from outpace.drafters.parallel.ngram_pool import NgramPool
 from outpace.sequence import Sequence, Step
 from outpace.targets.base import TargetModel
 from outpace.tree import Trie
+
+
+class NgramPool:
+    """At most ``capacity`` continuations of ``length`` tokens per first token.
+
+    Args:
+        length: tokens after the first one, n - 1 for n-grams.
+        capacity: continuations kept per first token.
+    """
+
+    def __init__(self, length: int, capacity: int) -> None:
+        self.length = length
+        self.capacity = capacity
+        # A dict keeps the order of insertion: oldest first.
+        self._entries: dict[int, dict[tuple[int, ...], None]] = {}
+
+    def add(self, first: int, rest: Iterable[int]) -> None:
+        """Add an n-gram, or move it to the most recent place."""
+        entry = self._entries.setdefault(first, {})
+        ngram = tuple(rest)
+        entry.pop(ngram, None)
+        entry[ngram] = None
+        if len(entry) > self.capacity:
+            del entry[next(iter(entry))]
+
+    def add_text(self, tokens: Seq[int], start: int = 0) -> None:
+        """Add every n-gram of a text that begins at token ``start`` or later."""
+        for place in range(max(start, 0), len(tokens) - self.length):
+            self.add(tokens[place], tokens[place + 1 : place + 1 + self.length])
+
+    def get(self, first: int) -> list[tuple[int, ...]]:
+        """Continuations of a token, the most recent first."""
+        return list(reversed(self._entries.get(first, ())))
+
+    def __len__(self) -> int:
+        return sum(len(entry) for entry in self._entries.values())
 
 
 @dataclass
@@ -189,11 +225,7 @@ class Lookahead(SequenceDrafter[LookaheadState]):
 
 
 def _plant(levels: Seq[Seq[int]], trie: Trie) -> list[list[int]]:
-    """Put the window into a trie.
-
-    Returns:
-        ``nodes[l][i]``, the node of each cell (l, i); the root's, cell (0, 0), is -1.
-    """
+    """Put the window into a trie."""
     nodes = [[-1]]
     for token in levels[0][1:]:
         nodes[0].extend(trie.add([token], under=nodes[0][-1]))

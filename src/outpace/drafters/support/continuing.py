@@ -135,11 +135,7 @@ class ContinuingDrafter(Drafter[ContinuedState]):
         check_grown(self.name, shape.weighs, self.draws)
 
     def _shape(self, depth: int) -> TreeShape:
-        """The shape of its trees.
-
-        Args:
-            depth: tokens on a path, where the option leaves them open.
-        """
+        """The shape of its trees."""
         given = self.num_speculative_tokens
         depth = depth if given is None else given
         return shape_of(depth, expand=self.expand, max_nodes=self.max_nodes, method=self.name)

@@ -38,6 +38,7 @@ def check_grown(method: str, weighs: bool, noise: Noise) -> None:
 
 
 def log_confidence(min_confidence: float) -> float:
+    """The log of ``min_confidence``; minus infinity for 0."""
     return math.log(min_confidence) if min_confidence else -math.inf
 
 

@@ -127,12 +127,7 @@ class Forest:
         return torch.where(values.amax(dim=-1) > -torch.inf, values.argmax(dim=-1), -1)
 
     def _most_confident(self, tokens: Tensor, weights: Tensor) -> Tensor:
-        """The candidates that are the next front, [n, front], by the rules of ``Confident.front``.
-
-        Args:
-            tokens: the candidates, [n, front x count].
-            weights: theirs, [n, front, count].
-        """
+        """The candidates that are the next front, [n, front], by the rules of ``Confident.front``."""
         plan, numbers = self._plan, self._numbers
         before = self._path if plan.by_path else torch.zeros_like(self._path)
         grown = self._real & (before + weights[..., 0] >= plan.floor)

@@ -147,10 +147,12 @@ class LayerCache:
         return self._cache.length(slot)
 
     def truncate(self, slot: Slot, length: int) -> None:
+        """Remove a slot's rows from ``length`` on."""
         if self.length(slot) > length:
             self._cache.truncate(slot, length)
 
     def begin(self, feeds: Seq[LayerFeed]) -> Feeding:
+        """Open a forward for feeds of at least one row each."""
         return Feeding(self._cache, feeds, self.device)
 
     @contextmanager

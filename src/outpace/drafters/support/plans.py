@@ -1,4 +1,4 @@
-"""What the growth of trees on a device is told beforehand: a plan for a graph, and numbers of each text."""
+"""Inputs of trees that grow on a device: the plan that a graph is captured for, and each text's numbers."""
 
 from __future__ import annotations
 

@@ -38,6 +38,7 @@ class Track:
 
     @property
     def stem(self) -> int:
+        """Number of rows before the tree."""
         return len(self.tokens) - len(self.parents)
 
 

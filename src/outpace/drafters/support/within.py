@@ -27,6 +27,7 @@ class Within:
 
     @property
     def last(self) -> int:
+        """The end of the chain so far, at first the root."""
         end = self.tree.front[-1]
         return self.tree.tokens[end] if end >= 0 else self.sequence.tokens[-1]
 
@@ -58,7 +59,7 @@ def place_of(sequence: Sequence, name: str) -> Place:
 
 
 def layers_of(state: Within, depth: int | None = None) -> int:
-    """Length of the longest chain that may be drafted; 0 before the prompt is in the cache.
+    """The longest chain that may be drafted; 0 before the prompt is in the cache.
 
     (The last rows of a first prompt are computed in the first step, which therefore has no draft.)
 

@@ -154,14 +154,7 @@ class Blocks(NamedTuple):
 
 
 def _fill(packed: Panels | Blocks, weights: Sequence[Tensor], order: Tensor | None) -> None:
-    """Write the weights of several layers side by side, with all threads, from where they are in memory.
-
-    Args:
-        order: numbers of the outputs in the order in which they are packed; None for their own.
-
-    Raises:
-        UnsupportedModel: what is read back is not what was to be written.
-    """
+    """Write the weights of several layers side by side, with all threads, from where they are in memory."""
     dtype = weights[0].dtype if weights[0].dtype in DTYPES else torch.float32
     rows = [weight.detach().to(dtype) for weight in weights]
     rows = [part if part.stride(1) == 1 else part.contiguous() for part in rows]

@@ -250,11 +250,7 @@ class Packer:
         return row_step(kernel, weight.dtype, inputs, outputs, weight.device) if self._exact else 1
 
     def _exactly(self, weight: Tensor) -> tuple[Kernel, Any, bool, int]:
-        """``_packed`` for a layer of a bit-exact step.
-
-        Raises:
-            UnsupportedModel: no kernel available here gives a row the same bits in any forward.
-        """
+        """``_packed`` for a layer of a bit-exact step."""
         kernels: dict[Kernel, None] = {STOCK: None}
         if self._pack:
             kernels = dict.fromkeys([COMPILED, *reversed(KERNELS)])

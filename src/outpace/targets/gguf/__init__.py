@@ -1,5 +1,6 @@
 """Models in GGUF files, by outpace's own functions."""
 
-from outpace.targets.gguf.file import GgufFile, tokenizer_of
+from outpace.targets.gguf.file import GgufFile
+from outpace.targets.gguf.tokenizer import tokenizer_of
 
 __all__ = ["GgufFile", "tokenizer_of"]

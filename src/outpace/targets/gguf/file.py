@@ -32,11 +32,12 @@ from outpace.targets.cpu.quants import (
 )
 from outpace.targets.gguf.mapping import TensorMap, order_of, tensor_map
 from outpace.targets.gguf.modules import Expert, Gathered, Mixture
-from outpace.targets.gguf.settings import mixture, settle
+from outpace.targets.gguf.settings import gemma4, mixture, settle
 from outpace.targets.llamacpp.header import joined
 from outpace.targets.llamacpp.library import check_file, parts_of
 
 _FREQUENCIES = "rope_freqs.weight"
+_HUGE = 1e20
 _PREDICTING = "mtp."  # transformers' name of layers that it leaves out
 _MIXED = re.compile(r"blk\.\d+\.ffn_(gate_inp|(?:gate|up|down)_exps)\.weight")  # of a mixture
 _STEPS = ".ssm_dt."  # Mamba multiplies this weight itself
@@ -64,6 +65,7 @@ _FAMILIES = frozenset(
         "gemma2",
         "gemma3",
         "gemma3_text",
+        "gemma4_text",
         "gpt2",
         "lfm2",
         "llama",
@@ -93,7 +95,8 @@ class GgufFile:
     Attributes:
         config: transformers'.
         architecture: llama.cpp's name of the family.
-        texts: there is a vocabulary.
+        vocabulary: number of its tokens with texts; 0 without a tokenizer.
+        begin: where tensors begin.
 
     Raises:
         OutpaceError: the file is broken, or a package is missing.
@@ -116,7 +119,7 @@ class GgufFile:
         family = self.config.model_type
         if family not in _FAMILIES:  # names and rows by transformers' mapping that no test has compared
             raise UnsupportedModel(f"files of {family} are not among those that are tested here")
-        self.texts = head.vocabulary > 0
+        self.vocabulary, (_, self.begin) = head.vocabulary, head.places[0]
         self._places = {}
         for name, place in tensors.items():
             part = bisect_right(head.places, place.start, key=itemgetter(0)) - 1
@@ -190,9 +193,14 @@ class GgufFile:
         """Put a tensor into the model."""
         owner, _, kind = tensors.names[name].rpartition(".")
         module, head = model.get_submodule(owner), model.get_output_embeddings()
-        if module is model.get_input_embeddings():
+        table = model.get_input_embeddings()
+        if isinstance(module, nn.Embedding):
+            if place.shape != tuple(module.weight.shape):
+                raise UnsupportedModel(
+                    f"{name} is {list(place.shape)}, and its layer {[*module.weight.shape]}"
+                )
             model.set_submodule(owner, QuantEmbedding(module, place.type, self._bytes(place), dtype))
-            if self.config.tie_word_embeddings:
+            if module is table and self.config.tie_word_embeddings:
                 own = next(name for name, part in model.named_modules() if part is head)
                 model.set_submodule(own, self._linear(_linear_of(head), name, place, dtype))
         elif (linear := _linear_of(module)) is not None and kind == "weight" and _STEPS not in name:
@@ -256,16 +264,23 @@ class GgufFile:
         own = getattr(module, kind)
         if own.shape != numbers.shape:
             raise UnsupportedModel(f"{name} is {list(numbers.shape)}, and its layer {list(own.shape)}")
-        value = torch.from_numpy(np.ascontiguousarray(numbers))
-        setattr(module, kind, nn.Parameter(value.type(dtype), requires_grad=False))
+        value = torch.from_numpy(np.ascontiguousarray(numbers)).type(dtype)
+        setattr(
+            module, kind, nn.Parameter(value, requires_grad=False) if isinstance(own, nn.Parameter) else value
+        )
 
     def _slow(self, model: Any, place: _Place) -> None:
-        """Divide the frequencies of rotation by the file's factors (Llama 3.1), as llama.cpp does."""
+        """Divide the frequencies of rotation by the file's factors (Llama 3.1), as llama.cpp does.
+
+        In Gemma 4 a huge factor stands for no rotation.
+        """
         rotary = getattr(getattr(model, model.base_model_prefix), "rotary_emb", None)
-        own = getattr(rotary, "inv_freq", None)
-        if own is None or place.type != TYPES["f32"] or place.shape != tuple(own.shape):
+        own = getattr(rotary, "inv_freq", getattr(rotary, "full_attention_inv_freq", None))
+        fits = own is not None and place.type == TYPES["f32"] and place.shape == tuple(own.shape)
+        factors = self._bytes(place).flatten().view(torch.float32) if fits else None
+        if own is None or factors is None or not torch.equal(own == 0, factors > _HUGE):
             raise UnsupportedModel(f"its {_FREQUENCIES} does not fit transformers' rotation")
-        own /= self._bytes(place).flatten().view(torch.float32)
+        own /= factors
 
     def _bytes(self, place: _Place) -> Tensor:
         """A tensor's bytes in the file, mapped: [rows, bytes of one]."""
@@ -300,15 +315,17 @@ def _described(copy: Path, ends: dict[str, int], vocabulary: int) -> tuple[Any, 
         for name in _ENDS:
             if (value := reader.fields.get(f"tokenizer.ggml.{name}_token_id")) is not None:
                 ends[name] = int(value.contents())
-        config = _config(copy, architecture, vocabulary)
-        mapped: Any = GGUF_CONFIG_MAPPING.get(config.model_type) or GGUF_CONFIG_MAPPING.get(architecture, {})
         own = f"{architecture}."
         values = {
             name.removeprefix(own): field.contents()
             for name, field in reader.fields.items()
             if name.startswith(own)
         }
-        config = mixture(config, values)
+        if architecture == "gemma4":
+            config = gemma4(values, {tensor.name: int(tensor.shape[-1]) for tensor in reader.tensors})
+        else:
+            config = mixture(_config(copy, architecture, vocabulary), values)
+        mapped: Any = GGUF_CONFIG_MAPPING.get(config.model_type) or GGUF_CONFIG_MAPPING.get(architecture, {})
         settle(config, values, mapped)
     except UnsupportedModel:
         raise
@@ -348,24 +365,3 @@ def _linear_of(module: Any) -> Any:
         found.bias = module.bias
         return found
     return module if isinstance(module, nn.Linear) else None
-
-
-def tokenizer_of(file: GgufFile) -> Any:
-    """The tokenizer in a file, as transformers converts it; None if there is none.
-
-    Raises:
-        UnsupportedModel: it cannot be converted.
-    """
-    if not file.texts:
-        return None
-    from transformers import AutoTokenizer
-    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING
-
-    # AutoTokenizer would read the config again, with all texts.
-    known: Any = TOKENIZER_MAPPING.get(type(file.config), None)
-    known = next((kind for kind in reversed(known) if kind), None) if isinstance(known, tuple) else known
-    try:
-        kind: Any = known or AutoTokenizer
-        return kind.from_pretrained(str(file.path.parent), gguf_file=file.path.name)
-    except Exception as error:  # transformers raises anything
-        raise UnsupportedModel(f"transformers cannot read its tokenizer: {first_line(error)}") from error

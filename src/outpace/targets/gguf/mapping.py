@@ -94,7 +94,9 @@ class _Processed:
                 for layer in ("down",) if part[2] == "down_proj" else ("gate", "up"):
                     found[f"blk.{part[1]}.ffn_{layer}_exps.weight"] = name
             elif (own := known.get_name(stem) or known.get_name(stem.removeprefix(base))) is not None:
-                found[own + end] = name
+                found[own + (end or ".weight")] = found[own + end] = (
+                    name  # Gemma 4's scale of a layer has an end
+                )
         return found
 
 

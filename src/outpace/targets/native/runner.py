@@ -83,6 +83,7 @@ class NativeRunner:
         self._library: Any = functions(weights.dtype)
 
     def _begin(self) -> None:
+        """Start without what is kept between forwards."""
         self._lanes: WeakKeyDictionary[Any, _Buffers] = WeakKeyDictionary()
         self._struct: tuple[DecoderStruct, int] | None = None  # with the number of positions that it has
 

@@ -212,6 +212,7 @@ class Ranks:
         return agreed
 
     def check(self) -> None:
+        """Raise the error that has ended the ranks, if any."""
         if self._lost is not None:
             raise self._lost
         if self._closed.is_set():

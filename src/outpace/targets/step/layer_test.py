@@ -202,8 +202,9 @@ def _replayed(
     """
     replay = Replay(stock.model, layers, dtype, numbers, after) if layers else None
     found: dict[int, list[Tensor]] = {}
-    for prompt in sorted({trace.prompt for trace in traces}):
-        numbers = [number for number, trace in enumerate(traces) if trace.prompt == prompt]
+    places = [next(at for at, one in enumerate(stock.sources) if one is source) for source in stock.sources]
+    for place in sorted(set(places)):  # texts of one source in one forward
+        numbers = [number for number, trace in enumerate(traces) if places[trace.prompt] == place]
         texts = [traces[number].text for number in numbers]
         longest = max(map(len, texts))
         device = device_of(stock.model.get_input_embeddings())  # logits may be elsewhere
@@ -213,7 +214,7 @@ def _replayed(
             for layer in range(len(layers))
         ]
 
-        def run(model: Any, source: Source | None = stock.sources[prompt], ids: Tensor = ids) -> Tensor:
+        def run(model: Any, source: Source | None = stock.sources[place], ids: Tensor = ids) -> Tensor:
             logits: Tensor = stock.run(model, source, ids).logits
             return logits
 

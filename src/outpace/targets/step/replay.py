@@ -171,7 +171,12 @@ class _Wide(_Around):
         inner, dtype = vars(self)["inner"], vars(self)["dtype"]
         args, kwargs = _converted(args, dtype), _converted(kwargs, dtype)
         if type(inner) is not nn.Linear or inner.out_features <= _OUTPUTS:
-            return copy.deepcopy(inner).to(dtype)(*args, **kwargs)
+            kept: dict[int, Any] = {
+                id(weight): nn.Parameter(weight.detach().to(dtype), requires_grad=False)
+                for weight in inner.parameters()
+                if type(weight) is nn.Parameter and weight.is_floating_point()
+            }  # so that a copy in the own dtype is not made first
+            return copy.deepcopy(inner, kept).to(dtype)(*args, **kwargs)
         parts = [nn.functional.linear(args[0], part.to(dtype)) for part in inner.weight.split(_OUTPUTS)]
         product = torch.cat(parts, dim=-1)
         return product if inner.bias is None else product + inner.bias.to(dtype)

@@ -121,6 +121,7 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _shards(folder: Path) -> list[Path]:
+    """The files that an index names."""
     file = folder / INDEX
     found = read_json(file, INDEX_BYTES)
     files = found.get("weight_map") if isinstance(found, dict) else None
