@@ -82,4 +82,5 @@ for set in "${sets[@]}"; do
 done
 while [ "$(jobs -p | wc -l)" -gt 0 ]; do wait -n || failed=1; done
 for set in "${sets[@]}"; do cat "$at/$set.log"; done
+bash lab/tools/arm_instructions.sh "$at/instructions"
 exit $failed
