@@ -1338,6 +1338,13 @@ RECURRENT = [
         (_SLOTS,),
     ),
     Mutant(
+        "states of a window that skips places are kept in a copy",
+        "outpace/cache/states.py",
+        "before = self._states_of(seat)[index][seat.place]",
+        "before = window.states(index)[sequence]",
+        (_SLOTS,),
+    ),
+    Mutant(
         "states stay behind when their slot moves to another lane",
         "outpace/cache/states.py",
         "            new[len(self.seats)] = before[place]\n",
@@ -1396,8 +1403,8 @@ QUANTS = [
     Mutant(
         "a row's bits depend on how many rows are multiplied with it",
         "outpace/native/quant_products.h",
-        "const float by = rows[row].scales[block];",
-        "const float by = rows[row].scales[block] + (count > 1 ? 1e-9f : 0);",
+        "const float by = beside[row].scale;",
+        "const float by = beside[row].scale + (count > 1 ? 1e-9f : 0);",
         (f"{_QUANTS}::test_a_row_has_the_same_bits_among_any_rows",),
     ),
 ]

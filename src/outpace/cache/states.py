@@ -113,7 +113,7 @@ class StateWindow(Window):
         return sum(state[0].nbytes for state in self.lane.states)
 
     def states(self, index: int) -> Tensor:
-        """A state of the window's slots before the forward, a view [B, ...]."""
+        """A state of the window's slots before the forward, [B, ...]."""
         assert isinstance(self.lane, StateLane)
         return self.lane.states[index][self.places]
 
@@ -220,8 +220,9 @@ class StateCache(KVCache):
             for sequence, slot in enumerate(window.slots):
                 if slot is None or not window.widths[sequence] or not len(path := paths.get(slot, ())):
                     continue
+                seat = self._seat(slot)
                 for index, made in window.made.items():
-                    before = window.states(index)[sequence]
+                    before = self._states_of(seat)[index][seat.place]  # the window's may be copies
                     taken.append((before, made.at(before, sequence, path)))
         super().keep(paths)
         for before, after in taken:

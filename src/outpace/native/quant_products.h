@@ -191,14 +191,42 @@ static inline __attribute__((always_inline)) void unpack_codes(int type, int who
     }
 }
 
+/* Rows that are multiplied together, block by block: numbers [count, SHARE], then of each row its scale, its sum times
+   the scale, and minus the sums of the block and its halves. So one register leads to all of a block. */
+struct beside {
+    float scale, sum;
+    int32_t whole, halves[2];
+};
+#define BESIDE(count) ((count) * (long)(SHARE + sizeof(struct beside))) /* bytes of a block */
+
+/* Rows of the form that multiplies ``rows``, or one of several groups of them. */
+static inline long width_of(long rows) {
+#if TOGETHER == 4 && !defined(__AVX2__) && !defined(__aarch64__)
+    return rows > 1 ? 4 : 1;
+#else
+    return rows > 4 ? TOGETHER : rows > 2 ? 4 : rows;
+#endif
+}
+
+/* Put a row among those of its group. */
+static inline void place_row(const struct rounded_row *from, long blocks, long count, long row, char *to) {
+    for (long block = 0; block < blocks; block++, to += BESIDE(count)) {
+        const int32_t *const halves = from->halves + 2 * block;
+        const struct beside of = {from->scales[block], from->sums[block], -(halves[0] + halves[1]), {-halves[0], -halves[1]}};
+        memcpy(to + row * SHARE, from->numbers + block * SHARE, SHARE);
+        memcpy(to + count * SHARE + row * sizeof of, &of, sizeof of);
+    }
+}
+
 /* Add the products of ``count`` rows, at most TOGETHER, with the blocks ``from`` to ``end`` of a panel to the sums,
    [count, ACROSS]. ``wide``: they are unpacked, and the panel is not read. */
 static inline __attribute__((always_inline)) void panel_of_codes(int count, int type, int wide, const uint8_t *panel,
                                                                  long inputs, long from, long end,
                                                                  const struct unpacked *ready,
-                                                                 const struct rounded_row *rows, across *out) {
+                                                                 const char *rows, across *out) {
     const struct coded as = coded_as(type);
     const across none = {0};
+    const across_ints zero = {0};
     const int spans = as.fine == 2 ? 2 : 1, quads = QUADS / spans, shift = shift_of(as);
     const long begin = codes_at(as, inputs), size = code_bytes(as), apart = begin + inputs / SHARE * size;
     const long last = inputs / SHARE - DISTANCE / 2 / size; /* from there on, what is ahead is in the next panel */
@@ -206,6 +234,7 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
     across sums[TOGETHER];
     for (int row = 0; row < count; row++) sums[row] = out[row];
     long at = 0;
+    rows += from * BESIDE(count);
     for (long block = from; block < end;) {
         across scale = none, least = none;
         if (!wide) {
@@ -213,22 +242,21 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
             least = least_of(as, scales);
             fetch(scales + apart, scale_bytes(as)); /* of the next panel */
         }
-        for (int part = 0; part < group_of(as); part++, block++, codes += size) {
+        for (int part = 0; part < group_of(as); part++, block++, codes += size, rows += BESIDE(count)) {
             const uint8_t *const wholes = scales + head_bytes(as) + part * fine_bytes(as);
+            const int8_t *const numbers = (const int8_t *)rows;
+            const struct beside *const beside = (const struct beside *)(rows + count * SHARE);
             if (!wide) fetch(codes + DISTANCE / 2 + (block < last ? 0 : begin), size);
 #pragma GCC unroll 2
             for (int span = 0; span < spans; span++, at++) {
                 across_ints whole[TOGETHER];
-                for (int row = 0; row < count; row++) {
-                    const int32_t *const halves = rows[row].halves + 2 * block;
-                    const across_ints zero = {0};
-                    whole[row] = zero - shift * (spans == 2 ? halves[span] : halves[0] + halves[1]);
-                }
+                for (int row = 0; row < count; row++)
+                    whole[row] = shift ? (zero + (spans == 2 ? beside[row].halves[span] : beside[row].whole)) * shift : zero;
 #if defined(__ARM_FEATURE_MATMUL_INT8) /* two rows with two quads at once: codes without a sign have 6 bits at most */
-                const int8_t *numbers[TOGETHER];
+                const int8_t *given[TOGETHER];
                 int32x4_t products[TOGETHER][2] = {0};
                 across_ints added[TOGETHER];
-                for (int row = 0; row < count; row++) numbers[row] = rows[row].numbers + block * SHARE;
+                for (int row = 0; row < count; row++) given[row] = numbers + row * SHARE;
 #pragma GCC unroll 4
                 for (int i = span * quads; i < (span + 1) * quads; i += 2) {
                     int8x16_t own[2][2];
@@ -237,7 +265,7 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
                                                               : ready_codes(as, 0, codes, i + next);
                         memcpy(own[next], &codes_of_quad, sizeof codes_of_quad);
                     }
-                    plus_eight(count, own[0], own[1], numbers, i * 4, products);
+                    plus_eight(count, own[0], own[1], given, i * 4, products);
                 }
                 put_sums(count, products, added);
                 for (int row = 0; row < count; row++) whole[row] += added[row];
@@ -247,18 +275,16 @@ static inline __attribute__((always_inline)) void panel_of_codes(int count, int 
                     const quad_codes own = wide ? ready->codes[(block - from) * QUADS + span * quads + i]
                                                 : ready_codes(as, 0, codes, span * quads + i);
                     for (int row = 0; row < count; row++)
-                        whole[row] = plus_quad(as, whole[row], own,
-                                               rows[row].numbers + block * SHARE + (span * quads + i) * 4);
+                        whole[row] = plus_quad(as, whole[row], own, numbers + row * SHARE + (span * quads + i) * 4);
                 }
 #endif
                 const across factor = wide ? ready->factors[at] : factor_of(as, scale, wholes, span);
                 const across lower = !as.least ? none : wide ? ready->lowers[at] : lower_of(as, least, wholes, span);
                 for (int row = 0; row < count; row++) {
-                    const float by = rows[row].scales[block];
+                    const float by = beside[row].scale;
                     sums[row] = fused_across(floats_of_wholes(whole[row]), factor * by, sums[row]);
                     if (as.least) {
-                        const float sum =
-                            spans == 2 ? by * (float)rows[row].halves[2 * block + span] : rows[row].sums[block];
+                        const float sum = spans == 2 ? by * (float)-beside[row].halves[span] : beside[row].sum;
                         sums[row] = fused_across(lower, sum - none, sums[row]);
                     }
                 }
@@ -290,20 +316,22 @@ static inline __attribute__((always_inline)) void panel_of_floats(int count, int
     for (int row = 0; row < count; row++) out[row] = sums[0][row] + sums[1][row];
 }
 
-typedef void quant_form(const uint8_t *, long, const struct rounded_row *, across *);
+typedef void quant_form(const uint8_t *, long, const char *, const struct rounded_row *, across *);
 typedef void unpacking_form(const uint8_t *, long, long, long, struct unpacked *);
-typedef void wide_form(long, long, const struct unpacked *, const struct rounded_row *, across *);
+typedef void wide_form(long, long, const struct unpacked *, const char *, across *);
 #define FLOAT_FORM(type, count)                                                                              \
     static __attribute__((noinline)) void quant_##type##_##count(                                            \
-        const uint8_t *panel, long inputs, const struct rounded_row *rows, across *out) {                    \
+        const uint8_t *panel, long inputs, const char *group, const struct rounded_row *rows, across *out) { \
+        (void)group;                                                                                         \
         panel_of_floats(count, type, panel, inputs, rows, out);                                              \
     }
 #define QUANT_FORM(type, count)                                                                              \
     static __attribute__((noinline)) void quant_##type##_##count(                                            \
-        const uint8_t *panel, long inputs, const struct rounded_row *rows, across *out) {                    \
+        const uint8_t *panel, long inputs, const char *group, const struct rounded_row *rows, across *out) { \
         const across none = {0};                                                                             \
+        (void)rows;                                                                                          \
         for (int row = 0; row < count; row++) out[row] = none;                                               \
-        panel_of_codes(count, type, 0, panel, inputs, 0, inputs / SHARE, NULL, rows, out);                   \
+        panel_of_codes(count, type, 0, panel, inputs, 0, inputs / SHARE, NULL, group, out);                  \
     }
 #define WIDE_FORM(type)                                                                                      \
     static __attribute__((noinline)) void unpack_##type(const uint8_t *panel, long inputs, long from,        \
@@ -311,21 +339,19 @@ typedef void wide_form(long, long, const struct unpacked *, const struct rounded
         unpack_codes(type, 0, panel, inputs, from, end, to);                                                 \
     }                                                                                                        \
     static __attribute__((noinline)) void wide_##type(long from, long end, const struct unpacked *ready,     \
-                                                      const struct rounded_row *rows, across *out) {         \
-        panel_of_codes(TOGETHER, type, 1, NULL, 0, from, end, ready, rows, out);                             \
+                                                      const char *group, across *out) {                      \
+        panel_of_codes(TOGETHER, type, 1, NULL, 0, from, end, ready, group, out);                            \
     }
-/* For some numbers of rows there is the form of the next one. */
+/* There are forms of some numbers of rows: see width_of. */
 #if TOGETHER == 8
 #define FORMS_OF(form, type) form(type, 1) form(type, 2) form(type, 4) form(type, 8)
-#define ALL_QUANT(type)                                                                                      \
-    [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4, quant_##type##_8,      \
-              quant_##type##_8, quant_##type##_8, quant_##type##_8},
+#define ALL_QUANT(type) [type] = {[1] = quant_##type##_1, [2] = quant_##type##_2, [4] = quant_##type##_4, [8] = quant_##type##_8},
 #elif defined(__AVX2__) || defined(__aarch64__)
 #define FORMS_OF(form, type) form(type, 1) form(type, 2) form(type, 4)
-#define ALL_QUANT(type) [type] = {quant_##type##_1, quant_##type##_2, quant_##type##_4, quant_##type##_4},
+#define ALL_QUANT(type) [type] = {[1] = quant_##type##_1, [2] = quant_##type##_2, [4] = quant_##type##_4},
 #else
 #define FORMS_OF(form, type) form(type, 1) form(type, 4)
-#define ALL_QUANT(type) [type] = {quant_##type##_1, quant_##type##_4, quant_##type##_4, quant_##type##_4},
+#define ALL_QUANT(type) [type] = {[1] = quant_##type##_1, [4] = quant_##type##_4},
 #endif
 #define CODED(type) FORMS_OF(QUANT_FORM, type) WIDE_FORM(type)
 OF_TYPES(CODED)
@@ -389,7 +415,7 @@ static code_squares *squares_of_type(int type) {
 
 #define UNPACKING(type) [type] = unpack_##type,
 #define WIDELY(type) [type] = wide_##type,
-static quant_form *const quant_forms[QUANT_TYPES][TOGETHER] = {OF_TYPES(ALL_QUANT) ALL_QUANT(F32) ALL_QUANT(F16)
+static quant_form *const quant_forms[QUANT_TYPES][TOGETHER + 1] = {OF_TYPES(ALL_QUANT) ALL_QUANT(F32) ALL_QUANT(F16)
                                                                    ALL_QUANT(BF16)};
 static unpacking_form *const unpacking_forms[QUANT_TYPES] = {OF_TYPES(UNPACKING)};
 static wide_form *const wide_forms[QUANT_TYPES] = {OF_TYPES(WIDELY)};
@@ -397,14 +423,16 @@ static wide_form *const wide_forms[QUANT_TYPES] = {OF_TYPES(WIDELY)};
 #define SOME_ROWS 64 /* whose sums are kept at once; a multiple of TOGETHER */
 
 /* Products of ``rows``, at most SOME_ROWS, with a panel: [rows, ACROSS]. Many rows share the unpacking of codes.
-   ``measures`` of the rows: they are multiplied by squares; or NULL. */
+   ``groups`` of ``width`` rows each, of which the first may be missing if it is multiplied by squares. ``measures`` of the
+   rows: they are multiplied by squares; or NULL. */
 static void products_of_panel(int type, const uint8_t *panel, long inputs, long rows, const struct rounded_row *rounded,
-                              const float *measures, across *sums) {
+                              const char *groups, long width, const float *measures, across *sums) {
     const across none = {0};
-    const long blocks = inputs / SHARE;
+    const long blocks = inputs / SHARE, size = blocks * BESIDE(width);
     _Alignas(LINE) struct unpacked ready;
     long done = 0;
-    for (long row = 0; row < SOME_ROWS; row++) sums[row] = none;
+    if (rows > TOGETHER) /* forms of fewer rows begin with none */
+        for (long row = 0; row < SOME_ROWS; row++) sums[row] = none;
 #ifdef SQUARED_WHOLE
     code_squares *const squares = measures && !float_bytes(type) && rows > TOGETHER ? squares_of_type(type) : NULL;
     if (squares) {
@@ -426,8 +454,8 @@ static void products_of_panel(int type, const uint8_t *panel, long inputs, long 
 #endif
     if (rows - done <= TOGETHER || float_bytes(type)) {
         for (long row = done; row < rows; row += TOGETHER) {
-            const long some = rows - row < TOGETHER ? rows - row : TOGETHER;
-            quant_forms[type][some - 1](panel, inputs, rounded + row, sums + row);
+            const long form = float_bytes(type) ? width_of(rows - row) : width;
+            quant_forms[type][form](panel, inputs, groups + row / TOGETHER * size, rounded + row, sums + row);
         }
         return;
     }
@@ -435,7 +463,7 @@ static void products_of_panel(int type, const uint8_t *panel, long inputs, long 
         end = from + DEEP / SHARE < blocks ? from + DEEP / SHARE : blocks;
         unpacking_forms[type](panel, inputs, from, end, &ready);
         for (long row = 0; row < rows; row += TOGETHER)
-            wide_forms[type](from, end, &ready, rounded + row, sums + row);
+            wide_forms[type](from, end, &ready, groups + row / TOGETHER * size, sums + row);
     }
 }
 
@@ -446,8 +474,15 @@ struct multiplying_quants {
     real *out;
     struct rounded_row *rounded; /* [rows + TOGETHER]: the last one again and again */
     int floats, codes;           /* which of a row's forms are read */
+    char *groups;                /* of ``width`` rows each, from row ``grouped`` on */
+    long width, grouped;
     float *measures;             /* of groups of rows, by squares alone; otherwise NULL */
 };
+
+/* A row's group; rows before ``grouped`` have none. */
+static inline char *group_of_row(const struct multiplying_quants *job, long row) {
+    return job->groups + (row - job->grouped) / TOGETHER * (job->product->inputs / SHARE * BESIDE(job->width));
+}
 
 static void round_quants(void *given, long row) {
     const struct multiplying_quants *const job = given;
@@ -456,6 +491,8 @@ static void round_quants(void *given, long row) {
 #ifdef SQUARED_WHOLE
     if (job->measures) measure_row(job->rounded + row, job->measures, row, job->product->inputs / SHARE);
 #endif
+    if (job->codes && row >= job->grouped)
+        place_row(job->rounded + row, job->product->inputs / SHARE, job->width, row % TOGETHER, group_of_row(job, row));
     if (job->floats) widen(from, job->product->inputs, (float *)job->rounded[row].given);
 }
 
@@ -480,7 +517,7 @@ static void multiply_panels_of_quants(void *given, long chunk) {
                 if (job->measures) measures = measures_of(job->measures, row, product->inputs / SHARE);
 #endif
                 products_of_panel(part->type, part->weights + (panel - before) * size, product->inputs, some,
-                                  job->rounded + row, measures, sums);
+                                  job->rounded + row, group_of_row(job, row), job->width, measures, sums);
                 for (long i = 0; i < some; i++)
                     finish(product, begin + at, count, sums + i, job->out + (row + i) * product->outputs);
             }
@@ -495,7 +532,7 @@ static void multiply_panels_of_quants(void *given, long chunk) {
 static int multiply_quants(const struct product *product, long rows, const real *given, real *out) {
     const struct quants *const all = product->weights;
     const long inputs = product->inputs, blocks = (inputs + SHARE - 1) / SHARE;
-    struct multiplying_quants job = {product, rows, 0, given, out, NULL, 0, 0, NULL};
+    struct multiplying_quants job = {.product = product, .rows = rows, .given = given, .out = out, .width = width_of(rows)};
     long measures = 0;
     long panels = 0;
     for (int i = 0; i < all->parts; i++) {
@@ -506,9 +543,15 @@ static int multiply_quants(const struct product *product, long rows, const real 
     if (!rows) return 0;
     const long own = blocks * NUMBERS_OF_BLOCK + (job.floats ? inputs : 0);
 #ifdef SQUARED_WHOLE
-    if (rows > TOGETHER && job.codes && squared()) measures = chunks_of(rows, SIDE) * blocks * MEASURES;
+    if (rows > TOGETHER && job.codes && squared()) {
+        measures = chunks_of(rows, SIDE) * blocks * MEASURES;
+        job.grouped = rows % SIDE > TOGETHER ? rows : rows / SIDE * SIDE;
+        for (int i = 0; i < all->parts; i++)
+            if (!float_bytes(all->part[i].type) && !squares_of_type(all->part[i].type)) job.grouped = 0;
+    }
 #endif
-    float *const room = workspace(rows * own + measures + (rows + TOGETHER) * (sizeof(struct rounded_row) / 4));
+    const long groups = job.codes ? chunks_of(rows - job.grouped, TOGETHER) * blocks * BESIDE(job.width) / 4 : 0;
+    float *const room = workspace(rows * own + measures + groups + (rows + TOGETHER) * (sizeof(struct rounded_row) / 4));
     if (!room) return 1;
     job.rounded = (struct rounded_row *)room;
     for (long row = 0; row < rows; row++)
@@ -517,6 +560,8 @@ static int multiply_quants(const struct product *product, long rows, const real 
         job.measures = (float *)(job.rounded + rows + TOGETHER) + rows * own;
         memset(job.measures, 0, measures * sizeof(float));
     }
+    job.groups = (char *)((float *)(job.rounded + rows + TOGETHER) + rows * own + measures);
+    if ((rows - job.grouped) % job.width) memset(job.groups, 0, groups * sizeof(float));
     for (int i = 0; i < TOGETHER; i++) job.rounded[rows + i] = job.rounded[rows - 1];
     if (rows * inputs > CHUNK) share(rows, round_quants, &job);
     else

@@ -58,6 +58,18 @@ def test_states_follow_their_slots(layers: list[LayerShape]) -> None:
     assert [cache.length(slot) for slot in (second, third, again)] == [2, 3, 0]
 
 
+def test_states_at_places_of_a_window_that_skips_others_are_kept() -> None:
+    cache = make()
+    slots = [cache.allocate(128) for _ in range(3)]
+    windows = cache.begin({slots[0]: 60, slots[2]: 60}, groups=[[slots[0], slots[2]]])
+    assert [window.places for window in windows] == [[0, 2]]
+    for window in windows:
+        assert isinstance(window, StateWindow)
+        window.made = dict.fromkeys(range(len(STATES)), Fed())
+    cache.keep({slots[0]: [0], slots[2]: [0, 1]})
+    assert [state(cache, slot) for slot in slots] == [1, 0, 3]
+
+
 def test_rows_that_are_not_kept_leave_no_trace() -> None:
     cache = make()
     slot, other = cache.allocate(), cache.allocate()
