@@ -119,7 +119,7 @@ static inline void fifth_bits(const uint8_t *from, uint8_t *codes) {
     for (int i = 0; i < SHARE / 8; i++) { /* bit i of a byte to byte i of eight, there to bit 4 */
         uint64_t eight, bits_of = (uint64_t)from[i] * 0x0101010101010101u & 0x8040201008040201u;
         memcpy(&eight, codes + 8 * i, sizeof eight);
-        eight |= (bits_of + 0x7f7f7f7f7f7f7f7fu & 0x8080808080808080u) >> 3;
+        eight |= ((bits_of + 0x7f7f7f7f7f7f7f7fu) & 0x8080808080808080u) >> 3;
         memcpy(codes + 8 * i, &eight, sizeof eight);
     }
 }

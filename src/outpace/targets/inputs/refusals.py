@@ -274,7 +274,7 @@ def _layers_of(config: Any) -> list[Any]:
         return []
 
 
-def why_not_stateful(model: Any) -> str:
+def state_refused(model: Any) -> str:
     """The reason why a model with a recurrent state is refused."""
     if is_multimodal(model.config):
         return (
@@ -293,7 +293,7 @@ def refuse_state(model: PreTrainedModel, states: bool) -> None:
     kinds = set(getattr(config, "layer_types", None) or ())
     attention_only = kinds and kinds <= {"full_attention", "sliding_attention"}
     if getattr(model, "_is_stateful", False) and not attention_only and not states:
-        raise UnsupportedModel(f"{name} {why_not_stateful(model)}")
+        raise UnsupportedModel(f"{name} {state_refused(model)}")
     if getattr(config, "recurrent_kv_cache_mode", "") == "last_loop" and config.n_recurrent_loops > 1:
         raise UnsupportedModel(
             f"{name} runs layers in loops of which the last alone keeps its keys and values "
@@ -311,7 +311,7 @@ def refuse_state(model: PreTrainedModel, states: bool) -> None:
         if states and isinstance(layer, LinearAttentionCacheLayerMixin):
             continue
         if isinstance(layer, LinearAttentionCacheLayerMixin) and is_multimodal(model.config):
-            raise UnsupportedModel(f"{name} {why_not_stateful(model)}")
+            raise UnsupportedModel(f"{name} {state_refused(model)}")
         if type(layer) not in (DynamicLayer, DynamicSlidingWindowLayer) and kind != "DummyLayer":
             raise UnsupportedModel(
                 f"{name} has layers that keep more than keys and values by position, such as a recurrent or "

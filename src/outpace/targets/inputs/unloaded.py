@@ -18,8 +18,8 @@ from outpace.targets.inputs.refusals import (
     refuse_capacity,
     refuse_state,
     refuse_unread,
+    state_refused,
     why_chains_only,
-    why_not_stateful,
 )
 from outpace.targets.inputs.states import CONVOLUTION
 
@@ -86,7 +86,7 @@ def refuse_unloaded(loader: Any, config: Any) -> None:
     if not config.is_encoder_decoder:
         why_chains_only(model, states=states)
     if states and not hasattr(sys.modules[kind.__module__], CONVOLUTION):
-        raise UnsupportedModel(f"{family(model)} {why_not_stateful(model)}")
+        raise UnsupportedModel(f"{family(model)} {state_refused(model)}")
 
 
 def _without_parts(kind: type[PreTrainedModel], config: Any) -> PreTrainedModel:
