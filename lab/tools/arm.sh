@@ -76,7 +76,7 @@ checked() { # one set: the source, then the wheel where nothing can be compiled
     return $failed
 }
 failed=0
-sets=(${SETS:-armv8 armv8-dot armv8-bf16 armv8-i8mm})
+sets=(${SETS:-armv8 armv8-i8mm armv8-dot armv8-bf16}) # the long ones first
 for set in "${sets[@]}"; do
     while [ "$(jobs -rp | wc -l)" -ge 2 ]; do wait -n || failed=1; done # two at once
     checked "$set" >"$at/$set.log" 2>&1 &
