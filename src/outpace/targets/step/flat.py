@@ -1,4 +1,4 @@
-"""Test of flat forwards: whether rows in one line have the logits that they have in windows."""
+"""Test of flat forwards: whether rows one after the other have the logits that they have in windows."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from outpace.targets.step.tame import tame
 from outpace.targets.step.tree_test import short
 from outpace.transfer import widened
 
-_CHAIN = 60  # rows of a prompt beside trees: so many that padding for it does not pay
+_CHAIN = 60  # rows of a prompt beside a tree: enough that padding costs more than a flat forward
 
 
 @torch.inference_mode()
-def why_not_flat(target: Any) -> str | None:
+def why_not_flat(target: Any, embedded: int) -> str | None:
     """The reason why flat forwards of a stock target are not those of windows; None if they are.
 
     Whether the code of a model computes each row by itself does not depend on its weights, so it is seen on
     random ones (``tame.py``). Where the target promises bits, they are compared with its own weights.
+
+    Args:
+        embedded: number of token ids that have an embedding.
     """
     try:
-        padded, flat = _both(target.reference().target(short(tame(target.model))))
+        padded, flat = _both(target.reference().target(short(tame(target.model))), embedded)
         if not difference(flat, padded) <= largest_difference(torch.float32, 0):
             return "rows one after the other have other logits than in windows"
-        if target.bit_exact and not torch.equal(*_both(target)):
+        if target.bit_exact and not torch.equal(*_both(target, embedded)):
             return "rows one after the other have other bits than in windows"
     except Exception as error:
         if out_of_memory(error):
@@ -42,17 +45,17 @@ def why_not_flat(target: Any) -> str | None:
     return None
 
 
-def _both(target: Any) -> tuple[Tensor, Tensor]:
+def _both(target: Any, embedded: int) -> tuple[Tensor, Tensor]:
     """Logits of the same rows, by a padded and by a flat forward.
 
     Raises:
         UnsupportedModel: it cannot run a flat one.
     """
-    padded = _logits(target)
+    padded = _logits(target, embedded)
     before = target.plan.layouts["flat"]
     target._modules.flat = target._modules.with_flat()
     try:
-        flat = _logits(target)
+        flat = _logits(target, embedded)
     finally:
         target._modules.flat = None
     if target.plan.layouts["flat"] == before:
@@ -60,10 +63,10 @@ def _both(target: Any) -> tuple[Tensor, Tensor]:
     return padded, flat
 
 
-def _logits(target: TargetModel) -> Tensor:
+def _logits(target: TargetModel, embedded: int) -> Tensor:
     """Logits of a prompt beside a tree and a single row, which follow prompts of different lengths."""
     count = _CHAIN if target.context is None else min(_CHAIN, target.context)
-    ids = iter(distinct_ids(target.vocabulary, 0, _CHAIN + 16))
+    ids = iter(distinct_ids(min(target.vocabulary, embedded), 0, _CHAIN + 16))
     shape = TREE_OF_SEVEN.parents
     cache = target.new_cache(slots=3, length=64)
     slots = [cache.allocate() for _ in range(3)]

@@ -59,7 +59,7 @@ class StepRequest:
         return runs_on_gpu(self.model)
 
     @cached_property
-    def why_no_call(self) -> str | None:
+    def why_not_native(self) -> str | None:
         """The reason why its forwards are not one call into C; None if they are."""
         if self.on_gpu:
             return "it is for CPUs"
@@ -72,7 +72,7 @@ class StepRequest:
         """The reason not to try a bit-exact step; None to try one."""
         asked = self.options.of_step["exact"]
         exact = True if asked == "auto" and self.named in _EXACT else asked
-        why = why_not_exact(self.model, exact, native=self.why_no_call is None)
+        why = why_not_exact(self.model, exact, native=self.why_not_native is None)
         return self._alone or why or (None if self.on_gpu else self._fixed)
 
     def packs(self, exact: bool) -> bool:
@@ -154,7 +154,7 @@ class Native(Plan):
     exact = True
 
     def why_refused(self, asked: StepRequest) -> str | None:
-        return asked.why_no_call
+        return asked.why_not_native
 
     def make(self, asked: StepRequest) -> Modules:
         model = asked.model

@@ -211,7 +211,7 @@ class CausalTarget(StockForwards):
             reason = "steps run the model itself"
         elif not self.options.check:
             reason = "it was not tested"
-        reason = reason or answer(record, "flat", modules.step, lambda: why_not_flat(self))
+        reason = reason or answer(record, "flat", modules.step, lambda: why_not_flat(self, self._embedded))
         modules.flat = None if reason else modules.with_flat()
         self.plan = replace(self.plan, no_flat=reason or "")
 
